@@ -126,10 +126,16 @@ GPUS = [{"name": "H200", "uuid": f"GPU-{number}"} for number in range(4)]
 
 def test_the_gpus_are_the_first_visible_ones() -> None:
     assert lanes.find(2, GPUS, {}) == (Lane("GPU 0", "0"), Lane("GPU 1", "1"))
-    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-1,0"}) == (
+    by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # A GPU that is listed by its number and by its UUID is one lane.
+    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-3,03,GPU-1,0", **by_bus}) == (
         Lane("GPU 3", "3"),
         Lane("GPU GPU-1", "GPU-1"),
     )
+    with pytest.raises(ConfigError, match="lists GPUs by number and by UUID, and one GPU may be listed twice"):
+        lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
+    with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
+        lanes.find(2, GPUS[:1], {"CUDA_VISIBLE_DEVICES": "0,GPU-0"})
     # Without a GPU the number is that of the processes side by side; GPUs that the user hides stay hidden.
     assert lanes.find(2, [], {}) == (Lane("place 1", "0"), Lane("place 2", "1"))
     assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == (Lane("place 1", None), Lane("place 2", None))

@@ -6,10 +6,10 @@ GPUs; where these have different rates, the job has no peak rates.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from profpipe.errors import ConfigError
 from profpipe.measure import machine
 
 #: A GPU as ``machine.nvidia_gpus`` describes it.
@@ -30,13 +30,25 @@ def visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[str]:
-    """Return the entries of CUDA_VISIBLE_DEVICES that show a GPU, each once; the ordinals of ``gpus`` without it."""
+    """Return one entry of CUDA_VISIBLE_DEVICES for each GPU that it shows; the ordinals of ``gpus`` without it.
+
+    Raises ConfigError where a GPU may be listed by its ordinal and by its UUID, because its ordinal is not known.
+    """
     entries = environment.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
         return [str(number) for number in range(len(gpus))]
-    own = [entry.strip() for entry in entries.split(",")]
-    # CUDA ignores all entries after an invalid one.
-    return list(dict.fromkeys(itertools.takewhile(lambda entry: any(_listed(gpus, [entry], by_bus=False)), own)))
+    has_numbers = len(gpus) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    found: dict[int | str, str] = {}
+    for entry in map(str.strip, entries.split(",")):
+        listed = list(_listed(gpus, [entry], by_bus=has_numbers))
+        if not listed:
+            break  # CUDA ignores all entries after an invalid one
+        known = str(listed[0].get("uuid") or entry)
+        found.setdefault(int(entry) if entry.isdecimal() and not has_numbers else known, entry)
+    if len({type(key) for key in found}) > 1:
+        what = "lists GPUs by number and by UUID, and one GPU may be listed twice."
+        raise ConfigError("CUDA_VISIBLE_DEVICES", what, "List all by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID.")
+    return list(found.values())
 
 
 def _listed(gpus: Sequence[Gpu], entries: Iterable[str], by_bus: bool) -> Iterator[Gpu]:
