@@ -161,42 +161,34 @@ def _is_compiled(module: Any) -> bool:
 
 def _watch_ranges_of_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
     kind = torch.autograd.profiler.record_function
-    original = kind.__enter__
-
-    @functools.wraps(original)
-    def enter(self: Any) -> Any:
-        _opened(found, given, getattr(self, "name", ""))
-        return original(self)
-
-    kind.__enter__ = enter
-    nvtx = torch.cuda.nvtx
-    nvtx.range_push = _watched(nvtx.range_push, found, given)
-    nvtx.range_start = _watched(nvtx.range_start, found, given)
+    _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), found, given)
+    for function in ("range_push", "range_start"):
+        _watch_opening(torch.cuda.nvtx, function, _first_argument, found, given)
 
 
 def _watch_nvtx(nvtx: Any, found: Steps, given: settings.Settings) -> None:
-    nvtx.push_range = _watched(nvtx.push_range, found, given)
-    nvtx.start_range = _watched(nvtx.start_range, found, given)
-    original = nvtx.annotate.__enter__
+    def message_of(opened: Any) -> Any:
+        return getattr(getattr(opened, "attributes", None), "message", "")
 
-    @functools.wraps(original)
-    def enter(self: Any) -> Any:
-        _opened(found, given, getattr(getattr(self, "attributes", None), "message", ""))
-        return original(self)
-
-    nvtx.annotate.__enter__ = enter
+    _watch_opening(nvtx.annotate, "__enter__", message_of, found, given)
+    for function in ("push_range", "start_range"):
+        _watch_opening(nvtx, function, _first_argument, found, given)
 
 
-def _watched(original: Callable[..., Any], found: Steps, given: settings.Settings) -> Callable[..., Any]:
+def _first_argument(*args: Any, **kwargs: Any) -> Any:
+    return args[0] if args else kwargs.get("message", kwargs.get("msg", ""))
+
+
+def _watch_opening(
+    owner: Any, function: str, name_of: Callable[..., Any], found: Steps, given: settings.Settings
+) -> None:
+    """Begin a step where ``owner.function`` opens a range of a chosen name; ``name_of`` takes it from the arguments."""
+    original = getattr(owner, function)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        name = args[0] if args else kwargs.get("message", kwargs.get("msg", ""))
-        _opened(found, given, name)
+        if given.range is not None and given.range.fullmatch(str(name_of(*args, **kwargs))):
+            found.boundary("marker")
         return original(*args, **kwargs)
 
-    return call
-
-
-def _opened(found: Steps, given: settings.Settings, name: Any) -> None:
-    if given.range is not None and given.range.fullmatch(str(name)):
-        found.boundary("marker")
+    setattr(owner, function, call)
