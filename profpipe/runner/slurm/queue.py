@@ -38,33 +38,19 @@ _MOST: Final = 1001
 #: Without it scontrol and squeue cut long lists of indices.
 _ENVIRONMENT: Final = {"SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "standard"}
 
-_STATES: Final[Mapping[str, TaskState]] = {
-    "PENDING": TaskState.PENDING,
-    "CONFIGURING": TaskState.PENDING,
-    "RESV_DEL_HOLD": TaskState.PENDING,
-    "SPECIAL_EXIT": TaskState.PENDING,
-    "REQUEUED": TaskState.REQUEUED,
-    "REQUEUE_FED": TaskState.REQUEUED,
-    "REQUEUE_HOLD": TaskState.REQUEUED,
-    "RUNNING": TaskState.RUNNING,
-    "COMPLETING": TaskState.RUNNING,
-    "STAGE_OUT": TaskState.RUNNING,
-    "SIGNALING": TaskState.RUNNING,
-    "SUSPENDED": TaskState.RUNNING,
-    "STOPPED": TaskState.RUNNING,
-    "RESIZING": TaskState.RUNNING,
-    "NODE_FAIL": TaskState.NODE_FAILED,
-    "BOOT_FAIL": TaskState.NODE_FAILED,
-    "TIMEOUT": TaskState.TIME_LIMIT,
-    "DEADLINE": TaskState.TIME_LIMIT,
-    "CANCELLED": TaskState.CANCELLED,
-    "REVOKED": TaskState.CANCELLED,
-    "PREEMPTED": TaskState.PREEMPTED,
-    "OUT_OF_MEMORY": TaskState.OUT_OF_MEMORY,
-    "FAILED": TaskState.FAILED,
-    # With a record the task would be DONE.
-    "COMPLETED": TaskState.FAILED,
+#: Slurm's names of each state. With a record, a task that is COMPLETED would be DONE.
+_NAMES: Final[Mapping[TaskState, str]] = {
+    TaskState.PENDING: "PENDING CONFIGURING RESV_DEL_HOLD SPECIAL_EXIT",
+    TaskState.REQUEUED: "REQUEUED REQUEUE_FED REQUEUE_HOLD",
+    TaskState.RUNNING: "RUNNING COMPLETING STAGE_OUT SIGNALING SUSPENDED STOPPED RESIZING",
+    TaskState.NODE_FAILED: "NODE_FAIL BOOT_FAIL",
+    TaskState.TIME_LIMIT: "TIMEOUT DEADLINE",
+    TaskState.CANCELLED: "CANCELLED REVOKED",
+    TaskState.PREEMPTED: "PREEMPTED",
+    TaskState.OUT_OF_MEMORY: "OUT_OF_MEMORY",
+    TaskState.FAILED: "FAILED COMPLETED",
 }
+_STATES: Final = {name: state for state, names in _NAMES.items() for name in names.split()}
 #: The exit code of a shell for a command that it cannot start.
 _NOT_STARTED: Final = 127
 #: Errors after which the controller may have the array all the same: the answer to sbatch was lost.
@@ -285,16 +271,17 @@ def _read_scontrol(text: str) -> Iterator[tuple[int, int, Seen]]:
 def _ask_squeue(jobs: Sequence[int]) -> Answer:
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%F|%K|%T|%N|%r"]
     code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
-    return Answer(tuple(_read_squeue(text)), _problem(code, text))
+    rows = (
+        (int(job), int(task), _seen(state, node, reason))
+        for job, task, state, node, reason in _rows(text, 5)
+        if job.isdigit() and task.isdigit()
+    )
+    return Answer(tuple(rows), _problem(code, text))
 
 
-def _read_squeue(text: str) -> Iterator[tuple[int, int, Seen]]:
-    for line in text.splitlines():
-        job, _, rest = line.strip().partition("|")
-        task, _, rest = rest.partition("|")
-        if job.isdigit() and task.isdigit() and rest.count("|") == 2:
-            state, node, reason = rest.split("|")
-            yield int(job), int(task), _seen(state, node, reason)
+def _rows(text: str, columns: int) -> Iterator[list[str]]:
+    rows = (line.strip().split("|") for line in text.splitlines())
+    return (row for row in rows if len(row) == columns)
 
 
 def _ask_sacct(jobs: Sequence[int]) -> Answer:
@@ -304,13 +291,12 @@ def _ask_sacct(jobs: Sequence[int]) -> Answer:
 
 
 def _read_sacct(text: str) -> Iterator[tuple[int, int, Seen]]:
-    for line in text.splitlines():
-        name, _, rest = line.partition("|")
+    for name, state, exit_code, node in _rows(text, 4):
         job, _, task = name.partition("_")
-        if job.isdigit() and rest.count("|") == 2:
+        if job.isdigit():
             # "CANCELLED by 1000"
-            state, exit_code, node = rest.split("|")
-            yield from ((int(job), number, _seen(state.split(" ")[0], node, "", exit_code)) for number in expand(task))
+            seen = _seen(state.split(" ")[0], node, "", exit_code)
+            yield from ((int(job), number, seen) for number in expand(task))
 
 
 def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Seen:
