@@ -416,11 +416,12 @@ class Visit:
     rounds: int = 1
 
 
-class ProgressListener(Protocol):
-    """Receives the events of a run. ``progress.Display`` shows them to the user."""
+class ProgressListener:
+    """Receives the events of a run, and shows none of them. ``progress.Display`` shows them to the user."""
 
     def lane(self, name: str) -> ProgressListener:
         """Return the listener of jobs that run beside others, by the name of their GPU: ``GPU 1``."""
+        return self
 
     def job_started(self, job: Job, index: int, total: int) -> None:
         """``index`` counts from 1 to ``total``."""

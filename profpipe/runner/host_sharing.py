@@ -17,7 +17,7 @@ import pandas as pd
 
 from profpipe import profilers
 from profpipe.ingest import reader
-from profpipe.job import Job, JobOutcome, Missing, ProgressListener, Status, Visit
+from profpipe.job import Job, JobOutcome, Missing, ProgressListener, Status
 from profpipe.results import atomic, manifest, schema
 from profpipe.results.manifest import HostSharing
 from profpipe.runner import process, side_by_side
@@ -120,19 +120,8 @@ def load(out: Path, key: str) -> HostSharing | None:
         return None
 
 
-class _Silent:
+class _Silent(ProgressListener):
     """A listener for processes that are no jobs of the run: it shows messages only."""
 
     def __init__(self, listener: ProgressListener) -> None:
-        self.message = listener.message
-
-    def lane(self, name: str) -> ProgressListener:
-        return self
-
-    def job_started(self, job: Job, index: int, total: int) -> None: ...
-
-    def case_started(self, case: str, visit: Visit) -> None: ...
-
-    def case_ended(self, case: str, status: str, reason: str = "") -> None: ...
-
-    def job_ended(self, outcome: JobOutcome) -> None: ...
+        self.message = listener.message  # type: ignore[method-assign]

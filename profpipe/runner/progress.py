@@ -20,7 +20,7 @@ _REFRESH_PER_S = 2
 _MAX_REASON = 200
 
 
-class _Lane:
+class _Lane(ProgressListener):
     """The progress of the jobs that run one after the other on one GPU, or alone."""
 
     def __init__(self, display: Display, name: str) -> None:
