@@ -55,10 +55,16 @@ _PRIVATE_KEY: Final = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A
 #: The password of a URL: what stands between the user and the host.
 _URL_PASSWORD: Final = r"(?<=://)(?P<user>[^\s/:@'\"]*):(?P<password>(?!\$\{|\*\*\*@)[^\s/@'\"]+)(?=@)"
 #: Without what may stand before such a word: looking for that would take quadratic time in a long line.
-_BESIDE: Final = rf"(?P<key>{TELLING}[\"']?\s*[:=]\s*[\"']?|\bBearer\s+)(?P<value>[^\s\"',;&]{{12,}})"
+_BESIDE: Final = rf"(?P<key>{TELLING}[\"']?\s*[:=]\s*[\"']?|\b(?:Bearer|Basic)\s+)(?P<value>[^\s\"',;&]{{12,}})"
 _FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
 _URL: Final = re.compile(_URL_PASSWORD)
 _KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
+#: ``NAME=`` in a word of a command line, and the end of an item of a list of such: ``--export=ALL,A=1,B=2``.
+_ASSIGNED: Final = re.compile(r"(?<![\w.$-])-*([A-Za-z_][\w.-]*)=")
+_NEXT_ITEM: Final = re.compile(r",(?=[A-Za-z_]\w*=)")
+#: A word with more of them is hidden as a whole.
+_MOST_ASSIGNED: Final = 100
+_SHELL_WORD: Final = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s;&|]*")
 #: Bits for each character. English words have less than 3; random letters and digits have more.
 _LEAST_ENTROPY: Final = 3.0
 
@@ -77,6 +83,51 @@ def is_secret_parameter(name: str, value: object) -> bool:
 def is_secret_option(word: str) -> bool:
     """Return True for an option whose value is a secret: ``--api-key``, but not ``--tokenizer``."""
     return word.startswith("-") and bool(_PARAMETER.fullmatch(word.lstrip("-")))
+
+
+def assigned_secrets(word: str) -> list[str]:
+    """Return the secrets in ``NAME=value`` of a word: ``--api-key=...``, ``--export=ALL,HF_TOKEN=...``.
+
+    In a line of a shell, such as ``export DB_PASSWORD=... && ./run``, the value ends with its word.
+    """
+    found: list[str] = []
+    for item in _NEXT_ITEM.split(word):
+        space = re.search(r"\s", item)
+        at, first_space = 0, space.start() if space else len(item)
+        while name := _ASSIGNED.search(item, at):
+            at = name.end()
+            if not _is_secret_variable(name[1]) and not _PARAMETER.fullmatch(name[1]):
+                continue
+            end = _SHELL_WORD.match(item, at)
+            values = [item[at:]] if at <= first_space else []
+            if end is not None:
+                values += [end[0].strip("\"'")] if space else []
+                at = max(at, end.end())
+            found += [value for value in values if _is_assigned_secret(name[1], value)]
+    return sorted(dict.fromkeys(found), key=len, reverse=True)
+
+
+def _is_secret_variable(name: str) -> bool:
+    """Return True for a secret name in capital letters: in other names KEY is that of a sort or a table."""
+    return name.isupper() and is_secret_name(name)
+
+
+def _is_assigned_secret(name: str, value: str) -> bool:
+    if not value or value.startswith(("$", _HIDDEN, "...")):
+        return False
+    is_variable = _is_secret_variable(name) and bool(secrets_in_variable(name, value))
+    return is_variable or is_secret_parameter(name, value)
+
+
+def hide_assigned(word: str, hidden: str = _HIDDEN) -> str:
+    """Return ``word`` with ``hidden`` in place of each of its ``assigned_secrets``."""
+    found = assigned_secrets(word)
+    if len(found) > _MOST_ASSIGNED:
+        return hidden
+    for value in found:
+        for mark in ("", '"', "'"):
+            word = word.replace(f"={mark}{value}", f"={mark}{hidden}")
+    return word
 
 
 def has_secret_form(text: str) -> bool:

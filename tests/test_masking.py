@@ -115,6 +115,24 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
     assert time.process_time() - began < 2
 
 
+@pytest.mark.parametrize(("word", "secrets"), [
+    ("--api-key=abc", ["abc"]), ("DB_PASSWORD=a b", ["a b", "a"]), ("--export=ALL,HF_TOKEN=a-b,X=1", ["a-b"]),
+    ("export A_SECRET='x y'; ./run", ["x y"]), ("--env=MY_KEY=k,OTHER=1", ["k"]),
+    ("MAX_TOKENS=4096", []), ("key=seqlen", []), ("SORT_KEY=$NAME", []), ("tokenizer=gpt2", []), ("a=1", []),
+])  # fmt: skip
+def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list[str]) -> None:
+    assert masking.assigned_secrets(word) == secrets
+    hidden = masking.hide_assigned(word)
+    assert (hidden == word) is (not secrets) and not any(f"={secret}" in hidden for secret in secrets)
+
+
+@pytest.mark.parametrize("word", ["TOKEN=", "a-", "a=", "-", "X_KEY=a ", ",A=", "'"])
+def test_assignments_of_a_long_word_take_no_quadratic_time(word: str) -> None:
+    began = time.process_time()
+    masking.hide_assigned(word * 50_000)
+    assert time.process_time() - began < 2
+
+
 SECRET = 'pä"ss\\wörd,mit/Umlaut=%20'
 
 

@@ -16,7 +16,7 @@ from program import profpipe
 from report_study import check_golden
 
 from profpipe.analysis.cases import comparisons
-from profpipe.commands import confirmation
+from profpipe.commands import cluster, confirmation
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
@@ -156,6 +156,17 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     with pytest.raises(ConfigError, match="add --trust"):
         confirmation.confirm(run, Doubt.NO_SEAL, is_trusted=False)
     assert "module load cuda" in capsys.readouterr().err
+
+
+def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) -> None:
+    words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2", "--comment", "MY_TOKEN=tok-tok-tok", "--mem=4G"]
+    own = cluster.with_options(request(tmp_path, PIPELINE), words)
+    run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
+    texts = {path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
+    holders = [name for name, text in texts.items() if "hunter2" in text or "tok-tok" in text]
+    assert sorted(holders) == ["job.sh", "order.json"]
+    command = json.loads(texts["run.json"])["command"]
+    assert command[4:] == ["--export=ALL,DB_PASSWORD=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
 
 
 def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ LITERALS = {
     "option": "literal-option-value",
     "url": "L1teral-Url-Pw",
     "form": "hf_LITERALabcdefghijklmnop0123456789",
+    "joined option": "joined-option-value",
+    "assigned": "assigned value",
+    "exported": "exported-value",
+    "in a line": "value-in-a-line",
+    "basic": "QWxhZGRpbjpvcGVuIHNlc2FtZTE=",
 }
 SECRETS = {
     **VARIABLES,
@@ -75,7 +80,9 @@ workloads:
     include: [{key: "${SLACK_TOKEN}", fails: 0}]
   command:
     command: [python, leaks.py, --token, "${PAT_2}", "--url=https://u:L1teral-Url-Pw@example.org", --api-key,
-              literal-option-value, "--aws={aws}", "hf_LITERALabcdefghijklmnop0123456789", "${MIRROR}/x"]
+              literal-option-value, "--aws={aws}", "hf_LITERALabcdefghijklmnop0123456789", "${MIRROR}/x",
+              --auth-token=joined-option-value, "DB_PASSWORD=assigned value", "--env=A=1,MY_TOKEN=exported-value,B=2",
+              "export X_SECRET=value-in-a-line; true", "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE="]
     env: {NPM_TOKEN: "${NPM_TOKEN}", GITLAB_TOKEN: "${GITLAB_TOKEN}", PYPI: "x${PYPI_TOKEN}", WORDS: "${WORDS}"}
     matrix: {aws: ["${AWS_ACCESS_KEY_ID}"]}
     hook: false
@@ -89,7 +96,7 @@ PARAMS = {"fails": 0, "token": "", "api_key": "", "db": "", "odd": "", "key": ""
 
 def tell(given):
     for name, value in given.items():
-        print(name, value, flush=True)
+        print(name, value, value.rpartition("=")[2] if isinstance(value, str) else "", flush=True)
         print(repr(value), json.dumps(value), "error:", value, file=sys.stderr)
 
 def build(params):

@@ -50,7 +50,8 @@ def with_options(request: RunRequest, words: Sequence[str]) -> RunRequest:
     """Return the request with the options of sbatch after ``--``."""
     try:
         settings = (request.pipeline.slurm or Slurm()).with_options(words)
-        return replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
+        changed = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
+        return changed.with_secrets({})
     except ValueError as error:
         text = str(error).splitlines()[0]
         raise ConfigError(

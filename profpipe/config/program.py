@@ -157,7 +157,7 @@ def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[
             public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
         elif public == word and word and masking.is_secret_option(before) and not word.startswith("--"):
             public, found[_variable(before)] = f"${{{_variable(before)}}}", word
-        for part in masking.secret_parts(public):
+        for part in (*masking.secret_parts(public), *masking.assigned_secrets(public)):
             name = _new_name("SECRET", found)
             public, found[name] = public.replace(part, f"${{{name}}}"), part
         masked.append(public)

@@ -462,7 +462,7 @@ def _published_word(word: str, secrets: Mapping[str, str]) -> str:
     name, equals, value = word.removeprefix(prefix).partition("=")
     if equals and value != "..." and masking.is_secret_parameter(name.rpartition(".")[2], value):
         return f"{prefix}{name}=..."
-    return masking.mask_printed(masking.masker(secrets).mask(word))
+    return masking.mask_printed(masking.masker(secrets).mask(_hide_assigned(word)))
 
 
 def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
@@ -480,24 +480,18 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
         settings["env"] = dict.fromkeys(settings["env"])
     for settings in document["workloads"].values():
         settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
-        settings["srun"] = list(map(_without_secret_values, settings["srun"]))
+        settings["srun"] = list(map(_hide_assigned, settings["srun"]))
     if document["slurm"] is not None:
         # Lines of a shell may set variables, whose values are not published either.
         document["slurm"]["setup"] = []
         for name in ("options", "launcher"):
-            document["slurm"][name] = list(map(_without_secret_values, document["slurm"][name]))
+            document["slurm"][name] = list(map(_hide_assigned, document["slurm"][name]))
     published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
     return published_document
 
 
-def _without_secret_values(word: str) -> str:
-    """Return a word without the values of secret variables: ``--export=ALL,HF_TOKEN=...``."""
-    return ",".join(map(_without_secret_value, re.split(r",(?=[A-Za-z_]\w*=)", word)))
-
-
-def _without_secret_value(text: str) -> str:
-    ends = (found.end() for found in re.finditer(r"([A-Za-z_]\w*)=", text) if masking.is_secret_name(found[1]))
-    return text if (end := next(ends, None)) is None else f"{text[:end]}..."
+#: ``--export=ALL,HF_TOKEN=...``: without the values of secret variables.
+_hide_assigned = functools.partial(masking.hide_assigned, hidden="...")
 
 
 def job_entry(

@@ -108,7 +108,8 @@ class RunRequest:
         """Return the request with further secrets, those of its environment blocks and its hidden parameters."""
         blocks = secret_values.of_environment_blocks(self.pipeline, self.secrets)
         params = {str(value): digest for digest, value in self.hidden.items() if str(value) not in self.secrets}
-        made = replace(self, secrets={**blocks, **params, **self.secrets, **more})
+        words = secret_values.of_words(self.pipeline)
+        made = replace(self, secrets={**words, **blocks, **params, **self.secrets, **more})
         masking.remember(made.secrets)
         return made
 

@@ -37,6 +37,14 @@ def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[
     return found
 
 
+def of_words(pipeline: Pipeline) -> dict[str, str]:
+    """Return the secrets that commands and the options of Slurm's programs hold as ``NAME=value``."""
+    words = [word for workload in pipeline.workloads.values() for word in (*(workload.command or ()), *workload.srun)]
+    if pipeline.slurm is not None:
+        words += [*pipeline.slurm.options, *pipeline.slurm.launcher, *pipeline.slurm.setup]
+    return {secret: "***" for word in words for secret in masking.assigned_secrets(word)}
+
+
 def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
     """Return the pipeline with a digest in place of each parameter that holds a secret, and the values by digest.
 
@@ -109,7 +117,10 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
         if not isinstance(written, list) or len(written) != len(command):
             written = command  # the command comes from --set, and not from the environment
         words = tuple(_mask_word(word, given, path) for word, given in zip(written, command, strict=True))
-        words = tuple(_without_value(before, word) for before, word in zip(("", *words), words, strict=False))
+        words = tuple(
+            masking.hide_assigned(_without_value(before, word))
+            for before, word in zip(("", *words), words, strict=False)
+        )
         if words != command:
             masked[name] = pipeline.workloads[name].model_copy(update={"command": words})
     return masked
