@@ -25,7 +25,9 @@ def some_tables(run="r", time_ns=1500.0):
         cases=schema.frame(CASES, [{**key, "status": "ok", "params": '{"n": 1}', "flags": "[]"}]),
         kernels=schema.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
         metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
-        steps=schema.frame(STEPS, [{**key, "profiler": "nsys", "step": 1, "state": "steady", "wall_ns": 2e6}]),
+        steps=schema.frame(
+            STEPS, [{**key, "profiler": "nsys", "step": 1, "state": "steady", "rule": "marker", "wall_ns": 2e6}]
+        ),
         timeline=schema.frame(TIMELINE, [{**key, "profiler": "nsys", "rank": 0, "kind": "window", "duration_ns": 2e6}]),
     )
 

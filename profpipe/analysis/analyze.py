@@ -114,7 +114,8 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
-        profiler = next(name for name in PREFERENCE if name in {name for _, name in index.step_totals})
+        with_steps = {name for _, name in index.step_totals}
+        profiler = next((name for name in PREFERENCE if name in with_steps), profiler)
     return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
 
 

@@ -104,7 +104,8 @@ def _copies(totals: KernelTotals) -> Iterator[CopyTraffic]:
 def _with_parts(steps: pd.DataFrame) -> str:
     """Return the profiler whose partition is shown: that of the most cases, of equals the most trusted."""
     counts = steps[steps["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
-    return max(counts.index, key=lambda name: (counts[name], -PREFERENCE.index(name)), default="")
+    known = [name for name in PREFERENCE if name in counts.index]
+    return max(known, key=lambda name: counts[name], default="")
 
 
 @dataclass(frozen=True)

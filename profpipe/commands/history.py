@@ -20,6 +20,7 @@ from profpipe.commands import arguments, recording
 from profpipe.errors import ConfigError
 from profpipe.job import readable
 from profpipe.report import course_pages
+from profpipe.report.formatting import column_width
 from profpipe.report.markdown import SUMMARY
 from profpipe.report.units import time_unit
 from profpipe.results import atomic, database, noise
@@ -116,7 +117,7 @@ def text(
 
 
 def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
-    width = max(len(row["run"]) for row in runs)
+    width = column_width(row["run"] for row in runs)
     yield f"{'run':{width}}  {'started':25}  cases ok"
     for row in runs:
         state = "" if row["ended"] else "  unfinished"
@@ -131,8 +132,8 @@ def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
     values = {name: {str(row["run"]): float(row["value"]) for row in rows} for name, rows in grouped}
     unit = time_unit([row["value"] for row in times])
     cells = {name: [unit.of(own[run]) if run in own else "-" for run in shown] for name, own in values.items()}
-    widths = [max(map(len, column)) for column in zip(*cells.values(), strict=True)]
-    width = max(map(len, cells))
+    widths = [column_width(column) for column in zip(*cells.values(), strict=True)]
+    width = column_width(cells)
     yield f"median time in {unit.name}, one column for each run with times, the oldest first"
     for name, row in cells.items():
         columns = "  ".join(f"{cell:>{length}}" for cell, length in zip(row, widths, strict=True))

@@ -24,7 +24,7 @@ from profpipe.report import render, verdict_json
 from profpipe.report.html import page
 from profpipe.report.sections import verdicts
 from profpipe.report.text import first_screen
-from profpipe.results import schema
+from profpipe.results import long_texts, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -84,6 +84,7 @@ def write_report(
     The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
     """
     templates = templates or find_templates()
+    data = long_texts.shorten(data)
     if manifest.ab is not None:
         found = found or pairs.analyze(data, manifest)
         document = render.build_pairs(found, data, manifest)

@@ -15,6 +15,7 @@ from profpipe.analysis.compare_groups import (
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause
 from profpipe.analysis.noise import FEWEST_RUNS
 from profpipe.job import count_cases
+from profpipe.report.formatting import column_width
 from profpipe.report.inlines import plural
 from profpipe.report.text import align
 from profpipe.report.units import time_unit
@@ -84,7 +85,7 @@ def _group_table(changes: Sequence[GroupChange]) -> list[str]:
 def _run_table(changes: Sequence[Change]) -> list[str]:
     if not changes:
         return []
-    width = max(len(change.name) for change in changes)
+    width = column_width(change.name for change in changes)
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
     lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
     for change in changes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from profpipe.report import document as doc
 from profpipe.report.units import (
@@ -23,12 +24,27 @@ _MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NO_CAS
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
 _MOST_WORDS = 4
 
+#: Characters of a text on a page. The tables hold longer names in full.
+LONGEST_TEXT: Final = 10_000
+#: Columns of plain text are aligned up to this width: one longer cell would make every row as long.
+_WIDEST: Final = 200
+
 _SHARES: dict[doc.Format, Callable[[float], str]] = {
     doc.Format.RATIO: ratio,
     doc.Format.PERCENT: percent,
     doc.Format.SIGNED_PERCENT: signed_percent,
     doc.Format.PLUS_MINUS: plus_minus,
 }
+
+
+def shortened(text: str) -> str:
+    """Return ``text``; of a longer one than any honest name its beginning and its length."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+
+
+def column_width(cells: Iterable[str]) -> int:
+    """Return the width to which the cells of a column are padded. A very long cell is wider, and widens no other."""
+    return min(max(map(len, cells), default=0), _WIDEST)
 
 
 def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:

@@ -9,8 +9,11 @@ from profpipe.report.units import Unit, time_unit
 
 
 def fill(template: str, *parts: doc.Text) -> tuple[doc.Inline, ...]:
-    """Return ``template`` with each ``{}`` replaced by the next of ``parts``."""
-    first, *texts = template.split("{}")
+    """Return ``template`` with each ``{}`` replaced by the next of ``parts``.
+
+    A name in the template may hold ``{}`` too: those beyond the number of ``parts`` stay text.
+    """
+    first, *texts = template.split("{}", len(parts))
     found: list[doc.Inline] = [first]
     for part, text in zip(parts, texts, strict=True):
         found += [*doc.inlines(part), text]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number
+from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number, shortened
 from profpipe.stdio import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
@@ -23,14 +23,14 @@ def escape(text: object) -> str:
 
     A bare address becomes no link. Control characters are written as ``<U+001B>``.
     """
-    flat = visible(" ".join(str(text).split()))
+    flat = visible(" ".join(shortened(str(text)).split()))
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _URL.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", flat))
 
 
 def code(text: object) -> str:
     """A code span, also inside a table: a pipe would end its cell even there (GFM 4.10), a backtick the span."""
-    flat = visible(" ".join(str(text).split())).replace("|", "\\|")
+    flat = visible(" ".join(shortened(str(text)).split())).replace("|", "\\|")
     if not flat:
         return ""
     longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profpipe.report import document as doc, pages
-from profpipe.report.formatting import format_cell, format_head, format_number
+from profpipe.report.formatting import column_width, format_cell, format_head, format_number, shortened
 from profpipe.report.markdown import SUMMARY
 from profpipe.stdio import visible, visible_line
 
@@ -25,7 +25,7 @@ def write_text(text: doc.Text) -> str:
         elif isinstance(inline, doc.Number):
             parts.append(format_number(inline))
         else:
-            parts.append(visible(inline.text if isinstance(inline, doc.Code) else inline))
+            parts.append(visible(shortened(inline.text if isinstance(inline, doc.Code) else inline)))
     return "".join(parts)
 
 
@@ -35,7 +35,7 @@ def write_table(table: doc.Table) -> str:
         return ""
     head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
     rows = [[_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows]
-    rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
     lines = align([head, rule, *rows], [column.is_numeric for column in table.columns])
     title = write_text(table.title)
     return "\n".join([title, "", *lines] if title else lines)
@@ -43,7 +43,7 @@ def write_table(table: doc.Table) -> str:
 
 def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[str]:
     """Return the rows as lines whose cells stand below each other: numbers to the right, words to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [column_width(column) for column in zip(*rows, strict=True)]
     place = [str.rjust if is_numeric else str.ljust for is_numeric in are_numeric]
     return [
         "  ".join(put(cell, width) for put, cell, width in zip(place, row, widths, strict=True)).rstrip()

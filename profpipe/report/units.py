@@ -112,7 +112,7 @@ def count(value: float | None) -> str:
     """Launches per call: whole where they are."""
     if value is None:
         return MISSING
-    return f"{value:.0f}" if abs(value - round(value)) < 0.005 else number(value)
+    return f"{value:.0f}" if math.isfinite(value) and abs(value - round(value)) < 0.005 else number(value)
 
 
 def ratio(value: float | None) -> str:

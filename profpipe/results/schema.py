@@ -68,6 +68,8 @@ class Column:
     name: str
     dtype: str
     meaning: str
+    #: All texts that the column may hold; empty where it may hold any.
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,14 @@ def _table(name: str, row: str, *columns: Column, is_new: bool = False, is_pictu
     return Table(name, row, (*_KEY, *columns), is_new, is_picture)
 
 
+def _values(of: type[Enum]) -> tuple[str, ...]:
+    return tuple(str(each.value) for each in of)
+
+
 CASES: Final = _table(
     "cases",
     "one workload's case under one profiler",
-    Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted"),
+    Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted", STATUSES),
     Column("reason", "str", "why the status is not ok, and what to do"),
     Column("params", "str", "all parameters of the case, as a JSON object"),
     Column("seconds", "Float64", "wall time of the case in its process, with set-up and warm-up"),
@@ -212,8 +218,13 @@ STEPS: Final = _table(
         "Int64",
         "number of the step, as in the name of its range, else from 0; of other work, of the step before it",
     ),
-    Column("state", "str", "warmup, steady, outlier or other (work between two steps)"),
-    Column("rule", "str", "what says where the step begins: marker, optimizer, forward, framework or pattern"),
+    Column("state", "str", "warmup, steady, outlier or other (work between two steps)", _values(StepState)),
+    Column(
+        "rule",
+        "str",
+        "what says where the step begins: marker, optimizer, forward, framework or pattern",
+        _values(StepRule),
+    ),
     Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),
     Column("wall_ns", "Float64", "from there to the first GPU operation of what follows"),
     Column("compute_ns", "Float64", "part of `wall_ns` in which a kernel runs that is no communication"),
@@ -310,7 +321,12 @@ VERDICTS: Final = _table(
     "verdicts",
     "one case of `profpipe ab` on the sides A and B, or one kernel of it",
     Column("kernel", "str", f"empty: the case; else a kernel's name, or `{NOT_IN_KERNELS}`: idle time, launch gaps"),
-    Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A; empty: too few captures"),
+    Column(
+        "verdict",
+        "str",
+        "faster, slower, same or inconclusive: B compared with A; empty: too few captures",
+        ("", *_values(Verdict)),
+    ),
     Column("a_ns", "Float64", "median over the processes of A of their median times; of a kernel, by iteration"),
     Column("b_ns", "Float64", "the same of B"),
     Column("ratio", "Float64", "time of B over time of A: the estimate over the pairs"),
@@ -329,6 +345,7 @@ VERDICTS: Final = _table(
         "cause",
         "str",
         "exchanged, appeared, vanished, class, launches, time, unchanged or not_in_kernels; empty: the case",
+        ("", *_values(KernelChange)),
     ),
     Column("b_kernel", "str", "name of the kernel on B where it is exchanged, else empty"),
     Column("kernel_class", "str", "class of the kernel on A, or where it appeared"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 
 from profpipe.errors import ConfigError
@@ -22,9 +23,14 @@ _EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__
 _TAIL_BYTES = 1 << 16
 #: Which columns hold JSON, and of which kind.
 _JSON: Mapping[str, type] = {"params": dict, "flags": list}
-_JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list"}
+#: In ns these are more years than the universe has.
+_LARGEST = 1e30
+#: Parameters of a case: an honest pipeline has some dozens, and the time of a report grows with them.
+_MOST_PARAMETERS = 1_000
+_NO_JSON: Mapping[type, str] = {dict: "{}", list: "[]"}
+_JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list of texts"}
 #: What pandas and the checks raise for a file that is no table of profpipe.
-_DAMAGED = (ValueError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError)
+_DAMAGED = (ValueError, TypeError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError)
 _REMEDY = "Restore the file as it was written. Without a copy, start the run again."
 
 
@@ -187,8 +193,21 @@ def _parse(source: Path | BinaryIO, table: schema.Table) -> pd.DataFrame:
     types = {column.name: as_read.get(column.dtype, column.dtype) for column in table.columns}
     missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
     frame = pd.read_csv(source, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
+    return _checked(table, frame)
+
+
+def _checked(table: schema.Table, data: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the columns and types of the table. Raises ValueError for a cell that it cannot have."""
+    frame = schema.frame(table, data)
     _check_json(frame)
-    return schema.frame(table, frame)
+    for column in table.columns:
+        if column.values and (wrong := ~frame[column.name].isin(column.values)).any():
+            row = int(wrong.to_numpy().argmax())
+            text = str(frame[column.name].iloc[row])[:80]
+            raise ValueError(f"row {row + 2}, column {column.name}: {text!r} is none of {', '.join(column.values)}")
+        if column.dtype == "Float64":
+            _check_numbers(frame, column.name)
+    return frame
 
 
 def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
@@ -200,8 +219,8 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
         raise ConfigError(str(absent), "is missing.", _REMEDY)
     try:
         _check_size(path)
-        return schema.frame(table, pd.read_parquet(path))
-    except (ValueError, OverflowError, OSError) as error:
+        return _checked(table, pd.read_parquet(path))
+    except (*_DAMAGED, OSError) as error:
         if table.is_picture:
             raise ConfigError(
                 str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."
@@ -231,13 +250,30 @@ def _check_end(path: Path) -> None:
         raise ValueError("it is cut off, for its last row is too short")
 
 
+def _check_numbers(frame: pd.DataFrame, name: str) -> None:
+    """Raise ValueError for a number that no time, size or count has. The error of a result may have any value."""
+    values = frame[name].to_numpy(dtype="float64", na_value=float("nan"))
+    wrong = np.abs(values) > _LARGEST
+    if name == "value":
+        wrong &= ~frame["unit"].isin(["", "1"]).to_numpy() | (frame["metric"] == "iterations").to_numpy()
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"row {row + 2}, column {name}: the number {values[row]:g} is too large")
+
+
 def _check_json(frame: pd.DataFrame) -> None:
     """Raise ValueError with the row and column of a cell that is not JSON. Row 1 is the head, as in a spreadsheet."""
     for name, kind in _JSON.items():
         for row, text in enumerate(frame.get(name, ()), start=2):
             try:
-                fits = not text or isinstance(bounded_json.loads(text), kind)
+                found: Any = bounded_json.loads(text or _NO_JSON[kind])
             except ValueError as error:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
-            if not fits:
+            if not (_is_list_of_texts(found) if kind is list else isinstance(found, dict)):
                 raise ValueError(f"row {row}, column {name}: is no JSON {_JSON_WORDS[kind]}")
+            if kind is dict and len(found) > _MOST_PARAMETERS:
+                raise ValueError(f"row {row}, column {name}: has more than {_MOST_PARAMETERS:,} parameters")
+
+
+def _is_list_of_texts(node: Any) -> bool:
+    return isinstance(node, list) and all(isinstance(each, str) for each in node)

@@ -10,6 +10,7 @@ from html import escape as escape_text
 
 from markupsafe import Markup, escape
 
+from profpipe.report.formatting import shortened
 from profpipe.stdio import visible
 
 #: Attributes whose names are words of Python.
@@ -18,7 +19,7 @@ _NAMES = {"class_": "class", "for_": "for"}
 
 def flat(text: object) -> str:
     """Return ``text`` in one line, and a blank at either end where it has one."""
-    own = visible(str(text).replace("\n", " ").replace("\r", " ").replace("\t", " "))
+    own = visible(shortened(str(text)).replace("\n", " ").replace("\r", " ").replace("\t", " "))
     return re.sub(r" {2,}", " ", own)
 
 

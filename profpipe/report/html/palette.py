@@ -35,7 +35,7 @@ def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
                 for key in (series.key for series in every)}  # fmt: skip
     baselines = {series.key for series in every if series.is_baseline}
     found = dict.fromkeys(baselines, ("s-base", "circle"))
-    keys = chart.keys or tuple(dict.fromkeys(series.key for series in every))
+    keys = dict.fromkeys((*chart.keys, *(series.key for series in every)))
     for i, key in enumerate(key for key in keys if key not in baselines):
         turn = i // COLOURS
         found[key] = f"s{i % COLOURS}{f' t{min(turn, 2)}' if turn else ''}", MARKERS[(i + turn + 1) % len(MARKERS)]

@@ -62,7 +62,7 @@ def _styles(chart: doc.Chart) -> Mapping[str, Style]:
     every = [series for panel in chart.panels for series in panel.series]
     baselines = {series.key for series in every if series.is_baseline}
     found: dict[str, Style] = {key: {"color": INK, "linestyle": "-", "marker": "o", "zorder": 3} for key in baselines}
-    keys = chart.keys or tuple(dict.fromkeys(series.key for series in every))
+    keys = dict.fromkeys((*chart.keys, *(series.key for series in every)))
     for i, key in enumerate(key for key in keys if key not in baselines):
         turn = i // len(COLOURS)
         found[key] = {
@@ -175,7 +175,7 @@ def round_sizes(low: float, high: float, is_log: bool) -> list[float]:
         step = next((bits for bits in (1, 2) if high / low < 2 ** (8 * bits)), 4)
         first, last = math.ceil(math.log2(low) / step), math.floor(math.log2(high) / step)
         return [2.0 ** (step * i) for i in range(first, last + 1)]
-    apart = 2.0 ** max(math.ceil(math.log2((high - low) / 8)), 0)
+    apart = 2.0 ** max(math.ceil(math.log2(max(high - low, 1.0) / 8)), 0)
     return [apart * i for i in range(math.ceil(low / apart), math.floor(high / apart) + 1)]
 
 

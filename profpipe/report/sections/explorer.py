@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,7 +70,13 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
 
 
 def _value(metric: str) -> Callable[[CaseResult], float | None]:
-    return lambda case: case.values.get(metric)
+    """Return the function of a recorded metric. A value without a place on an axis, as an infinite error, is none."""
+
+    def value(case: CaseResult) -> float | None:
+        found = case.values.get(metric)
+        return found if found is not None and math.isfinite(found) else None
+
+    return value
 
 
 def _time_of(times: dict[tuple[str, str], float], profiler: str) -> Callable[[CaseResult], float | None]:

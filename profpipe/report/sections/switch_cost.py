@@ -93,7 +93,7 @@ def _changes_text(changes: Sequence[_Change], is_cpu: bool) -> doc.Text:
     for name, ns, calls in changes[:_MOST_CHANGES]:
         noun = ("call" if is_cpu else "launch") + ("" if abs(calls) < 1.5 else "s" if is_cpu else "es")
         more = f" ({abs(calls):.0f} {'more' if calls > 0 else 'fewer'} {noun})" if abs(calls) >= 0.5 else ""
-        parts.append(fill(f"{name} {'+' if ns > 0 else '-'}{{}}{more}", duration(abs(ns), unit)))
+        parts.append(doc.concat(f"{name} {'+' if ns > 0 else '-'}", duration(abs(ns), unit), more))
     if len(changes) > len(parts):
         return fill(f"{{}} and {len(changes) - len(parts)} smaller", doc.join(parts, last=", "))
     return doc.join(parts, last=", ")

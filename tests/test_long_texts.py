@@ -1,0 +1,88 @@
+"""Texts of any length in tables: pages and text files stay small, and the tables keep the whole text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import hostile_folders
+import pandas as pd
+import pytest
+
+from profpipe import cli
+from profpipe.report import document as doc
+from profpipe.report.text import write_table
+from profpipe.results import long_texts, schema, store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hostile_folders.make_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture
+def tables(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "tables"))
+
+
+def test_a_name_of_ten_megabytes_widens_no_other_row(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["k" * 10_000_000, *(f"kernel_{i}" for i in range(2_000))]
+    kernels = pd.read_csv(tables / "kernels.csv", dtype=object, keep_default_na=False).iloc[:1]
+    many = kernels.loc[kernels.index.repeat(len(names))].assign(kernel=names)
+    many.to_csv(tables / "kernels.csv", index=False, quoting=1)
+    begin = time.process_time()
+    assert cli.main(["report", str(tables), "--quiet"]) == 0, capsys.readouterr().err
+    assert time.process_time() - begin < 8
+    written = [path for path in tables.iterdir() if path.suffix in (".md", ".html", ".txt", ".json")]
+    assert max(path.stat().st_size for path in written) < 2_000_000
+    assert "… (10,000,000 characters" in (tables / "nsys_stats.txt").read_text()
+    # What the user has measured stays as it is.
+    assert store.load(tables)[0].kernels["kernel"].tolist() == names
+
+
+def test_long_texts_keep_their_beginning_and_stay_different() -> None:
+    long = "x" * long_texts.LONGEST
+    params = json.dumps({"short": 1, "path": long + "a", "items": [long + "b", True]})
+    cases = schema.frame(schema.CASES, [{"case": long + end, "status": "ok", "params": params} for end in ("a", "b")])
+    data = schema.Tables(cases=cases)
+    shown = long_texts.shorten(data).cases
+    assert shown["case"].nunique() == 2 and shown["case"].str.len().max() == long_texts.LONGEST
+    found = json.loads(shown["params"].iloc[0])
+    assert found["short"] == 1 and found["items"][1] is True and found["path"] != found["items"][0]
+    assert data.cases["case"].iloc[0] == long + "a"
+    short = schema.Tables(cases=cases.assign(case="c", params="{}"))
+    assert long_texts.shorten(short) is short
+
+
+def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
+    columns = [doc.label("case"), doc.Column("n", "n")]
+    text = write_table(doc.make_table("t", columns, [["c" * 100_000, 1], ["d", 2]]))
+    lines = text.splitlines()
+    assert len(lines[2]) < 11_000 and "(100,000 characters)" in lines[2] and len(lines[3]) < 300
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "why"),
+    [
+        ("status", "fine", "'fine' is none of ok, oom"),
+        ("flags", "[[1]]", "is no JSON list of texts"),
+        ("seconds", "1e308", "the number 1e+308 is too large"),
+        ("params", json.dumps(dict.fromkeys(map(str, range(1_001)))), "has more than 1,000 parameters"),
+    ],
+    ids=["status", "flags", "seconds", "params"],
+)
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_cell_that_no_run_has_is_refused_with_its_place(
+    tables: Path, column: str, text: str, why: str, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = float(text) if column == "seconds" else text
+    case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}", column: value}])
+    case.to_csv(tables / "cases.csv", index=False, quoting=1)
+    if format == "parquet":
+        case.to_parquet(tables / "cases.parquet")
+        (tables / "cases.csv").unlink()
+    assert cli.main(["report", str(tables)]) == 2
+    error = capsys.readouterr().err
+    assert f"row 2, column {column}: " in error and why in error and f"cases.{format}" in error
