@@ -59,7 +59,6 @@ SHARES = {
     "clock set back": 5,
     "two runners": 3,
 }
-_RUNNER_ACTIONS = {"runner killed": b"k", "runner: ENOSPC": b"s", "runner: EIO": b"i", "clock set back": b"c"}
 #: What a run writes of its times, its processes and its files' parts.
 _TIMES = ("run", "process", "seconds", "flags", "ci_low", "ci_high", "n", "wall_ns", "kernel_ns", "busy_ns")
 
@@ -83,7 +82,7 @@ class Chaos:
         self._below, self._shim, self._count = below, ctypes.CDLL(str(shim)), 0
         self.calls: dict[str, int] = {}
         began = self.project()
-        code = self.command(began, "start", arm=(b"n", 0), count_harness=True)
+        code = self.command(began, "start", runner=(b"n", 0), count_harness=True)
         assert code == 0, (began / "output.txt").read_text()
         self.calls = {name: int((began / name).read_text().split()[0]) for name in ("runner", "harness")}
         self.expected = tables(began)
@@ -97,7 +96,7 @@ class Chaos:
         return folder
 
     def start(
-        self, project: Path, do: str, arm: tuple[bytes, int] | None = None, harness: tuple[bytes, int] | None = None,
+        self, project: Path, do: str, runner: tuple[bytes, int] | None = None, harness: tuple[bytes, int] | None = None,
         count_harness: bool = False, role: str = "measure.harness",
     ) -> int:  # fmt: skip
         """Fork a command; return its process id."""
@@ -116,11 +115,11 @@ class Chaos:
             if fault := (b"n", 0) if count_harness else harness:
                 once = project / ("harness" if count_harness else "once")
                 (project / "chaos").write_text(f"{role},{fault[0].decode()},{fault[1]},{once}")
-            if arm:
-                once = project / ("runner" if arm[0] == b"n" else "once")
-                self._shim.chaos_arm(ctypes.c_char(arm[0]), ctypes.c_long(arm[1]), os.fsencode(once))
+            if runner:
+                once = project / ("runner" if runner[0] == b"n" else "once")
+                self._shim.chaos_arm(ctypes.c_char(runner[0]), ctypes.c_long(runner[1]), os.fsencode(once))
             code = commands()[do]()
-            if arm and arm[0] == b"n":
+            if runner and runner[0] == b"n":
                 (project / "runner").write_text(str(self._shim.chaos_count()))
         except BaseException:
             import traceback
@@ -163,19 +162,13 @@ class Chaos:
             shutil.rmtree(project)
 
 
-def _armed(kind: str) -> Callable[[Chaos, Path, random.Random], None]:
+def _at_a_call(process: str, action: bytes) -> Callable[[Chaos, Path, random.Random], None]:
+    """Do ``action`` of the shim at any call of the ``runner`` or the ``harness``."""
+
     def disturb(chaos: Chaos, project: Path, dice: random.Random) -> None:
-        chaos.command(project, "start", arm=(_RUNNER_ACTIONS[kind], dice.randint(1, chaos.calls["runner"])))
+        chaos.command(project, "start", **{process: (action, dice.randint(1, chaos.calls[process]))})
 
     return disturb
-
-
-def _harness_full(chaos: Chaos, project: Path, dice: random.Random) -> None:
-    chaos.command(project, "start", harness=(b"s", dice.randint(1, chaos.calls["harness"])))
-
-
-def _harness_killed(chaos: Chaos, project: Path, dice: random.Random) -> None:
-    chaos.command(project, "start", harness=(b"k", dice.randint(1, chaos.calls["harness"])))
 
 
 def _profiler_killed(chaos: Chaos, project: Path, dice: random.Random) -> None:
@@ -184,7 +177,7 @@ def _profiler_killed(chaos: Chaos, project: Path, dice: random.Random) -> None:
 
 def _set_back(chaos: Chaos, project: Path, dice: random.Random) -> None:
     at = dice.randint(1, 200)
-    chaos.command(project, "start", arm=(b"c", at), harness=(b"c", at))
+    chaos.command(project, "start", runner=(b"c", at), harness=(b"c", at))
     (project / "once").touch()
 
 
@@ -212,18 +205,20 @@ def _locked(chaos: Chaos, project: Path, dice: random.Random) -> None:
 
 
 def _two(chaos: Chaos, project: Path, dice: random.Random) -> None:
-    chaos.command(project, "start", arm=(b"k", dice.randint(chaos.calls["runner"] // 3, chaos.calls["runner"])))
+    chaos.command(project, "start", runner=(b"k", dice.randint(chaos.calls["runner"] // 3, chaos.calls["runner"])))
     both = [chaos.start(project, "resume") for _ in range(2)]
     for pid in both:
         os.waitpid(pid, 0)
 
 
 FAULTS: dict[str, Callable[[Chaos, Path, random.Random], None]] = {
-    **{kind: _armed(kind) for kind in ("runner killed", "runner: ENOSPC", "runner: EIO")},
+    "runner killed": _at_a_call("runner", b"k"),
     "supervisor and runner killed": _kill_supervisor,
-    "harness killed": _harness_killed,
+    "harness killed": _at_a_call("harness", b"k"),
     "profiler killed": _profiler_killed,
-    "harness: ENOSPC": _harness_full,
+    "runner: ENOSPC": _at_a_call("runner", b"s"),
+    "runner: EIO": _at_a_call("runner", b"i"),
+    "harness: ENOSPC": _at_a_call("harness", b"s"),
     "database locked": _locked,
     "clock set back": _set_back,
     "two runners": _two,

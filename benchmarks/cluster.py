@@ -24,19 +24,18 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import profpipe_run  # noqa: F401
 
-from profpipe.analysis.cases import comparisons  # noqa: E402
-from profpipe.commands import cluster  # noqa: E402
-from profpipe.config.loader import load_pipeline  # noqa: E402
-from profpipe.results import schema, store  # noqa: E402
-from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry  # noqa: E402
-from profpipe.results.tasks import TaskState  # noqa: E402
-from profpipe.runner.request import RunRequest  # noqa: E402
-from profpipe.runner.slurm import collect, queue, records, submit  # noqa: E402
-from profpipe.runner.slurm.plan import ClusterPlan, Task  # noqa: E402
-from profpipe.runner.slurm.records import Record  # noqa: E402
+from profpipe.analysis.cases import comparisons
+from profpipe.commands import cluster
+from profpipe.config.loader import load_pipeline
+from profpipe.results import schema, store
+from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry
+from profpipe.results.tasks import TaskState
+from profpipe.runner.request import RunRequest
+from profpipe.runner.slurm import collect, queue, records, submit
+from profpipe.runner.slurm.plan import ClusterPlan, Task
+from profpipe.runner.slurm.records import Record
 
 #: Each says that it is none of Slurm's. All tasks wait.
 STAND_INS = {

@@ -15,14 +15,11 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import profpipe_run
-
-sys.path.insert(0, str(profpipe_run.ROOT))
 
 from profpipe import plugins
 from profpipe.ingest.ncu import counters, guided

@@ -20,11 +20,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from profpipe_run import ROOT
 
-from profpipe.measure.statistics import median_interval  # noqa: E402
-from profpipe.runner import hook_files  # noqa: E402
+from profpipe.measure.statistics import median_interval
+from profpipe.runner import hook_files
 
 LOOP = """
 import sys, time, torch

@@ -1,4 +1,4 @@
-"""What benchmarks share: they start `profpipe run` of this checkout, in an environment that finds its harness too."""
+"""What benchmarks share: they import profpipe and start `profpipe run` of this checkout, with its harness."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 
 def environment() -> dict[str, str]:

@@ -23,8 +23,6 @@ from pathlib import Path
 
 import profpipe_run
 
-sys.path.insert(0, str(profpipe_run.ROOT))
-
 from profpipe.results import store
 
 ON_GPU = {"impls": "sdpa_flash,sdpa_cudnn,sdpa_efficient,fa2,sage,xformers", "seqlens": "512,1024,2048,4096,8192"}

@@ -14,15 +14,12 @@ import gc
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import profpipe_run
-
-sys.path.insert(0, str(profpipe_run.ROOT))
 
 from profpipe import plugins
 from profpipe.measure import sampling

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from profpipe_run import ROOT
 
-from profpipe.analysis import pairs  # noqa: E402
-from profpipe.analysis.kernel_differences import KernelComparison, KernelDifference  # noqa: E402
-from profpipe.report.sections.verdicts import write_verdict  # noqa: E402
-from profpipe.results import store  # noqa: E402
-from profpipe.results.schema import KernelChange  # noqa: E402
+from profpipe.analysis import pairs
+from profpipe.analysis.kernel_differences import KernelComparison, KernelDifference
+from profpipe.report.sections.verdicts import write_verdict
+from profpipe.results import store
+from profpipe.results.schema import KernelChange
 
 SCRIPT = '''
 """One operation in two variants; the sides of a comparison choose the variant."""
