@@ -28,7 +28,9 @@ def opened(path: Path, **options: Any) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        # A smooth scroll goes on while a test looks for what to click on.
+        arguments = ["--no-sandbox", "--disable-smooth-scrolling"]
+        browser = playwright.chromium.launch(executable_path=executable(), args=arguments)
         try:
             context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900}, **options)
             page = context.new_page()

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import slurm_cluster
+from hypothesis import HealthCheck, settings
 
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,6 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 #: The key that marks the runs of this user is made in a temporary folder, and not in the home of the developer.
 _STATE = tempfile.TemporaryDirectory(prefix="profpipe-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+#: A loaded machine takes longer for an example than the 200 ms of the default, and longer to make examples.
+settings.register_profile("profpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("profpipe")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -179,7 +179,7 @@ def as_rows(frame: pd.DataFrame) -> dict[tuple[int, str, str], dict[str, float]]
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(  # one iteration of the case inside another range, one not, and their kernels at the same time
     ranges=[Range(1, 1, -1, 0, "profpipe:b"), Range(1, 1, 0, 0, "profpipe:a"), Range(1, 1, 0, 1, "profpipe:a")],
     launches=[Launch(1, 1, 0, 0, 0, 1, True), Launch(1, 1, 0, 1, 0, 1, True)],
@@ -202,7 +202,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
     assert as_rows(frame) == range_rows(ranges, launches)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ranges=RANGES, launches=LAUNCHES, per_graph=st.integers(1, 3), shuffled=st.randoms(use_true_random=False))
 def test_a_whole_export_is_read_as_the_reference_says(
     ranges: list[Range], launches: list[Launch], per_graph: int, shuffled: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from profpipe.report.document import (
     Bullets,
@@ -113,7 +113,6 @@ nested = st.builds(
 )
 
 
-@settings(deadline=None)  # a loaded machine takes longer than the default 200 ms
 @given(st.lists(st.one_of(sections, nested), max_size=12), st.integers(20, 200))
 def test_no_document_exceeds_the_length_or_loses_a_row(parts: list[Section], most_lines: int) -> None:
     document = Document("run", tuple(parts))

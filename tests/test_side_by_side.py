@@ -79,12 +79,13 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
 @pytest.mark.slow
 def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> None:
     child = "stubborn_child(own_session=True); stubborn_child(own_session=False)\n"
-    late = job(tmp_path, "late", "a", child + "time.sleep(600)", timeout_s=1.0)
+    # The limit begins with the case, and not with the start of Python.
+    late = job(tmp_path, "late", "a", child + "time.sleep(600)", options={"case_timeout_s": 2.0})
     # The child of this job outlives the end of the other one, which would end it if it took the child for its own.
-    well = job(tmp_path, "well", "b", child + SPAN.format(seconds=4.0))
+    well = job(tmp_path, "well", "b", child + SPAN.format(seconds=5.0))
     ended = carry_out([late, well], Lanes(TWO), tmp_path)
     assert (ended["late"].status, ended["well"].status) == ("timeout", "ok")
-    assert span_of(ended["well"])[1] - span_of(ended["well"])[0] >= 4.0
+    assert span_of(ended["well"])[1] - span_of(ended["well"])[0] >= 5.0
     for outcome in ended.values():
         pids = (outcome.job.folder / "pids").read_text().split()
         assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -210,7 +210,7 @@ WORK = st.lists(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(work=WORK)
 def test_the_parts_of_a_step_equal_a_count_of_each_ns(
     work: list[tuple[int, int, str]], tmp_path_factory: pytest.TempPathFactory

@@ -42,7 +42,7 @@ def slow(launches: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[float]]:
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(launches=LAUNCHES, categorical=st.booleans())
 def test_statistics_equal_those_of_a_loop_over_the_launches(launches: list[dict[str, Any]], categorical: bool) -> None:
     frame = pd.DataFrame(launches)
