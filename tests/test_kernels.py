@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profpipe.ingest import kernel_classes
+from profpipe.ingest import demangling, kernel_classes
 from profpipe.ingest.kernel_classes import annotate, classify, first_rule, user_rules
 from profpipe.ingest.kernel_names import demangle, normalise
 
@@ -238,6 +239,20 @@ def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right() -> 
     # A vendor type in the place of DF16b would shift S_ by one and turn ck_tile::sequence into __bf16.
     shape = demangle("_ZN2ck1kINS_1AIDF16bNS_8sequenceIJLi1EEEENS2_IJLi2EEEEEEEEvT_")
     assert shape.startswith("void ck::k<ck::A<__bf16, ck::sequence<1>, ck::sequence<2>")
+
+
+def test_a_name_that_takes_too_much_time_to_demangle_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demangling, "MOST_S", -1.0)  # a file has spent its time
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    doubled = "".join(f"S_IS{digit}_S{digit}_E" for digit in digits[:24])
+    head = "_ZN2ck16tensor_operation12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3I1PIiiE"
+    first, second = (normalise(f"{head}{doubled}Li{number}EEEvi") for number in (1, 2))
+    shown = "ck::tensor_operation::(anonymous namespace)::kernel_grouped_conv_fwd_xdl_cshuffle_v3"
+    assert re.fullmatch(rf"{re.escape(shown)}<…[0-9a-f]{{8}}>", first) and first != second
+    assert normalise(first) == first and classify(first) == classify(f"{shown}<int>") != ("other", "")
+    # No template, and a prefix that is a substitution.
+    for name in (f"_Z1f1PIiiE{doubled}", f"_ZNSt1fI1PIiiE{doubled}EEvv"):
+        assert normalise(name) == name
 
 
 def test_almost_every_mangled_name_that_was_seen_is_demangled(real_names: list[str]) -> None:

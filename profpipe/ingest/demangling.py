@@ -7,6 +7,7 @@ little time and memory.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import resource
 import subprocess
@@ -23,8 +24,10 @@ _LONGEST = 1 << 20
 #: Limits of the process that demangles a name by itself. Composable Kernel's longest names take 0.2 s.
 _CPU_S, _MEMORY = 2, 1 << 29
 _TIMEOUT_S = 20.0
-#: CPU time of all these processes of a file. Beyond it, its names stay mangled.
-_MOST_S = 3.0
+#: CPU time of all these processes of a file. Beyond it, its names are shortened.
+MOST_S = 3.0
+#: The length of an identifier, and the name of an anonymous namespace.
+_LENGTH, _ANONYMOUS = re.compile(r"[1-9]\d{0,3}"), re.compile(r"_GLOBAL__N_\d*")
 
 
 def demangle(name: str) -> str:
@@ -33,14 +36,34 @@ def demangle(name: str) -> str:
     cxxfilt (the system's libstdc++) comes first: only it knows local names, such as PyTorch's lambdas.
     itanium-demangler 1.1 reads Composable Kernel's longest names, and serves systems without libstdc++.
 
-    A name whose substitutions double it again and again stays as it is: a demangler would take all memory.
+    A name whose substitutions double it again and again, for which a demangler would take all memory, is shortened. So
+    are long names that take too much time. See ``shorten``.
     """
     if _longest_demangled(name) <= _LONGEST:
         return _demangled(name)
     # A name that was not demangled may be in a file with more time left.
     if name not in _by_processes and (text := _demangled_by_process(name)) != name:
         _by_processes[name] = text
-    return _by_processes.get(name, name)
+    return _by_processes.get(name) or shorten(name)
+
+
+def shorten(name: str) -> str:
+    """Return the qualified name of the function template of a mangled ``name``, with a hash in place of its arguments.
+
+    ``ck::device::kernel_gemm<…1f0c93ab>``. Names with substitutions before the first arguments stay mangled, and those
+    of no template.
+    """
+    is_nested = name.startswith("_ZN")
+    words: list[str] = []
+    at = 3 if is_nested else 2
+    # Behind a name without a namespace come the types of the parameters.
+    while (is_nested or not words) and (found := _LENGTH.match(name, at)):
+        at = found.end() + int(found[0])
+        words.append(name[found.end() : at])
+    if not words or name[at : at + 1] != "I" or not all(map(str.isidentifier, words)):
+        return name
+    shown = "::".join("(anonymous namespace)" if _ANONYMOUS.fullmatch(word) else word for word in words)
+    return f"{shown}<…{hashlib.sha256(name.encode()).hexdigest()[:8]}>"
 
 
 _by_processes: dict[str, str] = {}
@@ -98,7 +121,7 @@ def _by_python(name: str) -> str | None:
         return None
 
 
-#: The file that is being read, and what it has spent of ``_MOST_S``.
+#: The file that is being read, and what it has spent of ``MOST_S``.
 _spent: tuple[object, float] = (None, 0.0)
 
 
@@ -106,7 +129,7 @@ def _demangled_by_process(name: str) -> str:
     global _spent
     file = budget.reading()
     spent_s = _spent[1] if file is not None and _spent[0] is file else 0.0
-    if spent_s > _MOST_S:
+    if spent_s > MOST_S:
         return name
     text, cpu_s = _demangled_apart(name)
     _spent = (file, spent_s + cpu_s)
