@@ -8,15 +8,18 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from profpipe.analysis.findings.workloads import Axes
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
-from profpipe.config.models import Workload
 from profpipe.job import Case
 from profpipe.results.schema import ALL, Tables
+
+if TYPE_CHECKING:
+    # Pydantic takes longer to load than a small file takes to read.
+    from profpipe.config.models import Workload
 
 #: The axis whose values are alternatives to each other, where a matrix has it.
 COMPARED = "impl"
