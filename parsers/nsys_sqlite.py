@@ -20,8 +20,8 @@ import pandas as pd
 
 from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
-from profpipe.ingest.groupby import combine, labelled
-from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
+from profpipe.ingest.groupby import combine, factorize, labelled
+from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx, tables
 from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
@@ -47,7 +47,7 @@ def sniff(path: Path) -> bool:
         return any(_is_ours(table) for table in columns.Database(path).tables())
     except columns.FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
-        return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
+        return any(mark.encode() in head for mark in (*_MARKS, tables.PREFIX))
 
 
 def _lacks_first_page(path: Path) -> bool:
@@ -56,11 +56,11 @@ def _lacks_first_page(path: Path) -> bool:
         if any(file.read(512)):
             return False
         begin = file.read(1 << 22)
-    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, activities.PREFIX))
+    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, tables.PREFIX))
 
 
 def _is_ours(table: str) -> bool:
-    return table in _MARKS or table.startswith(activities.PREFIX)
+    return table in _MARKS or table.startswith(tables.PREFIX)
 
 
 _Reader = TypeVar("_Reader", bound=Callable[..., Any])
@@ -186,11 +186,11 @@ def _latest(work: activities.Work, calls: activities.Calls) -> int:
 
 def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
     """Return rows of `kernels`."""
-    path, paths = pd.factorize(placed.path)
+    path, paths = factorize(placed.path)
     cases, phases = placed.cases_and_phases(paths)
 
     def numbered(column: npt.NDArray[Any], known: Callable[[Any], Any] = lambda values: values) -> Any:
-        codes, values = pd.factorize(column)
+        codes, values = factorize(column)
         # Negative pids and ordinals stand for NULL.
         return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 

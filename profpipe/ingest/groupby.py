@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,10 @@ def _spread(values: Ints, heads: Ints, rows: int) -> Ints:
 
 def groups(key: Int64s) -> list[tuple[int, Ints]]:
     """Return (value, its rows in order) for each value in ``key``."""
+    heads = _heads(key)
+    if heads is not None and len(heads) == len(values := pd.unique(key[heads])):
+        # The rows of each value follow each other.
+        return [(int(v), np.arange(*ends)) for v, ends in zip(values, pairwise([*heads, len(key)]), strict=True)]
     codes, values = factorize(key)
     if len(values) <= 8:
         return [(int(value), np.flatnonzero(codes == code)) for code, value in enumerate(values)]

@@ -45,12 +45,14 @@ def summarise(
     ``start_ns`` and ``end_ns`` are when each launch ran on the GPU. Only kernels and whole graphs count; a graph that
     was traced as one counts as one kernel.
     """
-    kernels = np.flatnonzero(launches.is_kernel & (placed.path != 0))
-    kernels = kernels[np.argsort(start_ns[kernels], kind="stable")]
-    start_ns, end_ns = start_ns[kernels], end_ns[kernels]
     rows = _Rows(placed.paths)
     opened = rows.of_ranges(ranges, placed.range_path)
+    kernels = np.flatnonzero(launches.is_kernel & (placed.path != 0))
+    # Not in the order of their starts, in which the kernels of several processes alternate.
     combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
+    order = np.argsort(start_ns[kernels], kind="stable")
+    kernels, combination = kernels[order], combination[order]
+    start_ns, end_ns = start_ns[kernels], end_ns[kernels]
     frame = rows.frame()
     frame["instances"] = np.bincount(opened, minlength=len(rows))
     frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
