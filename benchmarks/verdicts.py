@@ -287,7 +287,7 @@ workloads:
 
 #: Rows of the operands. A hundred kernels of 2 to 5 us differ by 2 to 5 % between processes; these take longer.
 PRODUCTS = (1536, 2048, 3072, 4096)
-OTHERS = (3072, 4096, 6144, 8192)
+OTHERS = (3072, 3584, 4096, 5120)
 WORKS = [f"mm {size}" for size in PRODUCTS] + [f"{op} {size}" for op in ("add", "copy", "softmax") for size in OTHERS]
 
 BLOCKS = 10_000
