@@ -260,15 +260,12 @@ def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, 
         journal.write(job.folder, replace(entry, ended=events.ended, inside=events.inside, ends=tuple(ends)))
     known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
     retries_kill = not any(
-        earlier.part < entry.part and earlier.inside == events.inside and _was_killed(earlier)
+        earlier.part < entry.part
+        and earlier.inside == events.inside
+        and any(failure_reasons.is_sigkill(first.returncode) for first in earlier.ends[:1])
         for earlier in journal.read(job.folder)
     )
     return outcome.judge(job, profiler, known, events.ended, events.inside, retries_kill=retries_kill)
-
-
-def _was_killed(entry: Entry) -> bool:
-    returncode = entry.ends[0].returncode if entry.ends else None
-    return failure_reasons.signal_name(returncode or 0) == "SIGKILL"
 
 
 def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
@@ -408,7 +405,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
             started = child.start(command.argv, env, log, job.cwd)
         except (OSError, SupervisorError) as error:
             cause = Cause.DISK_FULL if is_disk_full(str(error)) else Cause.NOT_STARTABLE
-            details = job.masked(failure_reasons.describe_failed_start(error))
+            details = job.masked(f"could not be started: {error}")
             stopped = CaseOutcome(Status.FAILED, cause, details)
         else:
             conditions = (_stop_condition(command, job, events, context), _end_condition(command, job))
@@ -528,10 +525,9 @@ def _stop_condition(command: Command, job: Job, events: EventLog, context: Conte
             return outcome.INTERRUPTED
         # The limit restarts at each case, so a job of many cases does not time out while they end one by one.
         if now > max(began, events.progressed_at) + limit_s:
-            details = failure_reasons.describe_job_timeout(limit_s, setting)
-            return CaseOutcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, details)
+            return CaseOutcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, f"not done after {limit_s:g} s ({setting})")
         if case_timeout_s and events.inside and now - events.inside_since > case_timeout_s:
-            details = failure_reasons.describe_case_timeout(case_timeout_s)
+            details = f"case not done after {case_timeout_s:g} s (case_timeout_s)"
             return CaseOutcome(Status.TIMEOUT, Cause.CASE_TIMEOUT, details)
         return None
 

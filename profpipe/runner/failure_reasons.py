@@ -10,12 +10,6 @@ from pathlib import Path
 
 from profpipe.errors import UNWRITTEN, is_disk_full
 
-INTERRUPTED = "interrupted"
-NOT_STARTED = "interrupted before it started"
-LARGER_THAN_OOM = "larger in every dimension than a case that ran out of memory"
-HOST_MEMORY = "killed by SIGKILL: out of host memory, by the kernel's count of such kills"
-SIGKILL = "killed by SIGKILL, perhaps out of host memory"
-
 _ERROR_WORDS = re.compile(
     r"error|exception|fail|fatal|abort|denied|cannot|unable|no such|not found|illegal|unrecogni", re.IGNORECASE
 )
@@ -37,18 +31,6 @@ _NOISE = re.compile(
 #: What NCCL's watchdog puts before the error, which libstdc++ prints when it ends the process.
 _WATCHDOG_PREFIX = re.compile(r"^what\(\): +\[PG ID .* terminated with exception: ")
 _MAX_LENGTH = 240
-
-
-def describe_job_timeout(limit_s: float, setting: str) -> str:
-    return f"not done after {limit_s:g} s ({setting})"
-
-
-def describe_case_timeout(limit_s: float) -> str:
-    return f"case not done after {limit_s:g} s (case_timeout_s)"
-
-
-def describe_failed_start(error: Exception) -> str:
-    return f"could not be started: {error}"
 
 
 def describe_exit(returncode: int, log: str) -> str:
@@ -107,6 +89,10 @@ def signal_name(returncode: int) -> str | None:
         return signal.Signals(-returncode if returncode < 0 else returncode - 128).name
     except ValueError:
         return None
+
+
+def is_sigkill(returncode: int | None) -> bool:
+    return signal_name(returncode or 0) == "SIGKILL"
 
 
 def describe_disk_full(returncode: int, log: str) -> str:

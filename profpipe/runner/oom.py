@@ -23,12 +23,13 @@ def count_kills(root: Path = _ROOT) -> int | None:
 
 def explain_sigkill(returncode: int | None, kills_before: int | None, root: Path = _ROOT) -> CaseOutcome | None:
     """Return the outcome of a process that a SIGKILL from outside ended; None for any other end."""
-    if returncode is None or failure_reasons.signal_name(returncode) != "SIGKILL":
+    if not failure_reasons.is_sigkill(returncode):
         return None
     now = count_kills(root)
     if kills_before is not None and now is not None and now > kills_before:
-        return CaseOutcome(Status.OOM, Cause.HOST_MEMORY, failure_reasons.HOST_MEMORY)
-    return CaseOutcome(Status.CRASHED, Cause.SIGKILL, failure_reasons.SIGKILL)
+        known = "killed by SIGKILL: out of host memory, by the kernel's count of such kills"
+        return CaseOutcome(Status.OOM, Cause.HOST_MEMORY, known)
+    return CaseOutcome(Status.CRASHED, Cause.SIGKILL, "killed by SIGKILL, perhaps out of host memory")
 
 
 def _cgroup_files(root: Path) -> list[Path]:

@@ -14,9 +14,11 @@ from profpipe.runner import failure_reasons
 from profpipe.runner.journal import ProcessEnd
 
 OK = CaseOutcome(Status.OK)
-INTERRUPTED = CaseOutcome(Status.INTERRUPTED, Cause.INTERRUPTED, failure_reasons.INTERRUPTED)
-NOT_STARTED = CaseOutcome(Status.INTERRUPTED, Cause.NOT_STARTED, failure_reasons.NOT_STARTED)
-LARGER_THAN_OOM = CaseOutcome(Status.SKIPPED, Cause.LARGER_THAN_OOM, failure_reasons.LARGER_THAN_OOM)
+INTERRUPTED = CaseOutcome(Status.INTERRUPTED, Cause.INTERRUPTED, "interrupted")
+NOT_STARTED = CaseOutcome(Status.INTERRUPTED, Cause.NOT_STARTED, "interrupted before it started")
+LARGER_THAN_OOM = CaseOutcome(
+    Status.SKIPPED, Cause.LARGER_THAN_OOM, "larger in every dimension than a case that ran out of memory"
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _is_killed(problem: CaseOutcome | None, end: ProcessEnd) -> bool:
     """Return True if a SIGKILL ended the process that neither the runner nor the kernel's OOM killer sent."""
     if problem is None or problem.cause not in (Cause.SIGKILL, Cause.EXIT):
         return False
-    return failure_reasons.signal_name(end.returncode or 0) == "SIGKILL"
+    return failure_reasons.is_sigkill(end.returncode)
 
 
 def _has_failed(ended: CommandEnd) -> bool:
