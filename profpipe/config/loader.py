@@ -17,7 +17,6 @@ from profpipe.config import validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings, Workload
 from profpipe.config.workload_files import readable_params
 from profpipe.config.yaml import (
-    all_placeholders,
     mapping_at,
     placeholders,
     read,
@@ -55,7 +54,7 @@ def load_document(
 ) -> Pipeline:
     """Return the pipeline of ``written``, the content of the file ``path``, which errors call ``where``."""
     where, written = where or shown(path), dict(written)
-    masking.remember(masking.secrets_of_placeholders(all_placeholders(written), env))
+    masking.remember(masking.secrets_of_placeholders(placeholders(written), env))
     document = substituted(written, env, where)
     override(document, overrides, path)
     for node in (document, written):
@@ -75,7 +74,7 @@ def load_document(
 
 def variables(path: Path) -> list[str]:
     """Return the environment variables that the file uses, except those below ``env``, which may be secrets."""
-    return list(dict.fromkeys(placeholders(read(path, shown(path)))))
+    return list(dict(placeholders(read(path, shown(path)), without="env")))
 
 
 def _merge_defaults(document: dict[str, Any]) -> None:

@@ -185,26 +185,13 @@ def takes_text(path: tuple[str, ...]) -> bool:
     return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
 
 
-def placeholders(node: Any) -> Iterator[str]:
-    """Yield the names of the environment variables in ``node``, except those below a key ``env``."""
+def placeholders(node: Any, without: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """Yield name and default of every environment variable in ``node``, except those below a key ``without``."""
     if isinstance(node, dict):
-        for key, value in node.items():
-            if key != "env":
-                yield from placeholders(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from placeholders(item)
-    elif isinstance(node, str):
-        yield from (match[1] for match in PLACEHOLDER.finditer(node))
-
-
-def all_placeholders(node: Any) -> Iterator[tuple[str, str | None]]:
-    """Yield name and default of every environment variable in ``node``, also below a key ``env``."""
-    if isinstance(node, dict):
-        node = list(node.values())
+        node = [value for key, value in node.items() if key != without]
     if isinstance(node, list):
         for item in node:
-            yield from all_placeholders(item)
+            yield from placeholders(item, without)
     elif isinstance(node, str):
         yield from ((match[1], match[2]) for match in PLACEHOLDER.finditer(node))
 

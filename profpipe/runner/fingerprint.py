@@ -26,9 +26,7 @@ _MAX_NAMED: Final = 4
 
 def save(folder: Path, planned: Iterable[Job], below: Path, machine: Mapping[str, Any]) -> None:
     """Record in the run's ``folder`` the dependencies of jobs whose folders are planned below ``below``."""
-    known = {str(job.folder.relative_to(below)): _digests(job, machine) for job in planned}
-    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_private(folder / FILE, json.dumps(known).encode())
+    _write(folder, {str(job.folder.relative_to(below)): _digests(job, machine) for job in planned})
 
 
 def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> None:
@@ -36,8 +34,7 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
 
     A job whose tool is missing, now or then, is not checked.
     """
-    with readable(folder, FILE) as document:
-        known = {str(name): dict(digests) for name, digests in document.items()}
+    known = _read(folder)
     files = (path for path in (folder / "raw").rglob("*") if path.is_file())
     began = (folder / REQUEST_FILE).stat().st_mtime
     ended = max(path.stat().st_mtime for path in (folder / "run.json", *files))
@@ -48,16 +45,12 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
             outputs = job_cache.possible_outputs(job, began, ended)
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             changes.setdefault(job.workload, []).extend(name for name in changed if name not in outputs)
-    if text := "; ".join(f"{workload} ({_listed(names)})" for workload, names in changes.items() if names):
-        what = f"was started with other code or settings, whose times cannot be compared with today's: {text}."
-        remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
-        raise ConfigError(str(folder), what, remedy)
+    _refuse(folder, "was started with other code or settings", changes)
 
 
 def save_sources(folder: Path, planned: Iterable[Job]) -> None:
     """Record in the run's ``folder`` the files that the jobs run: a node of a cluster is another machine."""
-    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_private(folder / FILE, json.dumps(_sources(planned)).encode())
+    _write(folder, _sources(planned))
 
 
 def check_sources(folder: Path, planned: Sequence[Job], find_begin: Callable[[], float]) -> None:
@@ -66,18 +59,14 @@ def check_sources(folder: Path, planned: Sequence[Job], find_begin: Callable[[],
     A data file in a command may be written by other tasks. ``find_begin`` returns when the first one of them began, in
     seconds as files have them.
     """
-    with readable(folder, FILE) as document:
-        known = {str(name): dict(digests) for name, digests in document.items()}
+    known = _read(folder)
     for workload, digests in _sources(planned).items():
         # Another case of the workload may name other files.
         changed = {name for name, digest in digests.items() if known.get(workload, {}).get(name, digest) != digest}
         began, now = find_begin() if changed else 0.0, time.time()
         jobs = planned if changed else ()
         outputs = {name for job in jobs for name in job_cache.possible_outputs(job, began, now)}
-        if changed - outputs:
-            what = f"was submitted with other code, whose times cannot be compared with today's: {workload}"
-            remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
-            raise ConfigError(str(folder), f"{what} ({_listed(changed - outputs)}).", remedy)
+        _refuse(folder, "was submitted with other code", {workload: changed - outputs})
 
 
 def _sources(planned: Iterable[Job]) -> dict[str, dict[str, str]]:
@@ -88,6 +77,24 @@ def _sources(planned: Iterable[Job]) -> dict[str, dict[str, str]]:
         files = job_cache.hash_sources(replace(job, command=words), job.env)
         found.setdefault(job.workload, {}).update(job_cache.digests(files))
     return found
+
+
+def _write(folder: Path, known: Mapping[str, Mapping[str, str]]) -> None:
+    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_private(folder / FILE, json.dumps(known).encode())
+
+
+def _read(folder: Path) -> dict[str, dict[str, str]]:
+    with readable(folder, FILE) as document:
+        return {str(name): dict(digests) for name, digests in document.items()}
+
+
+def _refuse(folder: Path, what: str, changes: Mapping[str, Iterable[str]]) -> None:
+    """Raise ConfigError if there are changes, by workload."""
+    if text := "; ".join(f"{workload} ({_listed(names)})" for workload, names in changes.items() if names):
+        what = f"{what}, whose times cannot be compared with today's: {text}."
+        remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
+        raise ConfigError(str(folder), what, remedy)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ Hidden = Mapping[str, Scalar]
 def of_variables(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the secrets that the placeholders of the pipeline file ``path`` stand for, and ``${NAME}`` for each."""
     document = yaml.read(path, yaml.shown(path)) if path.is_file() else {}
-    return masking.secrets_of_placeholders(yaml.all_placeholders(document), environment)
+    return masking.secrets_of_placeholders(yaml.placeholders(document), environment)
 
 
 def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[str, str]:
@@ -128,8 +128,8 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
 
 def _mask_word(written: Any, given: str, path: Path) -> str:
     """Return a word of a command with ``${NAME}`` in place of secret variables. ``given`` has their values."""
-    found = set(masking.secrets_of_placeholders(yaml.all_placeholders(written), os.environ).values())
-    names = {name: f"${{{name}}}" for name, _ in yaml.all_placeholders(written) if f"${{{name}}}" in found}
+    found = set(masking.secrets_of_placeholders(yaml.placeholders(written), os.environ).values())
+    names = {name: f"${{{name}}}" for name, _ in yaml.placeholders(written) if f"${{{name}}}" in found}
     word = str(yaml.substituted(written, {**os.environ, **names}, path.name)) if names else given
     return masking.mask_forms(word)
 
