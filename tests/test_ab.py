@@ -361,6 +361,8 @@ def test_github_gets_an_error_for_what_fails_and_a_warning_for_what_is_undecided
     ]
     expected = "gate=failed\ncases=3\nfaster=0\nslower=1\nsame=1\ninconclusive=1\nfolder=/out/run\n"
     assert ci.outputs(found, "/out/run") == expected
+    # A line end in the name of a folder begins no further output.
+    assert ci.outputs(found, "/out\ngate=passed").splitlines()[-1] == "folder=/out<U+000A>gate=passed"
 
 
 def test_github_shows_ten_annotations_and_the_last_one_says_how_many_more_cases_there_are():

@@ -150,6 +150,7 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         tables, out = hostile_folders.make_tables(made), hostile_folders.make_run(made)
     run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest" and not path.is_symlink())
     events = "raw/sums/plain/events.jsonl"
+    packed = Path(shutil.copytree(tables, made / "packed", ignore=shutil.ignore_patterns("kernels.csv")))
     kinds: list[tuple[str, Path, str, list[str]]] = [
         ("run.json", tables, "run.json", ["report"]),
         ("run.json", run, "run.json", ["compare"]),
@@ -159,6 +160,8 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         ("events.jsonl", run, events, ["report"]),
         ("tables, CSV", tables, "kernels.csv", ["compare"]),
         ("tables, CSV", run, "metrics.csv", ["report"]),
+        ("tables, Parquet", packed, "kernels.parquet", ["report"]),
+        ("history", out, "profpipe.db", ["history"]),
     ]
     for number in fuzz.rounds(at_least=len(kinds)):
         format, source, name, command = kinds[number % len(kinds)]
@@ -169,8 +172,12 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
             file.write_text(json.dumps(altered(json.loads(file.read_text()), fuzz)))
         else:
             file.write_bytes(damaged(file.read_bytes(), fuzz))
-        where = {"ingest": [str(file)], "compare": [str(folder), str(source)]}.get(command[0], [str(folder)])
-        check(fuzz, format, [*command, *where], file)
+        where = {
+            "ingest": [str(file)],
+            "compare": [str(folder), str(source)],
+            "history": ["--out", str(folder)],
+        }
+        check(fuzz, format, [*command, *where.get(command[0], [str(folder)])], file)
         shutil.rmtree(folder)
     fuzz.end()
 

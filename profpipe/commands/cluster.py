@@ -251,7 +251,7 @@ def _lock(folder: Path) -> Iterator[None]:
             try:
                 held.enter_context(folders.lock(folder))
                 break
-            except ConfigError:
+            except folders.InUse:
                 if time.monotonic() > until:
                     raise
             time.sleep(0.2)

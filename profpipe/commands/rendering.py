@@ -27,6 +27,7 @@ from profpipe.report.text import first_screen
 from profpipe.results import long_texts, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
+from profpipe.stdio import visible_line
 
 #: The name of the template of SUMMARY.md in a folder ``templates``.
 TEMPLATE: Final = "SUMMARY.md.j2"
@@ -178,5 +179,5 @@ def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
 
 
 def shown_path(path: Path) -> str:
-    """Return ``path`` as the user would type it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    """Return ``path`` as the user would type it. A line end in it is written out: it is no line of this program."""
+    return visible_line(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path)

@@ -22,6 +22,7 @@ from profpipe.report.markdown import Markdown
 from profpipe.report.sections.verdicts import write_verdict
 from profpipe.results.manifest import Undecided
 from profpipe.results.schema import FAILED, Verdict
+from profpipe.stdio import visible_line
 
 #: GitHub refuses a longer job summary.
 MOST_SUMMARY_BYTES: Final = 1 << 20
@@ -92,7 +93,7 @@ def outputs(findings: PairFindings, folder: str) -> str:
     """Return the outputs of the step as ``name=value`` lines: the gate, the number of each verdict, and the folder."""
     counts = {str(each): findings.count(each) for each in Verdict}
     gate = findings.gate.value if findings.gate else "none"
-    found = {"gate": gate, "cases": len(findings.cases), **counts, "folder": folder}
+    found = {"gate": gate, "cases": len(findings.cases), **counts, "folder": visible_line(folder)}
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
 

@@ -188,9 +188,13 @@ def list_unfinished(out: Path) -> Iterator[Path]:
     return (folder.resolve() for folder, manifest in list_runs(out) if not manifest.ended)
 
 
+class InUse(ConfigError):
+    """Another process works on the run."""
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from working on the run. Raises ConfigError where another one already does.
+    """Keep other processes from working on the run. Raises InUse where another one already does.
 
     The operating system releases the lock when this process ends, also after a crash.
     """
@@ -199,7 +203,7 @@ def lock(folder: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             what = "another profpipe is working on this run."
-            raise ConfigError(str(folder), what, "Wait until it ends.") from None
+            raise InUse(str(folder), what, "Wait until it ends.") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
