@@ -40,7 +40,7 @@ test-all: setup
 # Damaged files of every kind for an hour; FUZZ_S and FUZZ_SEED choose another time and other damages.
 fuzz: setup
 	PROFPIPE_FUZZ_S=$(or $(FUZZ_S),3600) PROFPIPE_FUZZ_SEED=$(or $(FUZZ_SEED),1) \
-	    $(BIN)/python -m pytest -q -s tests/test_fuzz.py
+	    $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/test_fuzz.py
 
 # The hostile corpus, half an hour on two cores.
 hostile: setup

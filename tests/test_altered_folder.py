@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from test_text_from_outside import is_clean
 
 from profpipe import cli
+from profpipe.results import schema, store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -311,3 +313,70 @@ def test_any_value_of_run_json_may_be_altered(folder: Folder, seed: int, capsys:
                 check(folder, command, capsys)
             except AssertionError as error:
                 raise AssertionError(f"{command}, {path} = {value!r}: {error}") from error
+
+
+# --- cells of tables -------------------------------------------------------------------------------------------------
+
+#: (example, table, column, text, in every row): cells that once ended a report with an internal error.
+FOUND = (
+    ("own_program", "cases", "status", "x", False),
+    ("h200-attention", "cases", "flags", "[1]", False),
+    ("own_program", "steps", "rule", "x", False),
+    ("own_program", "steps", "profiler", "x", True),
+    ("own_program", "steps", "compute_ns", "-1", False),
+    ("own_program", "metrics", "value", "-1", True),
+    ("own_program", "metrics", "value", "1e308", True),
+    ("own_program", "kernels", "kernel_class", "{}", True),
+    ("h200-attention", "kernels", "case", "x", False),
+    ("h200-attention", "kernels", "process", "1e308", False),
+    ("h200-attention", "kernels", "total_ns", "1e308", True),
+)
+CELLS = ("", "x", "-1", "0", "1e308", "inf", "[]", "{}", "null", "a > b", "=1+1", "profpipe:x", r"\frac{$", "a,b=c,d=")
+#: How many more are drawn.
+_CELLS = 6
+
+
+def _drawn_cells() -> list[tuple[str, str, str, str, bool]]:
+    chance = random.Random(22)
+    columns = [(table.name, column) for table in schema.ALL[:5] for column in table.names]
+    return [
+        (chance.choice(("own_program", "h200-attention")), *chance.choice(columns), chance.choice(CELLS), i % 2 == 0)
+        for i in range(_CELLS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of examples with their tables as CSV."""
+    below = tmp_path_factory.mktemp("examples")
+    for name in ("own_program", "h200-attention"):
+        folder = Path(shutil.copytree(ROOT / "examples" / name, below / name))
+        store.save(folder, *store.load(folder))
+    return below
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_any_cell_of_a_table_may_be_altered(
+    examples: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for example, table, column, text, is_everywhere in (*FOUND, *_drawn_cells()):
+        folder = tmp_path / "folder"
+        shutil.copytree(examples / example, folder)
+        path = folder / f"{table}.csv"
+        if path.is_file() and len(rows := pd.read_csv(path, dtype=object, keep_default_na=False)):
+            rows.loc[:, column] = text if is_everywhere else [text, *rows[column].iloc[1:]]
+            rows.to_csv(path, index=False, quoting=1)
+            words = [str(folder)] if command == "report" else [str(examples / example), str(folder)]
+            code = cli.main([command, *words])
+            printed = capsys.readouterr()
+            assert code in (0, 1, 2) and "internal error" not in printed.err, (
+                example,
+                table,
+                column,
+                text,
+                printed.err,
+            )
+            assert is_clean(printed.out + printed.err)
+        shutil.rmtree(folder)
