@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
+from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
 from profpipe.ingest.groupby import combine, factorize, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx, tables
 from profpipe.ingest.recording import Recording
@@ -207,7 +207,7 @@ def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.D
         },
         copy=False,
     )
-    return kernel_classes.annotate(schema.summarise(launches))
+    return kernel_classes.annotate(launch_sums.summarise(launches))
 
 
 def _waits(calls: activities.Calls) -> operations.Calls:

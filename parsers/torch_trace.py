@@ -25,6 +25,7 @@ from profpipe.ingest import (
     json_stream,
     kernel_classes,
     launch_order,
+    launch_sums,
     range_stats,
 )
 from profpipe.ingest.recording import Recording
@@ -83,7 +84,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     else:
         steps = search.find_on_host(ranges, own=step_range)
     return schema.Tables(
-        kernels=kernel_classes.annotate(schema.summarise(rows)).assign(profiler="torch"),
+        kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler="torch"),
         **steps.of_processes(pids).tables(profiler="torch", rank=_rank(trace)),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
@@ -275,7 +276,7 @@ def _calls(trace: events.Trace, launches: pd.DataFrame) -> attribution.Launches:
 
 
 def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
-    """Return one row a launch, as ``schema.summarise`` takes them."""
+    """Return one row a launch, as ``launch_sums.summarise`` takes them."""
     cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
     return pd.DataFrame(
         {

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import attribution, bounds, kernel_classes, range_stats
+from profpipe.ingest import attribution, bounds, kernel_classes, launch_sums, range_stats
 from profpipe.ingest.groupby import combine
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
@@ -134,7 +134,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     notes += placed.paths.notes()
     return Placed(
         schema.Tables(
-            kernels=kernel_classes.annotate(schema.summarise(launches.rename(columns={"name": "kernel"}))),
+            kernels=kernel_classes.annotate(launch_sums.summarise(launches.rename(columns={"name": "kernel"}))),
             ranges=range_rows,
             **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
