@@ -18,7 +18,7 @@ from report_study import read_pages
 from profpipe import cli
 from profpipe.config import loader
 from profpipe.report.pages import MOST_LINES
-from profpipe.results import manifest, store
+from profpipe.results import manifest_entries, store
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
@@ -31,7 +31,7 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 
 def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
-    current = manifest.published(loader.load_pipeline(example / "pipeline.yaml"))
+    current = manifest_entries.published(loader.load_pipeline(example / "pipeline.yaml"))
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
     assert {key: stored.get(key) for key in ("tables", "plots")} == {key: current[key] for key in ("tables", "plots")}
     axes = ({name: entry["matrix"] for name, entry in of["workloads"].items()} for of in (stored, current))

@@ -11,7 +11,7 @@ import pytest
 from profpipe.commands import execution
 from profpipe.config import loader
 from profpipe.job import Command, Job, JobOutcome, Tool
-from profpipe.results import manifest
+from profpipe.results import manifest, manifest_entries
 from profpipe.runner import plan
 from profpipe.runner.outcome import OK
 from profpipe.runner.request import RunRequest
@@ -48,12 +48,12 @@ def jobs_of(order: RunRequest) -> list[Job]:
 
 def entry(job: Job, out: Path) -> manifest.JobEntry:
     ended, commands = JobOutcome(job, OK), [Command(job.command)]
-    return manifest.job_entry(ended, commands, out, key="", reused_from="", devices=(), peaks=None)
+    return manifest_entries.job_entry(ended, commands, out, key="", reused_from="", devices=(), peaks=None)
 
 
 def published(order: RunRequest) -> str:
     """All of the record that is made of commands."""
-    record = manifest.begin_run(
+    record = manifest_entries.begin_run(
         order.pipeline, now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(),
         command=["profpipe", "run"], secrets=order.secrets,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, manifest
+from profpipe.results import atomic, manifest_entries
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
@@ -148,7 +148,7 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     words = "options: ['--export=ALL,HF_TOKEN=a-b,X=1', --mem=4G], launcher: [apptainer, --env, DB_PASSWORD=p=q, i.sif]"
     path = tmp_path / "words.yaml"
     path.write_text(f"{PIPELINE}slurm: {{{words}}}\n", encoding="utf-8")
-    settings = manifest.published(load_pipeline(path))["slurm"]
+    settings = manifest_entries.published(load_pipeline(path))["slurm"]
     assert settings["options"] == ["--export=ALL,HF_TOKEN=...,X=1", "--mem=4G"]
     assert settings["launcher"] == ["apptainer", "--env", "DB_PASSWORD=...", "i.sif"]
     # A run of somebody else shows the lines before it is resumed.

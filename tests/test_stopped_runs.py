@@ -12,7 +12,7 @@ from profpipe.job import Case, Job, Missing
 from profpipe.report.document import plain
 from profpipe.report.sections import not_run, warnings
 from profpipe.report.text import write_table
-from profpipe.results import manifest
+from profpipe.results import manifest, manifest_entries
 from profpipe.results.manifest import Manifest
 
 CASES = [f"n={n}" for n in (1, 2, 3)]
@@ -61,7 +61,7 @@ def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_
         for profiler in ("plain", "nsys")
         for case in CASES[:2]
     ]
-    record = manifest.begin_run(
+    record = manifest_entries.begin_run(
         load_pipeline(tmp_path / "pipeline.yaml"),
         now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(), command=[], planned=jobs,
     )  # fmt: skip

@@ -210,7 +210,8 @@ def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
 def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     from profpipe.commands import trace
     from profpipe.ingest import reader
-    from profpipe.results.manifest import Manifest, file_entry
+    from profpipe.results.manifest import Manifest
+    from profpipe.results.manifest_entries import file_entry
 
     folder = tmp_path / "run"
     folder.mkdir()

@@ -16,7 +16,8 @@ from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import reader, registry
 from profpipe.profilers import nsys, nsys_export
 from profpipe.results import schema, store
-from profpipe.results.manifest import FILE, FileEntry, Manifest, RefusedFile, file_entry
+from profpipe.results.manifest import FILE, FileEntry, Manifest, RefusedFile
+from profpipe.results.manifest_entries import file_entry
 from profpipe.results.schema import Tables
 from profpipe.stdio import visible_line
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from enum import Enum
@@ -17,15 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from profpipe import masking
 from profpipe.errors import ConfigError
-from profpipe.job import Ask, Cause, Command, Incident, Job, JobOutcome, Missing, Status, Tool
+from profpipe.job import Cause, Incident, Status
 from profpipe.results import atomic, bounded_json
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 from profpipe.results.tasks import TaskEntry
 
 if TYPE_CHECKING:
-    from profpipe.config.models import Pipeline
+    pass
 
 FILE: Final = "run.json"
 #: Keys that most runs lack.
@@ -410,140 +408,5 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-#: ``--set workloads.training.env.HF_TOKEN=...``: the value is as private as one in the file.
-_SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)
-
-
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-def begin_run(
-    pipeline: Pipeline,
-    *,
-    now: datetime,
-    machine: Mapping[str, Any],
-    packages: Mapping[str, str],
-    tools: Mapping[str, Tool | Missing],
-    git: GitState,
-    command: Sequence[str],
-    planned: Iterable[Job] = (),
-    secrets: Mapping[str, str] = MappingProxyType({}),
-) -> Manifest:
-    """Return the manifest of a run that starts now.
-
-    ``secrets`` are secret words of commands, and the text that replaces each of them.
-    """
-    return Manifest(
-        name=pipeline.name,
-        started=now.isoformat(timespec="seconds"),
-        ended=None,
-        command=tuple(_published_word(word, secrets) for word in command),
-        pipeline=published(pipeline, secrets),
-        machine=parse(Machine, machine),
-        packages=packages,
-        tools={
-            # Without the path, which describes the machine rather than the result.
-            name: ToolEntry(missing=tool.reason, remedy=tool.remedy)
-            if isinstance(tool, Missing)
-            else ToolEntry(tool.version, tool.variant)
-            for name, tool in tools.items()
-        },
-        git=git,
-        planned=tuple(_planned_jobs(planned)),
-        private_files=(),
-    )
-
-
-def _published_word(word: str, secrets: Mapping[str, str]) -> str:
-    """Return a word of the command line of profpipe without secrets."""
-    word = _SET_ENV.sub(r"\1...", word)
-    prefix = "--set=" if word.startswith("--set=") else ""
-    name, equals, value = word.removeprefix(prefix).partition("=")
-    if equals and value != "..." and masking.is_secret_parameter(name.rpartition(".")[2], value):
-        return f"{prefix}{name}=..."
-    return masking.mask_printed(masking.masker(secrets).mask(_hide_assigned(word)))
-
-
-def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
-    """Yield each workload and profiler once, in the order in which they run."""
-    cases: dict[tuple[str, str], dict[str, None]] = {}
-    for job in jobs:
-        cases.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
-    return (PlannedJob(workload, profiler, tuple(names)) for (workload, profiler), names in cases.items())
-
-
-def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Return the resolved pipeline without secrets: environment variables have no values, `slurm.setup` no lines."""
-    document = pipeline.model_dump(mode="json", by_alias=True)
-    for settings in (document["defaults"], *document["workloads"].values()):
-        settings["env"] = dict.fromkeys(settings["env"])
-    for settings in document["workloads"].values():
-        settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
-        settings["srun"] = list(map(_hide_assigned, settings["srun"]))
-    if document["slurm"] is not None:
-        # Lines of a shell may set variables, whose values are not published either.
-        document["slurm"]["setup"] = []
-        for name in ("options", "launcher"):
-            document["slurm"][name] = list(map(_hide_assigned, document["slurm"][name]))
-    published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
-    return published_document
-
-
-#: ``--export=ALL,HF_TOKEN=...``: without the values of secret variables.
-_hide_assigned = functools.partial(masking.hide_assigned, hidden="...")
-
-
-def job_entry(
-    outcome: JobOutcome,
-    commands: Iterable[Command],
-    run_folder: Path,
-    *,
-    key: str,
-    reused_from: str,
-    devices: Iterable[Mapping[str, Any]],
-    peaks: PeakRates | None,
-    rank_nodes: Mapping[int, str] = MappingProxyType({}),
-) -> JobEntry:
-    """Return the entry of a job that ended; the parameters are those of JobEntry."""
-    job = outcome.job
-    files = (path for path in outcome.files if path.exists())
-    return JobEntry(
-        workload=job.workload,
-        profiler=job.profiler,
-        cases=tuple(case.id for case in job.cases),
-        status=outcome.status,
-        reason=outcome.reason,
-        cause=outcome.end.cause,
-        causes=outcome.causes,
-        devices=tuple(parse(DeviceEntry, device) for device in devices),
-        peaks=peaks,
-        interrupted=outcome.interrupted,
-        key=key,
-        reused_from=reused_from,
-        seconds=round(outcome.seconds, 3),
-        returncode=outcome.returncode,
-        argv=tuple(
-            tuple(job.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
-            for command in commands
-        ),
-        folder=str(job.folder.relative_to(run_folder)),
-        log=str((job.folder / "log.txt").relative_to(run_folder)),
-        files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
-        lane=job.lane or None,
-        rank_nodes=rank_nodes or None,
-    )
-
-
-def file_entry(source: str, parser: str, origin: Origin, scrubbed: bool | None = None) -> FileEntry:
-    return FileEntry(**vars(origin), source=source, parser=parser, scrubbed=scrubbed)
-
-
-def git_state(ask: Ask, folder: Path) -> GitState:
-    """Return the state of the checkout that holds ``folder``."""
-    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    if commit is None or len(commit.split()) != 1:
-        return GitState()
-    # Without optional locks `git status` does not rewrite the index of the user.
-    changed = ask(["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
-    return GitState(commit.strip(), bool((changed or "").strip()))

@@ -46,7 +46,7 @@ from profpipe.job import (
     readable,
 )
 from profpipe.measure import machine as machine_info, visible_gpus
-from profpipe.results import atomic, folders, manifest, store
+from profpipe.results import atomic, folders, manifest, manifest_entries, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
 from profpipe.runner import (
@@ -103,13 +103,13 @@ def begin_run(
     request: RunRequest, machine: Machine, code: Path | None, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of a run that starts now. ``code`` is the folder whose git state is kept, if any."""
-    return manifest.begin_run(
+    return manifest_entries.begin_run(
         request.pipeline,
         now=manifest.utc_now(),
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest.git_state(executor.ask, code) if code else manifest.GitState(),
+        git=manifest_entries.git_state(executor.ask, code) if code else manifest.GitState(),
         command=command,
         planned=planned,
         secrets=request.secrets,
@@ -367,7 +367,7 @@ class Session:
                 tables = masked_tables.mask(result.tables, job.secrets)
                 read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
-                files.append(manifest.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
+                files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
@@ -376,7 +376,7 @@ class Session:
         fresh = item_rates.add(fresh, self._items(job))
         self.data = self._merged(job, fresh)
         devices = reader.read_devices(job.records)
-        entry = manifest.job_entry(
+        entry = manifest_entries.job_entry(
             outcome,
             _commands(job),
             self.folder,
