@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -296,6 +297,25 @@ def test_records_of_another_version_are_refused(run_folder: Path) -> None:
     replace(other, tables=tables).save(run_folder)
     with pytest.raises(ConfigError, match="has other columns in the record of task 1"):
         collect.collect(run_folder, {})
+
+
+def test_collect_renders_no_template_that_a_foreign_run_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "no Slurm here"))
+    run = submit.create(request(tmp_path), ["profpipe"], comparisons)
+    for place in (tmp_path, run / "inside"):
+        (place / "templates").mkdir(parents=True)
+        (place / "templates" / "SUMMARY.md.j2").write_text("template of the pipeline\n")
+    options = argparse.Namespace(json=None, quiet=True)
+    assert cluster.collect(run, options) == 1
+    assert (run / "SUMMARY.md").read_text() == "template of the pipeline\n"
+    order = run / "raw" / "order.json"
+    for named in ("inside/pipeline.yaml", str(tmp_path / "pipeline.yaml")):
+        order.write_text(json.dumps({**json.loads(order.read_text()), "path": named}))
+        (run / "raw" / "seal").unlink(missing_ok=True)
+        cluster.collect(run, options)
+        assert "template of" not in (run / "SUMMARY.md").read_text()
 
 
 def test_collect_says_what_no_array_has(run_folder: Path) -> None:

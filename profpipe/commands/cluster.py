@@ -25,6 +25,7 @@ from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.runner import seal
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
@@ -237,7 +238,10 @@ def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manif
     data, known = records_of_tasks.collect(folder, seen)
     if silence and not known.ended:
         print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
-    result = execution.write_results(folder, request, data, known)
+    # The run may come from somebody else, who chose the path of its pipeline file.
+    own_folder = request.plugin_dir if seal.find_doubt(folder) is None else Path.cwd()
+    templates = rendering.find_templates(own_folder, not_below=folder)
+    result = execution.write_results(folder, request, data, known, templates=templates)
     known.save(folder)
     return result, known
 

@@ -92,18 +92,25 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
 
 
 def write_results(
-    folder: Path, request: RunRequest, data: Tables, run: Manifest, stored: Tables | None = None
+    folder: Path,
+    request: RunRequest,
+    data: Tables,
+    run: Manifest,
+    stored: Tables | None = None,
+    templates: rendering.Templates | None = None,
 ) -> Result:
     """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
 
-    The caller saves the manifest with the end of the run last: the run is then done.
+    The default are the templates of the pipeline's folder. The caller saves the manifest with the end of the run last:
+    the run is then done.
     """
     found = pairs.analyze(data, run) if run.ab is not None else None
     if found is not None:
         data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
     store.save(folder, data, replace(run, ended=None), stored)
     store.save_parquet(folder, data)
-    result = rendering.write_report(folder, data, run, rendering.find_templates(request.plugin_dir), found)
+    templates = templates or rendering.find_templates(request.plugin_dir)
+    result = rendering.write_report(folder, data, run, templates, found)
     recording.record(request.out, folder, data, run, found)
     return result
 
