@@ -42,6 +42,11 @@ def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:
     return None if share is None else doc.Cell(share, format=doc.Format.PERCENT, flags=(flag,) if flag else ())
 
 
+def with_share(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.Cell:
+    """Return a time followed by its share of the whole."""
+    return doc.Cell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
+
+
 def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
     """Return names as ``a, b and c``; of more than ``most`` the first and how many others there are."""
     return doc.join([doc.Code(word) for word in words], most=most)

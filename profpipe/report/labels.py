@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings, Iteration, WorkloadFindings
-from profpipe.report.document import CaseLink, Code, Text, join
+from profpipe.report.document import CaseLink, Code, Text, inlines, join
 from profpipe.results.manifest import Manifest
 
 PART_NAMES: Mapping[str, str] = {
@@ -36,6 +36,12 @@ def case_text(point: CaseResult) -> Text:
     if not parts and not point.id:
         return "whole capture"
     return CaseLink(join(parts, last=", ") or Code(unquote(point.id)), point.id)
+
+
+def marked_text(point: CaseResult, otherwise: Text = "") -> Text:
+    """Return a case in words, a baseline marked. A case without an id is ``otherwise``."""
+    words = case_text(point) if point.id or not otherwise else otherwise
+    return (*inlines(words), " (baseline)") if point.is_baseline else words
 
 
 def variant_text(point: CaseResult) -> Text:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
 from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, margin, ratio
 from profpipe.report.labels import case_text, of_what
@@ -46,6 +48,9 @@ _FEWEST_POINTS = 40
 #: Cases of a job whose pages show its command.
 _FEW_CASES = 3
 
+#: The findings of a workload that are each of one case.
+_OF_CASES = ("agreements", "ranks", "phases", "phase_work", "host_phases", "memory")
+
 Samples = Sequence[tuple[int, float]]
 
 
@@ -62,13 +67,14 @@ def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Se
 def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
     alone = only(workload, case)
     own, own_steps = workload.steps.of(case.id), steps.steps(alone)
+    has_timeline = any(each.case == case.id for each in workload.timelines)
     blocks: list[doc.Block | None] = [
-        _flags(alone),
+        doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in flags.meanings([alone]).items())),
         strip_of_samples(samples, case) if len(samples) > 1 else None,
-        strip_of_steps(own, case) if own else None,
+        strip_of_steps(own) if own else None,
         _figures(alone, case),
         _classes(alone),
-        _timeline(workload, case),
+        doc.Paragraph(doc.Link("What ran when: the timeline", "#timeline")) if has_timeline else None,
     ]
     sections = (
         # The chart of the step stands above.
@@ -91,31 +97,24 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     return replace(made, title=title, sections=tuple(section for section in sections if section))
 
 
-def _timeline(workload: WorkloadFindings, case: CaseResult) -> doc.Paragraph | None:
-    """Return a link to the timeline of the case."""
-    if all(own.case != case.id for own in workload.timelines):
-        return None
-    return doc.Paragraph(doc.Link("What ran when: the timeline", "#timeline"))
-
-
 def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
     """Return ``workload`` with the findings of one case."""
     shape = next(shape for shape in workload.shapes if case in shape.cases)
     found = workload.steps
+
+    def own(findings: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(each for each in findings if each.case == case.id)
+
+    kept: dict[str, Any] = {name: own(getattr(workload, name)) for name in _OF_CASES}
     return replace(
         workload,
+        **kept,
         shapes=(Shape(shape.axes, (case,)),),
-        agreements=tuple(each for each in workload.agreements if each.case == case.id),
-        ranks=tuple(each for each in workload.ranks if each.case == case.id),
-        phases=tuple(each for each in workload.phases if each.case == case.id),
-        phase_work=tuple(each for each in workload.phase_work if each.case == case.id),
-        host_phases=tuple(each for each in workload.host_phases if each.case == case.id),
-        memory=tuple(each for each in workload.memory if each.case == case.id),
         steps=replace(
             found,
-            cases=tuple(own for own in found.cases if own.case == case.id),
+            cases=own(found.cases),
             without_steps=tuple(name for name in found.without_steps if name == case.id),
-            recordings=tuple(own for own in found.recordings if own.case == case.id),
+            recordings=own(found.recordings),
         ),
     )
 
@@ -133,11 +132,6 @@ def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         text = fill("{}, {} over the baseline", text, ratio(case.speedup))
     fixed = f" Every case: {in_words(workload.fixed)}." if workload.fixed else ""
     return fill(f"{{}}.{fixed}", text)
-
-
-def _flags(alone: WorkloadFindings) -> doc.Bullets:
-    meanings = flags.meanings([alone])
-    return doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in meanings.items()))
 
 
 def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
@@ -191,33 +185,17 @@ def limit_samples(samples: Samples, most: int) -> Samples:
 
 def strip_of_samples(samples: Samples, case: CaseResult) -> doc.Chart:
     """Return the samples of a case in their order, coloured by the round in which they were taken."""
-    rounds = sorted({number for number, _ in samples})
-    series = tuple(
-        doc.Series(
-            f"round {number}" if len(rounds) > 1 else "sample",
-            f"round {number}",
-            tuple(doc.Mark(float(i), ns) for i, (own, ns) in enumerate(samples, start=1) if own == number),
-        )
-        for number in rounds
-    )
+    points = grouped((f"round {number}", (float(i), ns)) for i, (number, ns) in enumerate(samples, start=1))
+    rounds = sorted(points, key=lambda name: int(name.split()[1]))
     total = case.time.n if case.time and case.time.n else len(samples)
     thinned = f" {len(samples)} of {total} are drawn, the least and the largest of each part." * (total > len(samples))
+    caption = f"Rounds alternate with those of the other cases.{thinned}" if len(rounds) > 1 else thinned.strip()
     middle = case.time.ns if case.time else statistics.median(ns for _, ns in samples)
-    return doc.Chart(
-        "samples",
-        "Samples in the order of measuring",
-        doc.ChartKind.STRIP,
-        doc.Axis("sample"),
-        doc.Axis("time", quantity="ns"),
-        (doc.Panel("", series),),
-        f"Rounds alternate with those of the other cases.{thinned}" if len(rounds) > 1 else thinned.strip(),
-        doc.Placement.HTML,
-        keys=tuple(f"round {number}" for number in rounds),
-        references=(doc.Reference(doc.ReferenceKind.LEVEL, middle, "median"),),
-    )
+    named = {name: name if len(rounds) > 1 else "sample" for name in rounds}
+    return _strip("samples", "Samples in the order of measuring", "sample", points, named, {"median": middle}, caption)
 
 
-_STATES: Mapping[StepState, str] = {
+_STATES = {
     StepState.STEADY: "steady",
     StepState.WARMUP: "warm-up",
     StepState.OUTLIER: "outlier",
@@ -225,28 +203,29 @@ _STATES: Mapping[StepState, str] = {
 }
 
 
-def strip_of_steps(own: CaseSteps, case: CaseResult) -> doc.Chart | None:
+def strip_of_steps(own: CaseSteps) -> doc.Chart | None:
     """Return the time of every step under the profiler that recorded them."""
-    rows = [row for row in own.rows if row.state in _STATES]
-    if len(rows) < 2:
+    if len(own.rows) < 2:
         return None
-    series = tuple(
-        doc.Series(name, name, tuple(doc.Mark(float(row.step), row.wall_ns) for row in rows if row.state is state))
-        for state, name in _STATES.items()
-    )
-    time = own.times.get(own.profiler)
+    points = grouped((_STATES[row.state], (float(row.step), row.wall_ns)) for row in own.rows)
+    title, time = f"Every step ({own.profiler or 'no profiler'})", own.times.get(own.profiler)
+    caption = "Points of several ranks share a place." if len(own.ranks) > 1 else ""
+    level = {"median of steady steps": time.ns} if time else {}
+    return _strip("steps", title, "step", points, {name: name for name in _STATES.values()}, level, caption)
+
+
+def _strip(
+    id: str, title: str, x: str, points: Mapping[str, Sequence[tuple[float, float]]], names: Mapping[str, str],
+    levels: Mapping[str, float], caption: str,
+) -> doc.Chart:  # fmt: skip
+    """Return times (ns) as points over their number. ``points`` are by key, ``names`` has all keys in order."""
+    marks = {key: tuple(doc.Mark(*point) for point in own) for key, own in points.items()}
+    series = tuple(doc.Series(name, key, marks[key]) for key, name in names.items() if key in marks)
+    references = tuple(doc.Reference(doc.ReferenceKind.LEVEL, ns, name) for name, ns in levels.items())
     return doc.Chart(
-        "steps",
-        f"Every step ({own.profiler or 'no profiler'})",
-        doc.ChartKind.STRIP,
-        doc.Axis("step"),
-        doc.Axis("time", quantity="ns"),
-        (doc.Panel("", tuple(each for each in series if each.marks)),),
-        "Points of several ranks share a place." if len(own.ranks) > 1 else "",
-        doc.Placement.HTML,
-        keys=tuple(_STATES.values()),
-        references=(doc.Reference(doc.ReferenceKind.LEVEL, time.ns, "median of steady steps"),) if time else (),
-    )
+        id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), (doc.Panel("", series),), caption,
+        doc.Placement.HTML, keys=tuple(names), references=references,
+    )  # fmt: skip
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

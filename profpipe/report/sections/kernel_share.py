@@ -16,7 +16,7 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, percent
+from profpipe.report.inlines import fill, with_share
 from profpipe.report.labels import case_text, per_iteration
 from profpipe.report.sections import other_classes, ranks
 from profpipe.report.units import Unit, time_unit
@@ -162,7 +162,7 @@ def by_class(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placeme
     unit = time_unit(b.total.ns for b in breakdowns)
 
     def cell(part: ClassTotal | None, total: ClassTotal) -> doc.Cell:
-        return doc.Cell(part.ns, unit=unit, note=fill("({})", percent(part.ns / total.ns))) if part else doc.Cell()
+        return with_share(part.ns, part.ns / total.ns, unit) if part else doc.Cell()
 
     times = grouped((name, part.ns) for b in breakdowns for name, part in b.classes.items())
     rows: list[_Row] = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profpipe.analysis.findings.steps import StepPart, StepParts
+from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, percent
+from profpipe.report.inlines import duration, fill, percent, with_share
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, copy_table
 from profpipe.report.units import size_unit, step_unit
@@ -53,15 +53,12 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
     columns = [doc.label("case"), doc.label("rank"), doc.Column("wall", "recorded", unit)]
     columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in shown]
     rows = [
-        [labels.get(each.case, ""), each.rank, each.parts.wall_ns, *(_part(each.parts, part) for part in shown)]
+        [labels.get(each.case, ""), each.rank, each.parts.wall_ns,
+         *(with_share(each.parts.ns[part], each.parts.share(each.parts.ns[part])) for part in shown)]
         for each in found
-    ]
+    ]  # fmt: skip
     alone = [*(["case"] if len(workload.cases) < 2 else []), *(["rank"] if len({e.rank for e in found}) < 2 else [])]
     return doc.make_table("recording", columns, rows).without(*alone)
-
-
-def _part(parts: StepParts, part: StepPart) -> doc.Cell:
-    return doc.Cell(parts.ns[part], note=fill("({})", percent(parts.share(parts.ns[part]))))
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:

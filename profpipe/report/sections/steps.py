@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from profpipe.analysis.findings.steps import (
-    IDLE_PARTS,
-    CaseSteps,
-    CopyTraffic,
-    StepPart,
-    StepParts,
-)
+from profpipe.analysis.findings.steps import IDLE_PARTS, CaseSteps, CopyTraffic, StepPart, StepParts
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, percent, ratio
-from profpipe.report.labels import case_text
+from profpipe.report.inlines import fill, percent, ratio, with_share
+from profpipe.report.labels import case_text, marked_text
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule, StepState
@@ -79,10 +74,18 @@ def steps(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("steps", "", workload=workload.name)
     blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
-    blocks += [where_table(own, number) for number, own in enumerate(groups)]
-    blocks += [bars(workload, cases), *(gains(own, number) for number, own in enumerate(groups))]
+    blocks += [_numbered(where_table(own), own, number) for number, own in enumerate(groups)]
+    blocks += [bars(workload, cases), *(_numbered(gains(own), own, number) for number, own in enumerate(groups))]
     blocks += [copies(cases), found_steps(cases)]
     return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
+
+
+def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Table:
+    """Return a table of the first cases as it is; one of further cases names them, on the long page."""
+    if not number:
+        return table
+    title = table.title or doc.join([case_text(case) for case, *_ in cases], most=2)
+    return replace(table, id=f"{table.id} {number + 1}", title=title, placement=doc.Placement.DETAILS)
 
 
 def _with_parts(workload: WorkloadFindings) -> Iterator[_Case]:
@@ -137,58 +140,39 @@ def _numbers(counts: Iterable[int]) -> str:
 # --- where a step goes -----------------------------------------------------------------------------------------------
 
 
-def where_table(cases: Sequence[_Case], number: int = 0) -> doc.Table:
-    """Return the parts of a step as rows: of one case with what could be gained, of several side by side.
-
-    ``number`` counts the tables of a workload; the first one stands on the short page.
-    """
+def where_table(cases: Sequence[_Case]) -> doc.Table:
+    """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
     unit = step_unit(parts.wall_ns for *_, parts in cases)
-    columns = [doc.label("part", "")]
-    if is_lone := len(cases) == 1:
-        columns += [
-            doc.Column("ns", "", unit),
-            doc.percent("share", ""),
-            doc.ratio("gain", "speed-up without it, at most"),
-        ]
+    if len(cases) == 1:
+        columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
+        columns.append(doc.ratio("gain", "speed-up without it, at most"))
+        rows = [(name, *_lone_cells(name, values[0], cases[0])) for name, values in _rows(cases)]
     else:
-        columns += [doc.Column(case.id, _head(case, unit)) for case, *_ in cases]
-    rows: list[list[doc.Cell]] = []
-    unprofiled = _without_profiler(cases[0])[2]
+        columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
+        rows = [
+            (name, *(with_share(ns, parts.share(ns), unit, _is_part(name))
+                     for ns, (*_, parts) in zip(values, cases, strict=True)))
+            for name, values in _rows(cases)
+        ]  # fmt: skip
+    cells = tuple(tuple(map(doc.cell, row)) for row in rows)
+    return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
+
+
+def _is_part(name: doc.Text) -> bool:
+    return not isinstance(name, str)
+
+
+def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
+    """Yield the time of a part of the only case, its share, and the speed-up of a step without it."""
+    _, own, parts = case
+    unprofiled = own.parts_without_profiler or parts
     idle: dict[doc.Text, float] = {PART_NAMES[part]: unprofiled.ns[part] for part in IDLE_PARTS}
     idle[doc.Strong("idle")] = unprofiled.idle_ns
-    for name, values in _rows(cases):
-        is_part = not isinstance(name, str)
-        cells = [doc.Cell(text=name)]
-        for ns, (*_, parts) in zip(values, cases, strict=True):
-            if is_lone:
-                # Nothing is left of a step without compute.
-                is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
-                gain = doc.Cell(unprofiled.speedup_without(idle.get(name, ns))) if is_gain else doc.Cell()
-                cells += [doc.Cell(ns, is_strong=is_part), doc.Cell(parts.share(ns)), gain]
-            else:
-                cells.append(doc.Cell(ns, unit=unit, is_strong=is_part, note=fill("({})", percent(parts.share(ns)))))
-        rows.append(cells)
-    cells_of_rows = tuple(map(tuple, rows))
-    return doc.Table(
-        _id("parts", number), tuple(columns), cells_of_rows, _cases_of(cases, number), _page(number), is_divisible=False
-    )
-
-
-def _id(name: str, number: int) -> str:
-    return f"{name} {number + 1}" if number else name
-
-
-def _page(number: int) -> doc.Placement:
-    return doc.Placement.DETAILS if number else doc.Placement.SUMMARY
-
-
-def _cases_of(cases: Sequence[_Case], number: int) -> doc.Text:
-    """Return the cases of a table that is not the first one."""
-    return doc.join([case_text(case) for case, *_ in cases], most=2) if number else ""
-
-
-def _head(case: CaseResult, unit: Unit) -> doc.Text:
-    return fill(f"{{}}{' (baseline)' if case.is_baseline else ''}: {unit.name}", case_text(case))
+    yield doc.Cell(ns, is_strong=_is_part(name))
+    yield doc.Cell(parts.share(ns))
+    # Nothing is left of a step without compute.
+    is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
+    yield doc.Cell(unprofiled.speedup_without(idle.get(name, ns))) if is_gain else doc.Cell()
 
 
 def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
@@ -242,10 +226,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         for name, key, values in pieces
         if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
     )
-    labels = tuple(
-        (doc.plain(case_text(case)) if case.id else workload.name) + (" (baseline)" if case.is_baseline else "")
-        for case, *_ in cases
-    )
+    labels = tuple(doc.plain(marked_text(case, workload.name)) for case, *_ in cases)
     return doc.Chart(
         plots.chart_id(workload.name, "step"),
         "Where a step goes",
@@ -260,31 +241,16 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
 # --- gains -----------------------------------------------------------------------------------------------------------
 
 
-def gains(cases: Sequence[_Case], number: int = 0) -> doc.Table:
-    """Return by how much a step of each case would be faster without a part, at most; empty for one case.
-
-    ``number`` is that of ``where_table``.
-    """
-    columns = [doc.label("part", "")]
-    columns += [doc.ratio(case.id, _name(case)) for case, *_ in cases]
-    every = [_without_profiler(case)[2] for case in cases]
+def gains(cases: Sequence[_Case]) -> doc.Table:
+    """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
+    columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
+    every = [own.parts_without_profiler or parts for _, own, parts in cases]
     rows: list[list[doc.Text | float]] = []
-    if len(cases) > 1:
-        for name, values in _removable(every):
-            speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
-            if max(speedups) >= _LEAST_SPEEDUP:
-                rows.append([name, *speedups])
-    title = "Speed-up of a step without a part, at most"
-    return doc.make_table(_id("gains", number), columns, rows, title, _page(number))
-
-
-def _without_profiler(case: _Case) -> _Case:
-    result, own, parts = case
-    return result, own, own.parts_without_profiler or parts
-
-
-def _name(case: CaseResult) -> doc.Text:
-    return fill("{} (baseline)", case_text(case)) if case.is_baseline else case_text(case)
+    for name, values in _removable(every) if len(cases) > 1 else ():
+        speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
+        if max(speedups) >= _LEAST_SPEEDUP:
+            rows.append([name, *speedups])
+    return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 
 def _removable(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float]]]:

@@ -9,7 +9,7 @@ from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerd
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc, selection
 from profpipe.report.inlines import fill, names, ratio
-from profpipe.report.labels import case_text, quantity, variant_text
+from profpipe.report.labels import marked_text, quantity, variant_text
 from profpipe.report.sections import flags, steps
 from profpipe.report.sections.wins import doubt_of, tied_names
 from profpipe.report.units import size_unit, step_unit, time_unit
@@ -90,11 +90,8 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
     unit = (step_unit if of_steps else time_unit)([case.ns for case in cases])
     memory = size_unit(peak_memory(workload, case) for case in cases)
 
-    def label(case: CaseResult) -> doc.Text:
-        return fill("{} (baseline)", case_text(case)) if case.is_baseline else case_text(case)
-
     columns = [
-        (doc.label("case", workload.compare or "case"), label),
+        (doc.label("case", workload.compare or "case"), marked_text),
         (doc.Column("time", "time", unit), lambda case: case.ns),
         (doc.plus_minus("interval", "95 % interval"), lambda case: case.time.margin),
         (doc.Column("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
