@@ -8,7 +8,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from profpipe.analysis.findings.workloads import KernelBreakdown
+import pandas as pd
+
+from profpipe.analysis.findings.workloads import KernelBreakdown, Measure
 from profpipe.analysis.kernel_breakdown import break_down
 from profpipe.analysis.kernel_totals import (
     COPIES,
@@ -59,6 +61,12 @@ class Number:
     n: Any
     ci_low: Any
     ci_high: Any
+
+    @property
+    def time(self) -> Measure:
+        """The number as a time in ns."""
+        n, low, high = (None if pd.isna(value) else float(value) for value in (self.n, self.ci_low, self.ci_high))
+        return Measure(self.value, None if n is None else int(n), low, high)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
-
-import pandas as pd
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
@@ -63,7 +61,7 @@ def case_results(
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
-    cases = {id: _with_node_mark(case, nodes, _compared_with(case, cases, data)) for id, case in cases.items()}
+    cases = {id: _with_node_mark(case, nodes, cases, data) for id, case in cases.items()}
     shared = shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
@@ -77,15 +75,10 @@ def nodes_of(data: WorkloadData, run: Manifest) -> Nodes:
     return Nodes.of_workload(data.recorded.tables, run, data.name, profiler) if run.nodes else Nodes()
 
 
-def _compared_with(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadData) -> list[CaseResult]:
-    """Return the cases that the report compares with ``case``, and the case itself."""
+def _with_node_mark(case: CaseResult, nodes: Nodes, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult:
+    """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
-    return [other for other in cases.values() if other.shape == case.shape or other is base]
-
-
-def _with_node_mark(case: CaseResult, nodes: Nodes, compared: Sequence[CaseResult]) -> CaseResult:
-    """Add the flag of a case that is compared with cases of other nodes."""
-    timed = [other for other in compared if other.time]
+    timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
     if len(timed) < 2 or not nodes.are_several(timed):
         return case
     flag = Flag.UNLIKE_NODES if nodes.differences(timed) else Flag.SEVERAL_NODES
@@ -155,10 +148,8 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
         lowest, highest = index.range_of_steps(case, basis.profiler)
     elif basis.quantity == "wall" and (walls := index.process_walls.get((case, basis.profiler))):
         lowest, highest = min(walls), max(walls)
-    n = None if pd.isna(time.n) else int(time.n)
-    low, high = (None if pd.isna(end) else float(end) for end in (time.ci_low, time.ci_high))
     processes = index.process_counts.get((case, basis.profiler), 1)
-    return Measure(time.value, n, low, high, p10, p90, lowest, highest, processes)
+    return replace(time.time, p10=p10, p90=p90, lowest=lowest, highest=highest, processes=processes)
 
 
 def _values(index: CaseIndex, case: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pandas as pd
 
+from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.student_t import quantile
 from profpipe.analysis.verdict import LEAST_FLOOR, Gate
 from profpipe.job import readable
@@ -284,10 +285,9 @@ def plain_processes(data: Tables) -> dict[Key, list[float]]:
     """
     metrics, failed = data.metrics, failed_cases(data)
     of_plain = (metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)
-    rows = metrics[of_plain & metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d+") & (metrics["value"] > 0)]
+    single = metrics[of_plain & metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d+") & (metrics["value"] > 0)]
     found: dict[Key, dict[str, dict[int, float]]] = {}
-    columns = ("workload", "case", "metric", "subject", "value")
-    for workload, case, metric, subject, value in zip(*(rows[name] for name in columns), strict=True):
+    for workload, case, metric, subject, value in rows(single, "workload", "case", "metric", "subject", "value"):
         if (workload, case) not in failed:
             by_metric = found.setdefault((workload, case), {}).setdefault(metric, {})
             by_metric[int(subject.removeprefix(PROCESS_PREFIX))] = float(value)
@@ -313,12 +313,12 @@ def timed_cases(data: Tables) -> dict[Key, TimedCase]:
 
 def failed_cases(data: Tables) -> dict[Key, Failure]:
     """Return how the cases ended that failed without a profiler."""
-    rows = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
-    return dict(zip(_keys(rows), map(Failure, rows["status"], rows["reason"]), strict=True))
+    failed = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
+    return dict(zip(_keys(failed), map(Failure, failed["status"], failed["reason"]), strict=True))
 
 
-def _keys(rows: pd.DataFrame) -> list[Key]:
-    return list(zip(rows["workload"], rows["case"], strict=True))
+def _keys(frame: pd.DataFrame) -> list[Key]:
+    return list(zip(frame["workload"], frame["case"], strict=True))
 
 
 def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:

@@ -6,6 +6,7 @@ subject, ``pair 1 A`` or ``pair 1 A <kernel>``.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.kernel_differences import Capture, Work
-from profpipe.analysis.kernel_totals import COPIES, KernelTotals
+from profpipe.analysis.kernel_totals import COPIES, KernelTotals, rows
 from profpipe.job import Status
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
@@ -48,9 +49,8 @@ def is_of_capture(source: str) -> bool:
 
 def failed(data: Tables) -> tuple[FailedCapture, ...]:
     """Return the cases of which a process under the profiler did not end well."""
-    rows = data.cases[(data.cases["profiler"] != "plain") & (data.cases["status"] != Status.OK.value)]
-    columns = (rows[name] for name in ("workload", "case", "profiler", "status", "reason"))
-    return tuple(FailedCapture(*values) for values in zip(*columns, strict=True))
+    own = data.cases[(data.cases["profiler"] != "plain") & (data.cases["status"] != Status.OK.value)]
+    return tuple(itertools.starmap(FailedCapture, rows(own, "workload", "case", "profiler", "status", "reason")))
 
 
 def read(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dict[_Key, dict[str, list[Capture]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -154,6 +154,7 @@ def _difference(name: str, b_name: str, a: Sequence[Capture], b: Sequence[Captur
     first = {capture.pair: capture.kernels.get(name, _NONE) for capture in a}
     pairs = [(first[c.pair], c.kernels.get(b_name, _NONE)) for c in b if c.pair in first]
     differences = [after.ns - before.ns for before, after in pairs] or [on_b.ns - on_a.ns]
+    ratios = [math.log(after.ns / before.ns) for before, after in pairs if before.ns > 0 and after.ns > 0]
     found = KernelDifference(
         name or b_name,
         b_name or name,
@@ -163,16 +164,11 @@ def _difference(name: str, b_name: str, a: Sequence[Capture], b: Sequence[Captur
         captures=min(len(a), len(b)),
         low_ns=on_grid(min(differences)),
         high_ns=on_grid(max(differences)),
-        judgement=_judge(pairs),
+        # By the rule of cases, where there are enough pairs of captures to decide.
+        judgement=verdict.judge(ratios) if len(ratios) == len(pairs) >= verdict.FEWEST_PAIRS else None,
     )
     times = tuple([c.kernels.get(own, _NONE).ns for c in side] for own, side in ((name, a), (b_name, b)))
     return replace(found, change=_change(found, *times))
-
-
-def _judge(pairs: Sequence[tuple[Work, Work]]) -> Judgement | None:
-    """Return the verdict on a kernel by the rule of cases; None with too few pairs of captures to decide."""
-    ratios = [math.log(after.ns / before.ns) for before, after in pairs if before.ns > 0 and after.ns > 0]
-    return verdict.judge(ratios) if len(ratios) == len(pairs) >= verdict.FEWEST_PAIRS else None
 
 
 def _change(found: KernelDifference, a_ns: Sequence[float], b_ns: Sequence[float]) -> KernelChange:
@@ -245,9 +241,13 @@ def vary(side: str, captures: Sequence[Capture]) -> SetVariation | None:
     ]  # fmt: skip
     if not differing:
         return None
+
+    def is_alike(one: Capture, other: Capture) -> bool:
+        return all(are_as_many(*(c.kernels.get(name, _NONE).calls for c in (one, other))) for name in differing)
+
     groups: list[list[Capture]] = []
     for capture in captures:
-        own = next((group for group in groups if _has_same_set(group[0], capture, differing)), None)
+        own = next((group for group in groups if is_alike(group[0], capture)), None)
         if own is None:
             groups.append([capture])
         else:
@@ -257,7 +257,3 @@ def vary(side: str, captures: Sequence[Capture]) -> SetVariation | None:
         for group in groups
     ]
     return SetVariation(side, tuple(sorted(sets, key=lambda each: -each.processes)))
-
-
-def _has_same_set(one: Capture, other: Capture, names: Iterable[str]) -> bool:
-    return all(are_as_many(one.kernels.get(name, _NONE).calls, other.kernels.get(name, _NONE).calls) for name in names)

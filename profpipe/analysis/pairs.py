@@ -15,8 +15,10 @@ import pandas as pd
 from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, tasks, verdict
 from profpipe.analysis.compare_runs import Failure
 from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_captures import FailedCapture
 from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
+from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
@@ -141,18 +143,18 @@ def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
 
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
     """Return the table `verdicts`."""
-    rows = []
+    found = []
     for case in findings.cases:
         if (judged := case.judgement) is None:
             continue
         key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
         times = {"a_ns": case.a_ns, "b_ns": case.b_ns, "part_ns": kernel_differences.on_grid(case.difference_ns)}
-        rows.append({**key, **times, **figures(judged)})
+        found.append({**key, **times, **figures(judged)})
         if case.kernels:
-            rows += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
+            found += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
             rest = {"cause": str(KernelChange.NOT_IN_KERNELS), "part_ns": case.kernels.not_in_kernels_ns}
-            rows.append({**key, "kernel": NOT_IN_KERNELS, **rest})
-    return schema.frame(schema.VERDICTS, rows)
+            found.append({**key, "kernel": NOT_IN_KERNELS, **rest})
+    return schema.frame(schema.VERDICTS, found)
 
 
 def figures(judged: Judgement) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
     times = _times(data)
     inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
     timed = data.cases[data.cases["profiler"] == "plain"]
-    for workload, case, flags in zip(timed["workload"], timed["case"], timed["flags"], strict=True):
+    for workload, case, flags in rows(timed, "workload", "case", "flags"):
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
         both = {number: pair for number, pair in sorted(pairs.items()) if len(pair) == 2}
@@ -236,16 +238,19 @@ def _add_kernels(case: CaseVerdict, captures: Mapping[str, Sequence[Capture]]) -
     return replace(case, kernels=found, flags=json.dumps([*json.loads(case.flags or "[]"), Flag.KERNELS_VARY]))
 
 
+def _of_pairs(metrics: pd.DataFrame) -> Iterator[tuple[tuple[str, str], str, int, str, float]]:
+    """Yield the case, the metric, the pair, the side and the value of the rows of single processes."""
+    for workload, case, metric, subject, value in rows(metrics, "workload", "case", "metric", "subject", "value"):
+        if match := _SUBJECT.fullmatch(subject):
+            yield (workload, case), metric, int(match[1]), match[2], value
+
+
 def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
     """Return by case: the metric that is compared, and its values in ns by pair and side."""
     is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
-    rows = data.metrics[is_time & data.metrics["value"].notna()]
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
-    columns = (rows[name] for name in ("workload", "case", "metric", "subject", "value"))
-    for workload, case, metric, subject, value in zip(*columns, strict=True):
-        if (match := _SUBJECT.fullmatch(subject)) and value > 0:
-            pairs = found.setdefault((workload, case), {}).setdefault(metric, {})
-            pairs.setdefault(int(match[1]), {})[match[2]] = float(value)
+    for key, metric, pair, side, ns in _of_pairs(data.metrics[is_time & (data.metrics["value"] > 0)]):
+        found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(ns)
     return {key: _best_metric(by_metric) for key, by_metric in found.items()}
 
 
@@ -266,23 +271,18 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
-    rows = data.cases[(data.cases["status"] != Status.OK.value) & (data.cases["profiler"] == "plain")]
-    columns = (rows[name] for name in ("workload", "case", "status", "reason"))
+    failed = data.cases[(data.cases["status"] != Status.OK.value) & (data.cases["profiler"] == "plain")]
     sides = _marked_sides(data, schema.PAIR_FAILED)
     return {
         (workload, case): Failure(status, reason, sides.get((workload, case)) == {"B"})
-        for workload, case, status, reason in zip(*columns, strict=True)
+        for workload, case, status, reason in rows(failed, "workload", "case", "status", "reason")
     }
 
 
 def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
     """Return by case the sides of which a process has the mark ``metric``."""
-    rows = data.metrics[data.metrics["metric"] == metric]
-    found: dict[tuple[str, str], set[str]] = {}
-    for workload, case, subject in zip(rows["workload"], rows["case"], rows["subject"], strict=True):
-        if match := _SUBJECT.fullmatch(subject):
-            found.setdefault((workload, case), set()).add(match[2])
-    return found
+    marked = _of_pairs(data.metrics[data.metrics["metric"] == metric])
+    return {key: set(sides) for key, sides in grouped((key, side) for key, _, _, side, _ in marked).items()}
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from profpipe.analysis.findings.steps import (
     IDLE_PARTS,
     CaseSteps,
     CopyTraffic,
+    Measure,
     OutlierCause,
     RankSteps,
     Recording,
@@ -25,7 +26,6 @@ from profpipe.analysis.findings.steps import (
     StepPart,
     StepParts,
     StepRow,
-    StepTime,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
@@ -69,21 +69,22 @@ def find_steps(
     kept = tuple(replace(own, unlike_nodes=unlike.get(own.case, ())) for own in found.values() if own)
     without = tuple(case for case in cases if not found.get(case))
     recordings = tuple(recording for case in without for recording in _recordings(index, case))
-    totals = {case: index.capture_totals.get((case, _recorder(index, case)), KernelTotals()) for case in without}
+    # The most trusted profiler that recorded the kernels of a case.
+    recorders = {case: next((p for p in PREFERENCE if (case, p) in index.capture_totals), "") for case in without}
+    totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
     return StepFindings(
         cases=kept,
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
-        copies={case: tuple(_copies(own)) for case, own in totals.items() if own.by_copy},
+        copies={
+            case: tuple(CopyTraffic(name, *sums) for name, sums in sorted(own.by_copy.items(), key=lambda x: -x[1][1]))
+            for case, own in totals.items()
+            if own.by_copy
+        },
         has_launches=bool(recordings),
         items={case: number for case, number in items.items() if number is not None},
         item_name=str(declared.get("item_name") or "items"),
     )
-
-
-def _recorder(index: CaseIndex, case: str) -> str:
-    """Return the profiler that recorded the kernels of ``case``, the most trusted one of several."""
-    return next((name for name in PREFERENCE if (case, name) in index.capture_totals), "")
 
 
 def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
@@ -94,11 +95,6 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
         found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
         yield Recording(case, profiler, rank.removeprefix(RANK_PREFIX), StepParts(parts))
-
-
-def _copies(totals: KernelTotals) -> Iterator[CopyTraffic]:
-    for name, (calls, ns) in sorted(totals.by_copy.items(), key=lambda item: -item[1][1]):
-        yield CopyTraffic(name, calls, ns)
 
 
 def _with_parts(steps: pd.DataFrame) -> str:
@@ -137,10 +133,14 @@ class _Case:
             profiler=profiler,
             rule=StepRule(own["rule"].iloc[0]),
             times=self._times(),
-            counts={state: _ends(by_rank[state.value]) for state in StepState if state.value in by_rank},
+            counts={
+                state: (int(by_rank[state.value].min()), int(by_rank[state.value].max()))
+                for state in StepState
+                if state.value in by_rank
+            },
             steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
-            coverage=_share(_of_case(numbers, "step_coverage")),
-            pattern_count=_count(_of_case(numbers, "step_count_by_pattern")),
+            coverage=None if (percent := _of_case(numbers, "step_coverage")) is None else percent / 100,
+            pattern_count=None if (count := _of_case(numbers, "step_count_by_pattern")) is None else round(count),
             uneven=dict(self._uneven()),
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
@@ -149,19 +149,16 @@ class _Case:
             rows=tuple(_rows(own)),
         )
 
-    def _times(self) -> dict[str, StepTime]:
+    def _times(self) -> dict[str, Measure]:
         """Return the times by profiler, that without a profiler first."""
-        found = {}
-        for profiler in ("plain", *PREFERENCE):
-            if (number := self.index.step_times.get((self.id, profiler))) is not None:
-                found[profiler] = _step_time(number)
-        return found
+        times = self.index.step_times
+        return {name: times[self.id, name].time for name in ("plain", *PREFERENCE) if (self.id, name) in times}
 
     def _uneven(self) -> Iterator[tuple[str, float]]:
         for profiler in ("plain", *PREFERENCE):
             spread = _of_case(self.index.step_numbers.get((self.id, profiler), {}), "step_spread")
-            if spread is not None and spread.value > UNEVEN_STEPS:
-                yield profiler, spread.value / 100
+            if spread is not None and spread > UNEVEN_STEPS:
+                yield profiler, spread / 100
 
     def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
         """Return the mean over ranks of the means over their steady steps."""
@@ -197,7 +194,7 @@ class _Case:
             yield RankSteps(
                 rank=rank,
                 device=None if pd.isna(device) else int(device),
-                time=_step_time(times[name]) if name in times else StepTime(float(own["wall_ns"].median()), len(own)),
+                time=times[name].time if name in times else Measure(float(own["wall_ns"].median()), len(own)),
                 parts=parts.get(rank),
                 peak_memory=self._peak_memory(rank),
                 node=nodes.get(rank, ""),
@@ -211,35 +208,22 @@ class _Case:
         return own["peak_allocated"].value if "peak_allocated" in own else None
 
 
-def _step_time(number: Number) -> StepTime:
-    n, low, high = (None if pd.isna(value) else value for value in (number.n, number.ci_low, number.ci_high))
-    return StepTime(number.value, None if n is None else int(n), low, high)
+def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> float | None:
+    number = numbers.get(metric, {}).get("")
+    return None if number is None else number.value
 
 
-def _ends(counts: pd.Series[Any]) -> tuple[int, int]:
-    return int(counts.min()), int(counts.max())
-
-
-def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> Number | None:
-    return numbers.get(metric, {}).get("")
-
-
-def _share(percent: Number | None) -> float | None:
-    return None if percent is None else percent.value / 100
-
-
-def _count(number: Number | None) -> int | None:
-    return None if number is None else round(number.value)
+def _with_idle_other(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps with the idle time that no cause explains, whether or not the tool recorded the host."""
+    causes = steps[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
+    return steps.assign(**causes, idle_other_ns=steps["idle_ns"] - causes.sum(axis=1))
 
 
 def _parts_by_rank(steady: pd.DataFrame) -> dict[int, StepParts]:
     """Return the mean of the steady steps of each rank by part; empty where no profiler recorded the parts."""
-    known = steady[steady["compute_ns"].notna()]
-    causes = known[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
-    # What no cause explains is `other`, whether or not the tool recorded the host.
-    filled = known.assign(**causes, idle_other_ns=known["idle_ns"] - causes.sum(axis=1))
+    known = _with_idle_other(steady[steady["compute_ns"].notna()])
     names = [*_COLUMNS.values(), "communication_total_ns"]
-    means = filled.groupby("rank", sort=True)[names].mean().astype(float).reset_index()
+    means = known.groupby("rank", sort=True)[names].mean().astype(float).reset_index()
     return {
         int(rank): StepParts(dict(zip(StepPart, parts, strict=True)), {}, total)
         for rank, *parts, total in rows(means, "rank", *names)
@@ -263,8 +247,7 @@ def _outliers(
 
 def _rows(own: pd.DataFrame) -> Iterator[StepRow]:
     """Yield every step and the work between steps."""
-    causes = own[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
-    filled = own.assign(**causes, idle_other_ns=own["idle_ns"] - causes.sum(axis=1))
+    filled = _with_idle_other(own)
     names = ("rank", "step", "state", "wall_ns", "kernels", *_COLUMNS.values())
     are_known = filled[list(_COLUMNS.values())].notna().all(axis=1).tolist()
     for has_parts, (rank, step, state, wall, kernels, *parts) in zip(are_known, rows(filled, *names), strict=True):

@@ -129,6 +129,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
     cases = frame.drop_duplicates(_CASE)
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [result.is_baseline for result in cases[_RESULT]]
+    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
     return Study(
         title=str(request.entry["title"]),
         note=str(request.entry.get("note") or ""),
@@ -154,7 +155,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         compare=compare,
         baselines=tuple(dict.fromkeys(at for at, is_baseline in zip(compared, baselines, strict=True) if is_baseline)),
         cases_without_axis=Counter(every.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
-        tolerance=_shared_tolerance(workloads),
+        tolerance=dict(pair for pair in limits[0] if all(pair in own for own in limits)),
         has_sparse_cases=any(result.is_sparse for result in cases[_RESULT]),
     )
 
@@ -166,11 +167,6 @@ def _readers_by_profiler(data: WorkloadData, request: _Request, results_on: Resu
     for name in kernel_breakdown.PREFERENCE:
         if (found := _any_breakdown([data], name)) is not None:
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
-
-
-def _shared_tolerance(workloads: Sequence[WorkloadData]) -> dict[str, float]:
-    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
-    return dict(pair for pair in limits[0] if all(pair in own for own in limits))
 
 
 def _choose_basis(request: _Request, workloads: Sequence[WorkloadData]) -> Basis | None:

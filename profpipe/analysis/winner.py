@@ -64,9 +64,7 @@ def judge(
     if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
         return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
     usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
-    interval = best.time.interval if best.time else None
-    ends = ((case, case.time.interval if case.time else None) for case in usable)
-    if tied := tuple(case for case, end in ends if interval and end and interval[1] >= end[0]):
+    if tied := tuple(case for case in usable if best.time and case.time and best.time.overlaps(case.time)):
         return Win(best, second, WinVerdict.TIE, disqualified=disqualified, tied=(best, *tied))
     # A slower case may be the fastest at the same clock, where its clock is known.
     clocked = [case for case in others[1:] if _clocks(best, case)]

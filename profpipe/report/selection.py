@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from profpipe.analysis.cases import is_number, running_axis, shown, without
+from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
 from profpipe.report import document as doc
 
@@ -94,13 +94,7 @@ def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> d
 
 def column(others: Axes) -> str:
     """Return ``fwd, fp16, not causal``: a combination as the head of a column."""
-    return ", ".join(_word(axis, value) for axis, value in others)
-
-
-def _word(axis: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return axis if value else f"not {axis}"
-    return f"{axis} {shown(value)}" if is_number(value) else shown(value)
+    return ", ".join(in_words(((a, v),)) if isinstance(v, bool) or is_number(v) else shown(v) for a, v in others)
 
 
 def by_group(workload: WorkloadFindings, axis: str, chosen: Sequence[Axes]) -> dict[Axes, dict[Any, Shape]]:

@@ -37,13 +37,12 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
 
 
 def _by_workload(findings: Findings, text_of: Callable[[WorkloadFindings], str]) -> str:
-    parts = [(workload, text_of(workload)) for workload in findings.workloads]
-    return "\n\n".join(f"{w.name}{_fixed(w)}\n\n{text}" for w, text in parts if text)
-
-
-def _fixed(workload: WorkloadFindings) -> str:
-    words = ", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)
-    return f" ({words})" if words else ""
+    parts = []
+    for workload in findings.workloads:
+        fixed = ", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)
+        if text := text_of(workload):
+            parts.append(f"{workload.name}{f' ({fixed})' if fixed else ''}\n\n{text}")
+    return "\n\n".join(parts)
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------

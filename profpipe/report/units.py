@@ -108,24 +108,18 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def count(value: float | None) -> str:
+def count(value: float) -> str:
     """Launches per call: whole where they are."""
-    if value is None:
-        return MISSING
     return f"{value:.0f}" if math.isfinite(value) and abs(value - round(value)) < 0.005 else number(value)
 
 
-def ratio(value: float | None) -> str:
+def ratio(value: float) -> str:
     """``1.42x``; above 1 is faster."""
-    if value is None:
-        return MISSING
     return f"{value:.0f}x" if value >= 99.5 else f"{value:.1f}x" if value >= 9.95 else f"{value:.2f}x"
 
 
-def percent(share: float | None) -> str:
+def percent(share: float) -> str:
     """A share as a percentage: ``81.3``. A share just short of all is not rounded up to it."""
-    if share is None:
-        return MISSING
     if 0.9995 <= share < 1:
         return "99.9" if share < 0.99995 else "> 99.9"
     if share in (0, 1):
@@ -138,7 +132,7 @@ def plus_minus(share: float) -> str:
     return f"±{percent(share) if share < 1 else number(100 * share)} %"
 
 
-def signed(value: float | None) -> str:
+def signed(value: float) -> str:
     """A difference with its sign and as many digits as other numbers: ``+44.0``."""
     return number(value) if not value or value < 0 else f"+{number(value)}"
 
@@ -150,7 +144,5 @@ def rounded(value: float) -> str:
     return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.1g}" if value else "0"
 
 
-def signed_percent(difference: float | None) -> str:
-    if difference is None:
-        return MISSING
+def signed_percent(difference: float) -> str:
     return f"{100 * difference:+.1f} %" if abs(difference) < 9.995 else f"{100 * difference:+.0f} %"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from profpipe.analysis import verdict
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
@@ -79,9 +80,7 @@ def case_document(case: CaseVerdict) -> dict[str, Any]:
         "workload": case.workload,
         "case": case.case,
         "metric": case.metric or None,
-        "a_ns": _known(case.a_ns),
-        "b_ns": _known(case.b_ns),
-        "difference_ns": _known(case.difference_ns),
+        **{name: None if math.isnan(ns := getattr(case, name)) else ns for name in ("a_ns", "b_ns", "difference_ns")},
         "explanation": doc.plain(explain(case)) or None,
         **_judgement(case.judgement),
         "first_block": _judgement(case.first) if case.first else None,
@@ -96,19 +95,15 @@ def _judgement(judged: Judgement | None) -> Mapping[str, Any]:
     return figures(judged) if judged else dict.fromkeys(("verdict", *FIGURES))
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _kernels(data: Tables) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Return by case the rows of its kernels in the table `verdicts`."""
     rows = data.verdicts[data.verdicts["kernel"] != ""]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     plain = rows.drop(columns=_KEYS).astype(object).where(rows.drop(columns=_KEYS).notna(), None)
-    for workload, case, row in zip(rows["workload"], rows["case"], plain.to_dict("records"), strict=True):
-        values = {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
-        found.setdefault((workload, case), []).append(values)
-    return found
+    values = (
+        {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
+        for row in plain.to_dict("records")
+    )
+    return grouped(zip(zip(rows["workload"], rows["case"], strict=True), values, strict=True))
 
 
 def _warnings(findings: PairFindings, settings: PairsEntry) -> Iterator[dict[str, str]]:

@@ -32,16 +32,41 @@ IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """The median time of a steady step under one profiler: the mean over the ranks' medians, and its interval.
+class Measure:
+    """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations.
 
-    ``n`` is the number of steady steps of a rank.
+    That of a steady step is the mean over the medians of the ranks, and ``n`` the number of steady steps of a rank.
     """
 
     ns: float
     n: int | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+    #: The shortest and the longest sample.
+    lowest: float | None = None
+    highest: float | None = None
+    #: The number of processes that repeated the case; the interval is then that of their medians.
+    processes: int = 1
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval in ns."""
+        return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
+
+    @property
+    def margin(self) -> float | None:
+        """The larger side of the 95 % interval as a share of the time: 0.02 where it goes up to 2 % below or above."""
+        if self.interval is None or not self.ns:
+            return None
+        return max(abs(end - self.ns) for end in self.interval) / self.ns
+
+    def overlaps(self, other: Measure) -> bool:
+        """Return True if both 95 % intervals are known and overlap."""
+        if self.interval is None or other.interval is None:
+            return False
+        return self.interval[0] <= other.interval[1] and other.interval[0] <= self.interval[1]
 
 
 @dataclass(frozen=True)
@@ -97,7 +122,7 @@ class RankSteps:
 
     rank: int
     device: int | None
-    time: StepTime
+    time: Measure
     parts: StepParts | None = None
     peak_memory: float | None = None
     #: The node of a cluster on which the rank ran; empty on one machine.
@@ -161,7 +186,7 @@ class CaseSteps:
     case: str
     profiler: str
     rule: StepRule
-    times: Mapping[str, StepTime]
+    times: Mapping[str, Measure]
     counts: Mapping[StepState, tuple[int, int]]
     #: The number of steps of the rank with the most: warm-up, steady ones and outliers.
     steps: int = 0

@@ -15,7 +15,7 @@ from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
 from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
 from profpipe.analysis.findings.ranks import RankResult
-from profpipe.analysis.findings.steps import StepFindings
+from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.studies import Study
 from profpipe.analysis.findings.targets import TargetFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
@@ -44,35 +44,6 @@ _AS_MUCH = 1.01
 
 #: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
 _AS_LONG = 0.9
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations."""
-
-    ns: float
-    n: int | None = None
-    ci_low: float | None = None
-    ci_high: float | None = None
-    p10: float | None = None
-    p90: float | None = None
-    #: The shortest and the longest sample.
-    lowest: float | None = None
-    highest: float | None = None
-    #: The number of processes that repeated the case; the interval is then that of their medians.
-    processes: int = 1
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval in ns."""
-        return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
-
-    @property
-    def margin(self) -> float | None:
-        """The larger side of the 95 % interval as a share of the time: 0.02 where it goes up to 2 % below or above."""
-        if self.interval is None or not self.ns:
-            return None
-        return max(abs(end - self.ns) for end in self.interval) / self.ns
 
 
 @dataclass(frozen=True)

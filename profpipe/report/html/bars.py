@@ -5,11 +5,11 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import format_value
 from profpipe.report.html.markup import cut, element, empty, flat
 from profpipe.report.html.palette import key_class
 from profpipe.report.html.scales import Scale, svg
 from profpipe.report.html.tips import quantity
+from profpipe.report.plots.bars import bar_labels, bar_totals, common_limit, fits
 from profpipe.report.units import Unit, percent
 
 _WIDTH, _ROW, _BAR, _TOP, _BOTTOM = 860, 40, 26, 8, 44
@@ -20,17 +20,17 @@ _LEFT, _RIGHT = 260, 92
 _WRITTEN = 44
 
 
-def picture(chart: doc.Chart) -> Markup:
-    """Return the bars of the first panel. A bar that dwarfs the others has its own scale."""
-    names, series = chart.x.labels, chart.panels[0].series
+def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    """Return the bars of the only panel. A bar that dwarfs the others has its own scale."""
+    names, totals = chart.x.labels, bar_totals(chart)
     left = min(_LEFT, max(_LETTER * len(flat(name)) for name in names) + 16)
-    totals = [sum(mark.y for each in series for mark in each.marks if mark.x == row) for row in range(len(names))]
-    middle = sorted(totals)[len(totals) // 2]
-    limit = max((total for total in totals if total <= 3 * middle), default=max(totals)) or 1.0
     bottom = _TOP + _ROW * len(names)
-    x = Scale(0.0, limit, left, _WIDTH - _RIGHT)
+    x = Scale(0.0, common_limit(totals), left, _WIDTH - _RIGHT)
     parts = [_axis(chart, x, bottom)]
-    parts += [_bar(chart, row, x, totals[row], limit) for row in range(len(names))]
+    parts += [
+        _bar(chart, panel, row, x, total, text)
+        for row, (total, text) in enumerate(zip(totals, bar_labels(chart), strict=True))
+    ]
     return svg(parts, _WIDTH, bottom + _BOTTOM, chart.title, "bars")
 
 
@@ -46,10 +46,10 @@ def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:
     return element("g", *parts, title)
 
 
-def _bar(chart: doc.Chart, row: int, x: Scale, total: float, limit: float) -> Markup:
+def _bar(chart: doc.Chart, panel: doc.Panel, row: int, x: Scale, total: float, sum_text: str) -> Markup:
     name, top = flat(chart.x.labels[row]), _TOP + row * _ROW + (_ROW - _BAR) / 2
     case = chart.x.cases[row] if chart.x.cases else ""
-    has_own_scale = total > 1.02 * limit
+    has_own_scale = not fits(total, x.high)
     scale = Scale(0.0, total, x.start, x.end) if has_own_scale else x
     most = int(_LEFT / _LETTER) - 2
     title = element("title", cut(name, 2000)) if len(name) > most else ""
@@ -58,13 +58,11 @@ def _bar(chart: doc.Chart, row: int, x: Scale, total: float, limit: float) -> Ma
                 data_case=case or None)
     ]  # fmt: skip
     start = 0.0
-    for each in chart.panels[0].series:
+    for each in panel.series:
         value = sum(mark.y for mark in each.marks if mark.x == row)
         if value > 0:
             parts.append(_piece(chart, each, name, case, (start, value, total), scale, top))
             start += value
-    text = format_value(total, chart.y.unit or Unit("", 1.0), doc.Format.NUMBER)
-    sum_text = f"{text}, own scale" if has_own_scale else text
     parts.append(element("text", sum_text, x=scale(start) + 6, y=top + _BAR / 2 + 4, class_="sum"))
     return element("g", *parts, class_="bar own-scale" if has_own_scale else "bar")
 

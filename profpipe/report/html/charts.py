@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from markupsafe import Markup
@@ -10,10 +10,21 @@ from markupsafe import Markup
 from profpipe.report import document as doc
 from profpipe.report.html import bars, course, lines, points
 from profpipe.report.html.markup import element, empty, short
-from profpipe.report.html.palette import key_class, line_classes
+from profpipe.report.html.palette import key_class, line_classes, series_class
 
 #: The id of the element of a case; empty where the case has no page.
 Target = Callable[[str], str]
+
+#: What draws a panel of a chart.
+_PICTURES: Mapping[doc.ChartKind, Callable[[doc.Chart, doc.Panel], Markup]] = {
+    doc.ChartKind.LINES: lines.picture,
+    doc.ChartKind.ROOFLINE: lines.picture,
+    doc.ChartKind.STACKED_BARS: bars.picture,
+    doc.ChartKind.COURSE: course.picture,
+    doc.ChartKind.STRIP: points.strip,
+    doc.ChartKind.INTERVALS: points.intervals,
+    doc.ChartKind.FOREST: points.intervals,
+}
 
 
 def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Target) -> Markup:
@@ -27,9 +38,10 @@ def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Ta
         element("p", short(chart.subtitle), class_="subtitle") if chart.subtitle else "",
     )
     panels = [
-        element("div", element("h4", short(title)) if title else "", picture, class_="panel")
-        for title, picture in _pictures(linked)
-    ]
+        element("div", element("h4", short(panel.title)) if panel.title else "", _PICTURES[chart.kind](linked, panel),
+                class_="panel")
+        for panel in linked.panels
+    ]  # fmt: skip
     grid = element("div", *panels, class_="panels several" if len(panels) > 1 else "panels")
     below = element("p", caption, class_="caption") if caption else ""
     values = element("details", element("summary", "Table of the values"), table, class_="values")
@@ -49,20 +61,6 @@ def _with_targets(chart: doc.Chart, target: Target) -> doc.Chart:
     return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
 
-def _pictures(chart: doc.Chart) -> list[tuple[str, Markup]]:
-    match chart.kind:
-        case doc.ChartKind.LINES | doc.ChartKind.ROOFLINE:
-            return lines.pictures(chart)
-        case doc.ChartKind.STACKED_BARS:
-            return [("", bars.picture(chart))]
-        case doc.ChartKind.COURSE:
-            return [(panel.title, course.picture(chart, panel)) for panel in chart.panels]
-        case doc.ChartKind.STRIP:
-            return [(panel.title, points.strip(chart, panel)) for panel in chart.panels]
-        case doc.ChartKind.INTERVALS | doc.ChartKind.FOREST:
-            return [(panel.title, points.intervals(chart, panel)) for panel in chart.panels]
-
-
 def _legend(chart: doc.Chart) -> Markup:
     """Return a button for each series; one of them alone needs no legend."""
     every = {series.key: series for panel in chart.panels for series in panel.series if series.name}
@@ -78,7 +76,6 @@ def _legend(chart: doc.Chart) -> Markup:
         else:
             colour, shape = classes[key]
             mark = lines.swatch(shape, chart.kind is doc.ChartKind.LINES)
-        rejected = " rejected" if series.is_rejected else ""
         buttons.append(element("button", mark, short(series.name, 60), type="button", aria_pressed="false",
-                               class_=f"series {colour}{rejected}", data_series=key))  # fmt: skip
+                               class_=series_class(series, colour), data_series=key))  # fmt: skip
     return element("div", *buttons, class_="legend", role="group", aria_label="Series")

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from profpipe.report import document as doc
 from profpipe.report.html.markup import cut, element, empty, flat, join
-from profpipe.report.html.palette import line_classes
+from profpipe.report.html.palette import line_classes, series_class
 from profpipe.report.html.scales import Scale, label, svg, value_grid
 from profpipe.report.html.tips import tip
 from profpipe.report.plots.lines import value_range
@@ -25,12 +25,8 @@ _LETTER, _LINE = 6.6, 15
 _NEAR = 1.4
 
 
-def pictures(chart: doc.Chart) -> list[tuple[str, Markup]]:
-    """Return the title and the picture of each panel."""
-    return [(panel.title, _panel(chart, panel)) for panel in chart.panels]
-
-
-def _panel(chart: doc.Chart, panel: doc.Panel) -> Markup:
+def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    """Return the picture of a panel."""
     is_alone = len(chart.panels) == 1
     width, height = _ALONE if is_alone else _BESIDE
     names = [cut(flat(series.name), 30) for series in panel.series]
@@ -129,9 +125,8 @@ def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: d
         for mark, (px, py) in zip(series.marks, points, strict=True)
     ]
     parts += [*marks, *line] if chart.is_course else [*line, *marks]
-    rejected = " rejected" if series.is_rejected else ""
-    return element("g", *parts, class_=f"series {colour}{rejected}", data_series=series.key,
-                   data_name=cut(flat(series.name), 200))  # fmt: skip
+    name = cut(flat(series.name), 200)
+    return element("g", *parts, class_=series_class(series, colour), data_series=series.key, data_name=name)
 
 
 def marker(shape: str, x: float, y: float, is_hollow: bool, text: str, case: str = "") -> Markup:
@@ -175,6 +170,5 @@ def _end_labels(every: Sequence[doc.Series], classes: Mapping[str, tuple[str, st
             d = f"M{x(mark.x) + 6:g} {y(mark.y):g}L{x.end + 14:g} {height:g}h3"
             tie = empty("path", d=d, class_="tie")
         text = element("text", name, x=x.end + 20, y=height + 4, class_="end-label")
-        rejected = " rejected" if series.is_rejected else ""
-        parts.append(element("g", tie, text, class_=f"series {colour}{rejected}", data_series=series.key))
+        parts.append(element("g", tie, text, class_=series_class(series, colour), data_series=series.key))
     return join(parts)

@@ -27,6 +27,11 @@ def key_class(key: str) -> str:
     return f"k-{anchor(key)}" if key in KEYS else "k-rest"
 
 
+def series_class(series: doc.Series, colour: str) -> str:
+    """Return the classes of the element of a series."""
+    return f"series {colour}{' rejected' if series.is_rejected else ''}"
+
+
 def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
     """Return the class and the marker of each series by its key. The baseline has the colour of the text."""
     every = [series for panel in chart.panels for series in panel.series]

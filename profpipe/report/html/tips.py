@@ -74,7 +74,8 @@ def value_table(chart: doc.Chart) -> doc.Table:
     for panel in chart.panels:
         values = {(series.name, mark.x): mark for series in panel.series for mark in series.marks}
         for x in sorted({x for _, x in values}):
-            cells = [_cell(values.get((name, x))) for name in names]
+            marks = [values.get((name, x)) for name in names]
+            cells = [doc.Cell(mark.y, flags=mark.flags) if mark else doc.Cell() for mark in marks]
             rows.append(
                 (*([doc.Cell(text=panel.title)] if has_panels else []), _label(chart, x, values, names), *cells)
             )
@@ -102,9 +103,3 @@ def _label(chart: doc.Chart, x: float, values: dict[tuple[str, float], doc.Mark]
         return doc.Cell(text=_place(x, chart.x))
     text, case = chart.x.labels[int(x)], chart.x.cases[int(x)] if chart.x.cases else ""
     return doc.Cell(text=doc.CaseLink(text, case) if case else text)
-
-
-def _cell(mark: doc.Mark | None) -> doc.Cell:
-    if mark is None:
-        return doc.Cell()
-    return doc.Cell(mark.y, flags=mark.flags)

@@ -69,15 +69,12 @@ class Html:
             case doc.Link():
                 return self._link(inline)
             case doc.CaseLink():
-                return self.case_link(self.text(inline.content), inline.case)
+                content, id = self.text(inline.content), self._case_id(inline.case)
+                return element("a", content, href=f"#{id}") if id else content
             case doc.Number():
                 return Markup.escape(format_number(inline))
             case _:
                 return short(inline, _MOST_TEXT)
-
-    def case_link(self, content: Markup, case: str) -> Markup:
-        target = self._case_id(case)
-        return element("a", content, href=f"#{target}") if target else content
 
     def _link(self, link: doc.Link) -> Markup:
         content, target = self.text(link.content), self._target(link.target)
@@ -117,8 +114,10 @@ class Html:
                 return self._timeline(block)
 
     def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
-        id, rest = self.id_of("table", table.id), self._file_of_rows()
-        return tables.table(table, id, (self.text, self.without_links().text), self.flags, rest, is_sortable)
+        id, name = self.id_of("table", table.id), _FILES.get(self.section_id, "metrics")
+        ending = "csv" if self.exists(f"{name}.csv") or not self.exists(f"{name}.parquet") else "parquet"
+        writers = self.text, self.without_links().text
+        return tables.table(table, id, writers, self.flags, f"{name}.{ending}", is_sortable)
 
     def without_links(self) -> Html:
         """Return a writer for text inside a button or a summary, which may hold no link."""
@@ -144,10 +143,6 @@ class Html:
         id = anchor(self.place, *names)
         self.given[id] = number = self.given.get(id, 0) + 1
         return id if number == 1 else f"{id}.{number}"
-
-    def _file_of_rows(self) -> str:
-        name = _FILES.get(self.section_id, "metrics")
-        return f"{name}.csv" if self.exists(f"{name}.csv") or not self.exists(f"{name}.parquet") else f"{name}.parquet"
 
     def _choice(self, choice: doc.Choice) -> Markup:
         id = self.id_of("choice", choice.id)

@@ -58,13 +58,13 @@ def picture(chart: Chart) -> Image.Image:
     draw.text((_pixels(0.15), _pixels(0.1)), flat(chart.title), INK, _font(11, "-Bold"))
     draw.text((_pixels(0.15), _pixels(0.31)), flat(chart.subtitle), GREY, _font(8.5))
     _draw_legend(draw, named, columns, (left, 0.55))
-    limit = _limit(_totals(chart))
+    limit = common_limit(bar_totals(chart))
     x = Scale(0.0, 1.25 * limit, _pixels(left), _pixels(_WIDTH - _RIGHT))
     _draw_axis(draw, chart, x, (_pixels(top), _pixels(bottom)))
-    for row, (total, name, label) in enumerate(zip(_totals(chart), names, bar_labels(chart), strict=True)):
+    for row, (total, name, label) in enumerate(zip(bar_totals(chart), names, bar_labels(chart), strict=True)):
         middle = _pixels(top + 0.05 + _APART * (row + 0.5))
-        scale = x if _fits(total, limit) else Scale(0.0, 1.25 * total, x.start, x.end)
-        _draw_bar(draw, series, row, scale, middle, 1.0 if _fits(total, limit) else _PALE)
+        scale = x if fits(total, limit) else Scale(0.0, 1.25 * total, x.start, x.end)
+        _draw_bar(draw, series, row, scale, middle, 1.0 if fits(total, limit) else _PALE)
         draw.text((x.start - 8, middle), name, INK, _font(9), anchor="rm")
         draw.text((scale(total) + 8, middle), label, INK, _font(8.5), anchor="lm")
     return image
@@ -72,23 +72,23 @@ def picture(chart: Chart) -> Image.Image:
 
 def bar_labels(chart: Chart) -> list[str]:
     """Return the sum that stands behind each bar."""
-    size, limit = (chart.y.unit or Unit("", 1.0)).size, _limit(_totals(chart))
-    return [number(total / size) + ("" if _fits(total, limit) else ", own scale") for total in _totals(chart)]
+    size, limit = (chart.y.unit or Unit("", 1.0)).size, common_limit(bar_totals(chart))
+    return [number(total / size) + ("" if fits(total, limit) else ", own scale") for total in bar_totals(chart)]
 
 
-def _totals(chart: Chart) -> list[float]:
+def bar_totals(chart: Chart) -> list[float]:
     marks = [mark for each in chart.panels[0].series for mark in each.marks]
     return [sum(mark.y for mark in marks if mark.x == row) for row in range(len(chart.x.labels))]
 
 
-def _limit(totals: Sequence[float]) -> float:
+def common_limit(totals: Sequence[float]) -> float:
     """Return the longest bar of the common scale."""
     # Of two bars the longer one: neither dwarfs the other.
     middle = sorted(totals)[len(totals) // 2]
     return max(total for total in totals if total <= 3 * middle) or 1.0
 
 
-def _fits(total: float, limit: float) -> bool:
+def fits(total: float, limit: float) -> bool:
     return total <= 1.02 * limit
 
 

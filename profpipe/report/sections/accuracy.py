@@ -167,17 +167,16 @@ def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str
     ]
     cells = []
     for case, tensor, measures in rows:
-        by_name = {parts(measure)[0]: _error(measure, value) for measure, value in measures.items()}
+        by_name = {
+            parts(measure)[0]: cosine(value) if measure.startswith("cosine") else value
+            for measure, value in measures.items()
+        }
         shape: list[doc.Text] = [shown(value) for _, value in case.shape]
         names = shape + ([doc.Code(case.variant)] if workload.compare else []) or [doc.Code(case.id)]
         checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
         verdict = _verdict(case, tensor)
         cells.append([*names, _NAMES.get(tensor, "–"), *(by_name.get(name) for name in _TITLES), checked, verdict])
     return doc.make_table("errors", columns, cells, title)
-
-
-def _error(measure: str, value: float) -> doc.Cell:
-    return doc.Cell(text=cosine(value)) if measure.startswith("cosine") else doc.Cell(value)
 
 
 def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:

@@ -62,19 +62,16 @@ def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], qu
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
         columns.append(doc.Column(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
-    rows: list[tuple[doc.Content, ...]] = []
+    rows: list[tuple[doc.Cell, ...]] = []
     for variant in workload.variants:
         own = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
-        if all(case is None or case.outcome == Status.SKIPPED for case in own):
-            continue
-        name = "{} (baseline)" if any(case and case.is_baseline for case in own) else "{}"
-        cells = [_time_cell(case, shape, is_time) for case, shape in zip(own, shapes, strict=True)]
-        rows.append((fill(name, doc.Code(variant)), *cells))
+        if any(case is not None and case.outcome != Status.SKIPPED for case in own):
+            name = "{} (baseline)" if any(case and case.is_baseline for case in own) else "{}"
+            cells = (_time_cell(case, shape, is_time) for case, shape in zip(own, shapes, strict=True))
+            rows.append((doc.Cell(text=fill(name, doc.Code(variant))), *cells))
     title = ", ".join(filter(None, [quantity, in_words(others)]))
-    return doc.Table(
-        title, tuple(columns), tuple(tuple(map(doc.cell, row)) for row in rows), title, doc.Placement.DETAILS
-    )
+    return doc.Table(title, tuple(columns), tuple(rows), title, doc.Placement.DETAILS)
 
 
 def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell:
@@ -100,12 +97,9 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
         (doc.Column("time", "time", unit), lambda c: c.ns),
-        (
-            doc.Column("interval", "95 % interval"),
-            lambda c: _range(unit, c.time.ci_low, c.time.ci_high) if c.time else None,
-        ),
-        (doc.Column("range", "min to max"), lambda c: _range(unit, c.time.lowest, c.time.highest) if c.time else None),
-        (doc.Column("spread", "p10 to p90"), lambda c: _range(unit, c.time.p10, c.time.p90) if c.time else None),
+        (doc.Column("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
+        (doc.Column("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
+        (doc.Column("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
         (doc.count("samples", counted), lambda c: c.time.n if c.time and has_counts else None),
         (doc.ratio("speedup", "over baseline"), lambda c: c.speedup),
         (doc.Column("tflops", "TFLOP/s"), lambda c: c.tflops),
@@ -133,7 +127,8 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     return doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
 
 
-def _range(unit: Unit, low: float | None, high: float | None) -> str | None:
+def _range(case: CaseResult, unit: Unit, *ends: str) -> str | None:
+    low, high = (getattr(case.time, end) for end in ends)
     return None if low is None or high is None else f"{unit.of(low)} to {unit.of(high)}"
 
 

@@ -31,7 +31,7 @@ def classification(findings: Findings) -> doc.Section:
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:
     """Yield a warning for each workload whose classified share is too low."""
-    yield from (_coverage(each, findings) for each in findings.coverage if not _is_enough(each))
+    return (_coverage(each, findings) for each in findings.coverage if not _is_enough(each))
 
 
 def _is_enough(coverage: Coverage) -> bool:
@@ -56,7 +56,7 @@ def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     largest = doc.join(
         doc.concat(doc.Code(short[name]), f" ({percent(share)} %)") for name, share in coverage.largest[:_NAMED]
     )
-    minimum = doc.Strong(f"below the required {percent(coverage.minimum)} %")
+    minimum = doc.Strong(f"below the required {percent(coverage.minimum or 0.0)} %")
     return doc.concat(
         f"Classified: {percent(coverage.classified)} % of {noun}",
         (" of ", doc.Code(coverage.workload)) if len(findings.workloads) > 1 else "",

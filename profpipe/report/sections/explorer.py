@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words, running_axis
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import quantity as time_words
 from profpipe.report.sections import plots
@@ -60,8 +62,9 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
     yield from _by_profiler(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
-            recorded = Quantity(metric, title.capitalize(), _value(metric),
-                                doc.Axis(title, unit, quantity=stored), metric == "error_max")  # fmt: skip
+            value = functools.partial(_value, metric=metric)
+            shown = doc.Axis(title, unit, quantity=stored)
+            recorded = Quantity(metric, title.capitalize(), value, shown, metric == "error_max")
             yield from _both(workload, axis, recorded, title, basis)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
@@ -69,31 +72,24 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
         yield _View("kernel time by class", workload.kernel_profiler or "", "largest shape", chart)
 
 
-def _value(metric: str) -> Callable[[CaseResult], float | None]:
-    """Return the function of a recorded metric. A value without a place on an axis, as an infinite error, is none."""
-
-    def value(case: CaseResult) -> float | None:
-        found = case.values.get(metric)
-        return found if found is not None and math.isfinite(found) else None
-
-    return value
+def _value(case: CaseResult, metric: str) -> float | None:
+    """Return a recorded metric. A value without a place on an axis, as an infinite error, is none."""
+    found = case.values.get(metric)
+    return found if found is not None and math.isfinite(found) else None
 
 
-def _time_of(times: dict[tuple[str, str], float], profiler: str) -> Callable[[CaseResult], float | None]:
-    return lambda case: times.get((case.id, profiler))
+def _time(case: CaseResult, times: Mapping[str, float]) -> float | None:
+    return times.get(case.id)
 
 
 def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
     """Yield the times of the cases under each profiler that recorded kernels."""
-    times = {(each.case, figure.profiler): figure.ns for each in workload.agreements for figure in each.figures}
-    profilers = dict.fromkeys(profiler for _, profiler in times)
-    for profiler in profilers:
-        if workload.basis is not None and profiler == workload.basis.profiler:
-            continue
-        found = Quantity(f"kernels-{profiler}", f"Kernel time per call ({profiler})",
-                         _time_of(times, profiler),
-                         doc.Axis("time", quantity="ns"), True)  # fmt: skip
-        yield from _both(workload, axis, found, "kernel time", profiler)
+    figures = ((figure.profiler, (each.case, figure.ns)) for each in workload.agreements for figure in each.figures)
+    for profiler, times in grouped(figures).items():
+        if workload.basis is None or profiler != workload.basis.profiler:
+            value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"
+            found = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
+            yield from _both(workload, axis, found, "kernel time", profiler)
 
 
 def _both(
@@ -166,10 +162,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
                       for case, x, y, *_ in known if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
-    roofs: dict[tuple[float, float], list[str]] = {}
-    for case, *_, ridge, peak in known:
-        below = roofs.setdefault((round(ridge, 3), round(peak, 3)), [])
-        below += [name] if (name := _name(workload, case)) not in below else []
+    roofs = grouped(((round(ridge, 3), round(peak, 3)), _name(workload, case)) for case, *_, ridge, peak in known)
     chart = doc.Chart(
         plots.chart_id(workload.name, "roofline"),
         "Roofline",
@@ -191,7 +184,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
 def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
     """Return the peak, and with several roofs the cases below this one: they compute in different types."""
     rate = f"{peak:.0f} TFLOP/s"
-    return f"{rate}: {doc.plain(doc.join(below, most=1))}" if roofs > 1 else rate
+    return f"{rate}: {doc.plain(doc.join(dict.fromkeys(below), most=1))}" if roofs > 1 else rate
 
 
 def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:

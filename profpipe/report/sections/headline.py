@@ -80,7 +80,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return _without_times(workload)
     if not _has_comparison(workload):
         return _plain_times(workload)
-    if _has_single_processes(workload):
+    is_wall = workload.basis is not None and workload.basis.quantity == "wall"
+    if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
     first, *others = judged
@@ -130,12 +131,6 @@ def _capitalise(text: doc.Text) -> doc.Text:
 def _has_comparison(workload: WorkloadFindings) -> bool:
     several = any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes)
     return several and bool(workload.compare)
-
-
-def _has_single_processes(workload: WorkloadFindings) -> bool:
-    """Return True if each time is the wall time of one process."""
-    is_wall = workload.basis is not None and workload.basis.quantity == "wall"
-    return is_wall and all(case.time.n == 1 for case in workload.cases if case.time)
 
 
 # --- nothing to compare ----------------------------------------------------------------------------------------------
@@ -472,14 +467,13 @@ def _slower_call(cost: SwitchCost, shape: Shape) -> doc.Text:
     noun = "operator" if any(case.is_on_cpu for case in shape.cases) else "kernel"
     call = cost.measured_call if cost.measured_call is not None else cost.call
     costs = {part: fill(f"{PARTS_SAID[part]} {{}}", duration(ns)) for part, ns, _ in cost.changes if ns > 0}
-    if cost.call > 1:
-        why: doc.Text = (
-            fill("all kernels together are not slower; added: {}", costs["copies"])
-            if "copies" in costs
-            else ("all kernels together are not slower, the time passes between them")
-        )
-    else:
-        why = fill("added: {}", doc.join(list(costs.values()))) if costs else "the time passes between the kernels"
+    why: doc.Text = "the time passes between the kernels"
+    if cost.call > 1 and "copies" in costs:
+        why = fill("all kernels together are not slower; added: {}", costs["copies"])
+    elif cost.call > 1:
+        why = "all kernels together are not slower, the time passes between them"
+    elif costs:
+        why = fill("added: {}", doc.join(costs.values()))
     sentence = f"{{}} has a faster attention {noun} ({{}}) but a slower call ({{}}): {{}} ({{}})."
     link = doc.Link("details", "#switch_cost")
     return fill(sentence, doc.Code(cost.variant), ratio(cost.attention), ratio(call), why, link)

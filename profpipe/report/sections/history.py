@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory, Point
+from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
 from profpipe.report import course_pages, document as doc
 from profpipe.report.inlines import plural
 from profpipe.report.units import time_unit
@@ -66,25 +66,26 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
 def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
     """Return the course over the runs: the oldest first, each with the band of its level."""
     starts = {entry.run: entry.started for entry in pipeline.runs}
+    band = 1 + (course.band or 0.0)
     marks = tuple(
-        doc.Mark(i, point.time_ns, *_band(point, course.band), ("outside the band",) if point.is_outside else ())
+        doc.Mark(
+            i,
+            point.time_ns,
+            low=point.level_ns / band if course.band else None,
+            high=point.level_ns * band if course.band else None,
+            flags=("outside the band",) if point.is_outside else (),
+        )
         for i, point in enumerate(course.points)
     )
+    labels = tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
     name = course_pages.course_name(course, pipeline.courses)
     return doc.Chart(
         f"course {number}",
         name,
         doc.ChartKind.COURSE,
-        doc.Axis(
-            "run", labels=tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
-        ),
+        doc.Axis("run", labels=labels),
         doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
         (doc.Panel("", (doc.Series(name, name, marks),)),),
         subtitle=course_pages.state(course),
         placement=doc.Placement.HTML,
     )
-
-
-def _band(point: Point, band: float | None) -> tuple[float | None, float | None]:
-    """Return the ends of the band around the level of a point."""
-    return (None, None) if band is None else (point.level_ns / (1 + band), point.level_ns * (1 + band))

@@ -75,8 +75,12 @@ def explain(case: CaseVerdict) -> doc.Text:
         return ""
     parts = _largest(case.kernels)
     unit = time_unit([max([case.kernels.difference_ns, *(part.ns for part in parts)], key=abs)])
-    listed = doc.join([_write_part(part, unit) for part in parts], last=", ")
-    return doc.concat(f"{_signed(case.kernels.difference_ns, unit)}: ", listed)
+    notes = [_write_change(part.kernels) for part in parts]
+    listed = [
+        doc.concat(f"{_signed(part.ns, unit)} ", part.label, fill(" ({})", note) if note else "")
+        for part, note in zip(parts, notes, strict=True)
+    ]
+    return doc.concat(f"{_signed(case.kernels.difference_ns, unit)}: ", doc.join(listed, last=", "))
 
 
 def _largest(found: KernelComparison) -> list[_Part]:
@@ -96,11 +100,6 @@ def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
             first = doc.Code(shorten((changed or own)[0].name, _IN_LINE))
             label = first if len(own) == 1 or len(changed) == 1 else f"{len(own)} {name or 'other'} kernels"
         yield _Part(sum(kernel.part_ns for kernel in own), label, tuple(own))
-
-
-def _write_part(part: _Part, unit: Unit) -> doc.Text:
-    note = _write_change(part.kernels)
-    return doc.concat(f"{_signed(part.ns, unit)} ", part.label, doc.concat(" (", note, ")") if note else "")
 
 
 def _write_change(kernels: Sequence[KernelDifference]) -> doc.Text:
@@ -202,16 +201,11 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     others = [kernel for kernel in found.kernels if kernel not in shown]
     unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
     columns = [
-        doc.label("kernel"),
-        doc.words("class"),
-        doc.words("change"),
-        doc.count("a_calls", "launches A"),
-        doc.count("b_calls", "launches B"),
-        doc.Column("a", "A", unit),
-        doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit, doc.Format.SIGNED),
-        doc.words("range", "in single captures"),
-    ]
+        doc.label("kernel"), doc.words("class"), doc.words("change"),
+        doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
+        doc.Column("a", "A", unit), doc.Column("b", "B", unit),
+        doc.Column("part", "B - A", unit, doc.Format.SIGNED), doc.words("range", "in single captures"),
+    ]  # fmt: skip
     rows: list[list[doc.Content]] = [_row(kernel, unit) for kernel in shown]
     if others:
         rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))

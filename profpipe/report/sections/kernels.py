@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Counters, Rule
@@ -20,23 +21,20 @@ from profpipe.report.units import number, time_unit
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.csv has every kernel.
 _LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 8, 3, 2, 0.1
 
+Figures: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
+
 #: ncu's figures in the order in which they are read: title, and the metrics that may hold it, newest spelling first.
-MEMORY_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+MEMORY_FIGURES: Figures = (
     ("memory %", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",)),
-    (
-        "DRAM %",
-        (
-            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        ),
-    ),
+    ("DRAM %", ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+                "dram__throughput.avg.pct_of_peak_sustained_elapsed")),
     ("DRAM GB/s", ("dram__bytes.sum.per_second",)),
     ("DRAM MB", ("dram__bytes.sum",)),
     ("L1 hit %", ("l1tex__t_sector_hit_rate.pct",)),
     ("L2 hit %", ("lts__t_sector_hit_rate.pct",)),
     ("L2 %", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",)),
-)
-COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+)  # fmt: skip
+COMPUTE_FIGURES: Figures = (
     ("SM %", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
     ("tensor %", (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -76,8 +74,6 @@ _LOCAL = "(local)"
 _LOCAL_NOTE = (
     "(local) marks an estimate of better use of the hardware in that respect alone; the others are of the run time."
 )
-
-Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def kernels(workload: WorkloadFindings) -> doc.Section:
@@ -218,9 +214,6 @@ def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
         own = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
         if own:
             cells.append([*names, doc.join(map(text, own), last=", ")])
-    columns = [
-        doc.label("case"),
-        doc.label("kernel"),
-        doc.label("rules", "rules of ncu, and the speed-up that they estimate"),
-    ]
+    title = "rules of ncu, and the speed-up that they estimate"
+    columns = [doc.label("case"), doc.label("kernel"), doc.label("rules", title)]
     return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)

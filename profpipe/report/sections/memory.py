@@ -77,25 +77,21 @@ def peaks(pairs: Sequence[_Pair]) -> doc.Table:
     if len(names) > _PHASES:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
-    columns = [doc.label("case"), doc.Column("before", "before", unit)]
+    columns = [doc.label("case"), doc.Column("before", "before", unit), *(doc.Column(n, n, unit) for n in names)]
     rows: list[list[doc.Content]] = []
     for case, record in pairs:
         peak = {phase.phase: doc.Cell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
         rows.append([case_text(case), record.phases[0].start, *(peak.get(name, "") for name in names)])
-    columns += [doc.Column(name, name, unit) for name in names]
     return doc.make_table("peaks", columns, rows, "Peak by phase", doc.Placement.DETAILS)
 
 
-def allocations(pairs: Sequence[_Pair], most: int = _ALLOCATIONS) -> doc.Table:
-    """Return the ``most`` allocations that hold most of the peak of each case."""
-    held = {case.id: [one for one in record.allocations if one.held] for case, record in pairs}
-    largest = {id: sorted(own, key=lambda one: -one.held * one.size)[:most] for id, own in held.items()}
-    unit = size_unit(one.size for own in largest.values() for one in own)
-    rows = [
-        (case_text(case) if i == 0 else "", one, record.peak)
-        for case, record in pairs
-        for i, one in enumerate(largest[case.id])
-    ]
+def allocations(pairs: Sequence[_Pair]) -> doc.Table:
+    """Return the allocations that hold most of the peak of each case."""
+    rows = []
+    for case, record in pairs:
+        held = sorted((one for one in record.allocations if one.held), key=lambda one: -one.held * one.size)
+        rows += [(case_text(case) if i == 0 else "", one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
+    unit = size_unit(one.size for _, one, _ in rows)
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),

@@ -64,16 +64,16 @@ def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
 
 def _outlier_table(found: Sequence[tuple[CaseResult, CaseSteps, StepOutlier]], is_lone: bool) -> doc.Table:
     unit = step_unit(each.wall_ns for *_, each in found)
-    columns = [doc.label("case"), doc.count("rank"), doc.count("step")]
-    columns += [doc.Column("wall", "time", unit), doc.Column("median", "median", unit)]
-    columns += [doc.Column(cause.value, f"more {_CAUSES[cause]}", unit) for cause in OutlierCause]
-    rows = []
-    for case, own, each in found:
-        rank = float(each.rank) if len(own.ranks) > 1 else ""
-        excess = (each.excess.get(cause) or "" for cause in OutlierCause)
-        rows.append([case_text(case), rank, float(each.step), each.wall_ns, each.median_ns, *excess])
-    table = doc.make_table("outliers", columns, rows, "Every outlier", doc.Placement.DETAILS)
-    return table.without("case") if is_lone else table
+    columns: doc.Columns[tuple[CaseResult, CaseSteps, StepOutlier]] = [
+        (doc.label("case"), lambda row: case_text(row[0])),
+        (doc.count("rank"), lambda row: row[2].rank if len(row[1].ranks) > 1 else ""),
+        (doc.count("step"), lambda row: row[2].step),
+        (doc.Column("wall", "time", unit), lambda row: row[2].wall_ns),
+        (doc.Column("median", "median", unit), lambda row: row[2].median_ns),
+        *((doc.Column(cause.value, f"more {_CAUSES[cause]}", unit), lambda row, of=cause: row[2].excess.get(of) or "")
+          for cause in OutlierCause),
+    ]  # fmt: skip
+    return doc.table_of("outliers", found, columns[is_lone:], "Every outlier", doc.Placement.DETAILS)
 
 
 # --- every step ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart, StepTime
+from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
@@ -48,17 +48,17 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
     ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}
     named = [f"{name} {' to '.join(own)}" for name, own in ends.items()]
-    unclear = [name for name in added if all(_overlaps(own, name) for _, own in cases if name in own.times)]
+    unclear = [
+        name
+        for name in added
+        if all(
+            "plain" in own.times and own.times["plain"].overlaps(own.times[name])
+            for _, own in cases
+            if name in own.times
+        )
+    ]
     doubt = fill(" The 95 % intervals with and without {} overlap: no overhead was measured.", doc.join(unclear))
     return fill("Each profiler's own overhead: {}.{}", doc.join(named), doubt if unclear else "")
-
-
-def _overlaps(own: CaseSteps, profiler: str) -> bool:
-    """Return True if the interval of the step time under ``profiler`` overlaps that of no profiler."""
-    bare, time = own.times.get("plain"), own.times[profiler]
-    if bare is None or bare.ci_low is None or bare.ci_high is None or time.ci_low is None or time.ci_high is None:
-        return False
-    return bare.ci_low <= time.ci_high and time.ci_low <= bare.ci_high
 
 
 def ranks(workload: WorkloadFindings) -> doc.Section:
@@ -116,13 +116,14 @@ def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
     unit = step_unit([mean])
     last, first = (pick(ranks, key=lambda rank: rank.time.ns) for pick in (max, min))
     above = percent(last.time.ns / mean - 1)
-    if last.time.ns > (1 + _EQUAL) * first.time.ns and not _overlap(first.time, last.time):
+    if last.time.ns > (1 + _EQUAL) * first.time.ns and not first.time.overlaps(last.time):
         slowest = f"{{}}{_name(last)} is the slowest: {{}} a step, {above} % above the mean of {{}}."
         return fill(slowest, begin, duration(last.time.ns, unit), duration(mean, unit))
     own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
     if len(own) == len(ranks):
         (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
-        if high - low > max(_EQUAL * mean, *(_half_interval(rank.time) for rank in ranks)):
+        halves = ((ends[1] - ends[0]) / 2 for rank in ranks if (ends := rank.time.interval))
+        if high - low > max([_EQUAL * mean, *halves]):
             sentence = f"{{}}All ranks take as long. {_name(late)} is the slowest: without exposed communication its"
             sentence += f" step takes {{}} longer than that of rank {early.rank}, and the others wait for it."
             return fill(sentence, begin, duration(high - low, unit))
@@ -137,15 +138,3 @@ def _name(rank: RankSteps) -> str:
     # Braces would be a place of the text that the name is put into.
     node = rank.node.replace("{", "{{").replace("}", "}}")
     return f"Rank {rank.rank} on {node}" if node else f"Rank {rank.rank}"
-
-
-def _overlap(one: StepTime, other: StepTime) -> bool:
-    """Return True if the 95 % intervals of both are known and overlap."""
-    if one.ci_high is None or other.ci_low is None:
-        return False
-    return one.ci_high >= other.ci_low
-
-
-def _half_interval(time: StepTime) -> float:
-    """Return half the 95 % interval in ns; 0 without one."""
-    return 0.0 if time.ci_low is None or time.ci_high is None else (time.ci_high - time.ci_low) / 2

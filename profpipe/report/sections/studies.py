@@ -98,7 +98,9 @@ def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
     if study.note:
         yield study.note
     if len(study.absent) < len(study.values):
-        only = _value_in_caption(study)
+        # The only value, where no head of a row or column names it.
+        is_named = "value" in (*study.row_axes, *study.column_axes) or not study.column_axes
+        only = None if is_named else study.values[0]
         if only:
             yield _caption(study, only)
         if study.is_by_profiler or not (only and only.name == "time"):
@@ -122,12 +124,6 @@ def _absence_notes(study: Study) -> Iterator[doc.Text]:
     by_reason = grouped((reason(missing), name.removeprefix("metric.")) for name, missing in study.absent.items())
     for why, names in by_reason.items():
         yield ("No case has ", *doc.join(map(doc.Code, names), last=" or "), f": {why}." if why else ".")
-
-
-def _value_in_caption(study: Study) -> StudyValue | None:
-    """Return the only value where no head of a row or column names it."""
-    is_named = "value" in (*study.row_axes, *study.column_axes) or not study.column_axes
-    return None if is_named else study.values[0]
 
 
 def _caption(study: Study, value: StudyValue) -> doc.Text:

@@ -23,14 +23,12 @@ _Change = tuple[str, float, float]
 
 def switch_cost(workload: WorkloadFindings) -> doc.Section:
     """Return a table for each shape, that of the largest first."""
-    tables = [
-        table(shape, doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS, iteration(workload))
-        for shape in sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
-        if shape.switch_costs
-    ]
-    if not tables:
+    shapes = sorted((s for s in workload.shapes if s.switch_costs), key=lambda shape: shape is not workload.largest)
+    if not shapes:
         return doc.Section("switch_cost", "", workload=workload.name)
     noun, of = "operator" if any(case.is_on_cpu for case in workload.shapes[0].cases) else "kernel", iteration(workload)
+    pages = (doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS for shape in shapes)
+    tables = [table(shape, placement, of) for shape, placement in zip(shapes, pages, strict=True)]
     is_measured = any(cost.measured_call is not None for shape in workload.shapes for cost in shape.switch_costs)
     measured = f" measured {of}: without a profiler." if is_measured else ""
     context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
@@ -50,9 +48,7 @@ def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: st
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
     unfused = {name for name, own in breakdowns.items() if not own.is_fused and own.category("softmax").ns > 0}
 
-    def changes(cost: SwitchCost) -> doc.Text:
-        return _changes_text(_changes(cost, base.breakdown if base else None, breakdowns), is_cpu)
-
+    before = base.breakdown if base else None
     columns = [
         (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
          lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
@@ -63,7 +59,8 @@ def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: st
         (doc.ratio("kernels", f"all {noun}s of a {of}"), lambda c: c.call),
         (doc.ratio("call", f"measured {of}"), lambda c: c.measured_call),
         (doc.ratio("amdahl", "if attention took no time"), lambda c: None if c.attention is None else c.amdahl_limit),
-        (doc.words("changes", f"other changes per {of}"), changes),
+        (doc.words("changes", f"other changes per {of}"),
+         lambda c: _changes_text(_changes(c, before, breakdowns), is_cpu)),
     ]  # fmt: skip
     costs, title = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
     return doc.table_of(f"switch {title}".strip(), costs, columns, title, placement)

@@ -68,16 +68,12 @@ def by_case(
     """
     own, compare = workload.targets, workload.compare if placement is doc.Placement.SUMMARY else None
     columns = [doc.label("case", compare or "case")]
-    columns += [doc.Column(name, f"{_QUANTITIES[name][0]}{_head(name)}") for name in own.targets]
+    columns += [doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")) for name in own.targets]
     name_of = variant_text if compare else case_text
     rows = [(name_of(case), *_cells(workload, case)) for case in cases if own.values.get(case.id)]
     return doc.make_table(
         "targets" if placement is doc.Placement.SUMMARY else "other_targets", columns, rows, title, placement
     )
-
-
-def _head(name: str) -> str:
-    return " %" if _QUANTITIES[name][1] == " %" else ""
 
 
 def _cells(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Cell | None]:

@@ -10,6 +10,7 @@ from profpipe.analysis.findings import timeline as findings
 from profpipe.analysis.findings.steps import IDLE_PARTS
 from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.timeline import MOST_TIMELINES
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent
@@ -31,7 +32,10 @@ _WAIT = EventKind.IDLE_BLOCKED.value
 def timeline(workload: WorkloadFindings) -> doc.Section:
     """Return the timelines of the cases, of which a reader sees one; empty without single launches."""
     order = {case.id: number for number, case in enumerate(sorted(workload.cases, key=lambda c: not c.is_baseline))}
-    own = sorted((each for each in workload.timelines if _has_work(each)), key=lambda t: order.get(t.case, len(order)))
+    own = [
+        each for each in sorted(workload.timelines, key=lambda t: order.get(t.case, len(order)))
+        if any(lane.kind is LaneKind.STREAM for rank in each.ranks for lane in rank.lanes)
+    ]  # fmt: skip
     if not own:
         return doc.Section("timeline", "", workload=workload.name)
     texts = {case.id: case_text(case) for case in workload.cases}
@@ -48,10 +52,6 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
 
 
-def _has_work(timeline: CaseTimeline) -> bool:
-    return any(lane.kind is LaneKind.STREAM for rank in timeline.ranks for lane in rank.lanes)
-
-
 def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     several = len(timeline.ranks) > 1
     of_ranks = [(place, lane) for place, rank in enumerate(timeline.ranks) for lane in rank.lanes]
@@ -66,7 +66,9 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
         for place, lane in of_ranks
     )
     idle = {place: number for number, (place, lane) in enumerate(of_ranks) if lane.kind is LaneKind.IDLE}
-    gaps = _largest_gaps(timeline)
+    # The place of the rank and the gap.
+    every = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
+    gaps = heapq.nlargest(_GAPS, every, key=lambda each: each[1].duration_ns)
     picture = doc.Timeline(
         f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes),
         tuple((idle[place], gap.start_ns) for place, gap in gaps), _caption(timeline), timeline.case,
@@ -74,21 +76,11 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     return [picture, _gap_table(timeline, gaps)]
 
 
-def _largest_gaps(timeline: CaseTimeline) -> list[tuple[int, findings.Gap]]:
-    """Return the place of the rank and the gap, the largest first."""
-    gaps = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
-    return heapq.nlargest(_GAPS, gaps, key=lambda each: each[1].duration_ns)
-
-
 def _title(timeline: CaseTimeline) -> doc.Text:
     steps = {rank.step for rank in timeline.ranks}
-    number = f" {steps.pop()}" if len(steps) == 1 else ""
+    number = f": step {steps.pop()}" if len(steps) == 1 else ""
     if timeline.kind == EventKind.STEP.value:
-        return (
-            f"One steady step: step{number} ({timeline.profiler})"
-            if number
-            else f"One steady step ({timeline.profiler})"
-        )
+        return f"One steady step{number} ({timeline.profiler})"
     if timeline.kind == EventKind.ITERATION.value:
         return f"One call ({timeline.profiler})"
     return fill(f"The recording from its start: {{}} ({timeline.profiler})", duration(timeline.duration_ns))
@@ -135,12 +127,11 @@ def _key(key: str) -> str:
 
 def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
     """Return the names of the keys: those of operations by their time, then those of idle time."""
-    time: dict[str, float] = {}
-    for lane in lanes:
-        for key, (_, ns) in lane.totals.items():
-            time[key] = time.get(key, 0.0) + (ns if lane.kind is not LaneKind.HOST else 0.0)
+    time = grouped(
+        (key, ns if lane.kind is not LaneKind.HOST else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
+    )
     names = {f"step_{part}": name for part, name in _NAMES.items()}
-    ordered = sorted(time, key=lambda key: (key in names, -time[key]))
+    ordered = sorted(time, key=lambda key: (key in names, -sum(time[key])))
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 

@@ -57,20 +57,16 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     assert run.ab is not None
     judged = [case.judgement for case in findings.cases if case.judgement]
     about = "Both sides are the same" if run.ab.is_aa else "B compared with A"
-    answer = f"{about}, {plural(len(judged), 'case')}: {_answer(findings, judged)}." if judged else _no_times(findings)
-    strong = doc.Strong(answer)
+    begin = f"{about}, {plural(len(judged), 'case')}: " if judged else ""
+    strong = doc.Strong(f"{begin}{_answer(findings, judged)}.")
     return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run.ab)))])
-
-
-def _no_times(findings: PairFindings) -> str:
-    failed = sum(case.failure is not None for case in findings.cases)
-    return (
-        f"No case has a pair of times: {plural(failed, 'case')} failed." if failed else "No case has a pair of times."
-    )
 
 
 def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
     """Return the number of each verdict; of a single case its verdict and the difference."""
+    if not judged:
+        failed = sum(case.failure is not None for case in findings.cases)
+        return "No case has a pair of times" + (f": {plural(failed, 'case')} failed" if failed else "")
     if len(judged) == 1:
         return f"{NAMES[judged[0].verdict]}, {signed_percent(judged[0].ratio - 1)}"
     order = (*_CHANGED, Verdict.SAME, Verdict.INCONCLUSIVE)
@@ -85,11 +81,10 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
     yield from foreign_modules(settings)
-    if differing := _differing_versions(settings):
-        yield fill(
-            "Versions that differ and may explain a difference: {}.",
-            doc.join(differing, "; ", "; ", most=_MOST_VERSIONS),
-        )
+    a, b = settings.a.versions, settings.b.versions
+    if differing := [f"{name} {a[name] or 'missing'} in A and {b.get(name) or 'missing'} in B" for name in a]:
+        listed = doc.join(differing, "; ", "; ", most=_MOST_VERSIONS)
+        yield fill("Versions that differ and may explain a difference: {}.", listed)
     yield (
         f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
         f" (seed {settings.seed})."
@@ -103,10 +98,8 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         yield f"If nothing had changed, chance alone would call {expected} faster or slower."
     if large := [case for case in findings.cases if case.judgement and case.judgement.floor > _LARGE_FLOOR]:
         largest = max(case.judgement.floor for case in large if case.judgement)
-        words = (
-            f"Processes of the same code are known to differ by up to {100 * largest:.1f} % here: smaller differences"
-        )
-        yield fill(f"{words} of {{}} do not count, also for `same`.", _named(large))
+        words = f"Processes of the same code are known to differ by up to {100 * largest:.1f} % here: smaller"
+        yield fill(f"{words} differences of {{}} do not count, also for `same`.", _named(large))
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
@@ -162,12 +155,6 @@ def foreign_modules(settings: PairsEntry) -> Iterator[doc.Text]:
             )  # fmt: skip
 
 
-def _differing_versions(settings: PairsEntry) -> list[doc.Text]:
-    """Return ``torch 2.7.0 in A and 2.8.0 in B`` for each version that differs between the interpreters."""
-    a, b = settings.a.versions, settings.b.versions
-    return [f"{name} {a[name] or 'missing'} in A and {b.get(name) or 'missing'} in B" for name in a]
-
-
 def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
     """Return the result of the gate and the cases that decide it."""
     if findings.gate is Gate.PASSED and not findings.open:
@@ -215,13 +202,9 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
         (doc.words("kernels", "B - A by kernel"), explain),
     ]
     table = doc.table_of("verdicts", cases, columns)
-    empty = [
-        *(["workload"] if len({case.workload for case in cases}) < 2 else []),
-        *(["first_block"] if not any(case.first for case in cases) else []),
-        *(["more"] if not findings.count(Verdict.INCONCLUSIVE) else []),
-    ]
+    table = table if len({case.workload for case in cases}) > 1 else table.without("workload")
     note = doc.Paragraph(_explain_columns(cases, run)) if cases else None
-    return doc.make_section("times", "Verdicts", [table.without(*empty), note])
+    return doc.make_section("times", "Verdicts", [table, note])
 
 
 def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
@@ -322,7 +305,5 @@ def write_verdict(case: CaseVerdict) -> str:
         return f"{name(case)}: inaccurate on B"
     if case.judgement is None or case.failure:
         return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
-    line = doc.plain(explain(case))
-    return ", ".join(
-        filter(None, [f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}", line])
-    )
+    judged = f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
+    return ", ".join(filter(None, [judged, doc.plain(explain(case))]))
