@@ -266,7 +266,7 @@ def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
     both = (Series("a", "a", (*course[:7], flagged, *course[8:])), Series("b", "b", (Mark(20.0, 1.5),)))
     counts = []
     for chart in (plain, chart_of(Panel("", both))):
-        ((_, picture),) = html_lines.pictures(chart)
+        picture = html_lines.picture(chart, chart.panels[0])
         counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
     assert counts == [(40, 40, 0), (39, 40, 1)]
     drawn = {line.get_label(): line.get_markersize() for line in lines.figure(chart).axes[0].lines}

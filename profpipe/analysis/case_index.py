@@ -10,27 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from profpipe.analysis import kernel_totals
 from profpipe.analysis.findings.workloads import KernelBreakdown, Measure
 from profpipe.analysis.kernel_breakdown import break_down
-from profpipe.analysis.kernel_totals import (
-    COPIES,
-    CaseRange,
-    KernelTotals,
-    Key,
-    case_ranges,
-    count_ranks,
-    rows,
-    sum_kernels,
-)
-from profpipe.results.schema import (
-    DEVICE_PREFIX,
-    FAILED,
-    PROCESS_PREFIX,
-    PROCESS_WALL,
-    RANK_PREFIX,
-    StepState,
-    Tables,
-)
+from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
+from profpipe.results import schema
+from profpipe.results.schema import FAILED, PROCESS_WALL, StepState, Tables
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
@@ -43,7 +28,7 @@ OF_ITS_PROCESS = (
 #: The times of a case: of a call, of a step, or of its process.
 _TIMES = ("time", "step_time", PROCESS_WALL)
 
-_APART = (RANK_PREFIX, DEVICE_PREFIX)
+_APART = (schema.RANK_PREFIX, schema.DEVICE_PREFIX)
 
 #: The prefix of metrics of a program's steps.
 _STEP = "step_"
@@ -114,7 +99,7 @@ class CaseIndex:
             failed = profiler == "plain" and statuses.get(case, {}).get(profiler) in FAILED
             if failed and metric.startswith((*OF_ITS_PROCESS, "peak_", _STEP)):
                 continue
-            if subject.startswith(PROCESS_PREFIX):
+            if subject.startswith(schema.PROCESS_PREFIX):
                 # The case has the numbers of all its processes.
                 if metric in _TIMES:
                     processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
@@ -131,12 +116,13 @@ class CaseIndex:
             number = Number(*row)
             # A rule may have both a global and a local estimate.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
-        counts = count_ranks(tables.kernels) if is_command else {}
+        counts = kernel_totals.count_ranks(tables.kernels) if is_command else {}
         in_steps = tables.steps.groupby(["case", "profiler"], sort=False)["rank"].nunique().reset_index()
         counts |= {(case, profiler): n for case, profiler, n in rows(in_steps, "case", "profiler", "rank")}
-        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sum_kernels(tables.kernels).items()}
+        sums = kernel_totals.sum_kernels(tables.kernels)
+        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
-        ranges = case_ranges(tables.ranges)
+        ranges = kernel_totals.case_ranges(tables.ranges)
         return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
 
     @functools.cached_property
@@ -156,7 +142,7 @@ class CaseIndex:
     def copies(self) -> Set[str]:
         """The names of copies and sets, which are no kernels."""
         kernels = self.tables.kernels
-        return set(kernels.loc[kernels["kind"].isin(COPIES), "kernel"])
+        return set(kernels.loc[kernels["kind"].isin(kernel_totals.COPIES), "kernel"])
 
     @functools.cached_property
     def step_totals(self) -> Mapping[Key, KernelTotals]:

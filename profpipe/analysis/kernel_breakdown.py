@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from dataclasses import replace
 
 import pandas as pd
 
@@ -51,16 +52,12 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
         for sums in (classes, rest) if name == "rest" else (classes,):
             sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
         total += added
+    kind = "kernel" if own.kernels else "cpu_op"
+    found = KernelBreakdown(profiler, kind, count, categories, total, classes, other_classes=rest)
     if not own.kernels:
-        return KernelBreakdown(profiler, "cpu_op", count, categories, total, classes, other_classes=rest)
-    return KernelBreakdown(
-        profiler,
-        "kernel",
-        count,
-        categories,
-        total,
-        classes,
-        other_classes=rest,
+        return found
+    return replace(
+        found,
         idle_share=own_range.idle_share,
         busy_ns=own_range.per_call(own_range.busy_ns),
         range_ns=own_range.per_call(own_range.wall_ns),

@@ -78,6 +78,11 @@ class KernelDifference:
     def kernel_class(self) -> str:
         return self.a.kernel_class or self.b.kernel_class
 
+    @property
+    def is_other(self) -> bool:
+        """True for a kernel that one side does not launch, or launches more often."""
+        return self.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
+
 
 @dataclass(frozen=True)
 class KernelSet:
@@ -114,7 +119,7 @@ class KernelComparison:
     @property
     def has_other_kernels(self) -> bool:
         """Return True if the sides launch other kernels, or a kernel a different number of times."""
-        return any(kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED) for kernel in self.kernels)
+        return any(kernel.is_other for kernel in self.kernels)
 
 
 def compare(difference_ns: float, a: Sequence[Capture], b: Sequence[Capture]) -> KernelComparison | None:

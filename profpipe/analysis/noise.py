@@ -53,14 +53,11 @@ def of_run(run: str, data: Tables, manifest: Manifest, found: PairFindings | Non
                 if case.judgement:
                     yield of_pairs(run, case.workload, case.case, case.log_ratios)
         return
-    for (workload, name), times in plain_processes(data).items():
-        if sample := of_processes(Source.CAPTURES, run, workload, name, times):
-            yield sample
+    processes = plain_processes(data).items()
+    yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
 
 
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
-    for (fingerprint, workload, case), own in times.items():
-        sample = of_processes(Source.RUNS, fingerprint, workload, case, own) if len(own) >= FEWEST_RUNS else None
-        if sample:
-            yield sample
+    known = (of_processes(Source.RUNS, *key, own) for key, own in times.items() if len(own) >= FEWEST_RUNS)
+    return filter(None, known)

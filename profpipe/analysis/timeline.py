@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -211,25 +212,13 @@ def _merged(timeline: CaseTimeline, most: int) -> CaseTimeline:
 
 
 def _merge_lane(lane: Lane, shortest: float) -> Lane:
-    merged: list[Event] = []
-    group: list[Event] = []
 
-    def close() -> None:
-        if group:
-            merged.append(_merge(group))
-            group.clear()
+    def slot(place: tuple[int, Event]) -> tuple[str, float]:
+        number, event = place
+        return ("long", number) if event.duration_ns >= shortest else ("short", event.start_ns // shortest)
 
-    for event in lane.events:
-        if event.duration_ns >= shortest:
-            close()
-            merged.append(event)
-        elif group and event.start_ns // shortest == group[0].start_ns // shortest:
-            group.append(event)
-        else:
-            close()
-            group.append(event)
-    close()
-    return replace(lane, events=tuple(merged))
+    groups = itertools.groupby(enumerate(lane.events), slot)
+    return replace(lane, events=tuple(_merge([event for _, event in group]) for _, group in groups))
 
 
 def _merge(events: Sequence[Event]) -> Event:

@@ -54,8 +54,13 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     jobs = [job for job in run.jobs if not (job.interrupted and not unfinished.isdisjoint(_cases_of(job)))]
     return (
         *(_group(key[0], Status(key[1]), own, every[key[0]], run) for (key, _), own in groups.items()),
-        *(_failed_job(job, seen) for job in jobs if job.status is not Status.OK and _key(job) not in named),
-    )
+        *(
+            NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, tuple(filter(None, [job.log])),
+                   is_after_cases=_key(job) in seen)
+            for job in jobs
+            if job.status is not Status.OK and _key(job) not in named
+        ),
+    )  # fmt: skip
 
 
 def _group(
@@ -67,11 +72,6 @@ def _group(
     logs = tuple(dict.fromkeys(job.log for job in jobs if not job.cases or not reasons.keys().isdisjoint(job.cases)))
     is_whole = reasons.keys() == every
     return NotRun(workload, status, reason[0], profilers, tuple(reasons), is_whole, logs)
-
-
-def _failed_job(job: JobEntry, seen: set[tuple[str, str]]) -> NotRun:
-    logs = (job.log,) if job.log else ()
-    return NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, logs, _key(job) in seen)
 
 
 def _cases_of(job: JobEntry) -> set[tuple[str, str]]:

@@ -131,9 +131,19 @@ class Chart:
     references: tuple[Reference, ...] = ()
 
     @property
+    def series(self) -> tuple[Series, ...]:
+        """All series of all panels."""
+        return tuple(series for panel in self.panels for series in panel.series)
+
+    @property
+    def every_key(self) -> tuple[str, ...]:
+        """The keys of the series in the order of the palette."""
+        return tuple(dict.fromkeys((*self.keys, *(series.key for series in self.series))))
+
+    @property
     def marks(self) -> tuple[Mark, ...]:
         """All marks of all panels."""
-        return tuple(mark for panel in self.panels for series in panel.series for mark in series.marks)
+        return tuple(mark for series in self.series for mark in series.marks)
 
     @property
     def is_course(self) -> bool:

@@ -33,11 +33,14 @@ def document(
         "kind": "compare_groups" if isinstance(found, GroupComparison) else "compare",
         "a": {"runs": list(names[0])},
         "b": {"runs": list(names[1])},
-        "gate": None if gate is None else _gate(found, gate, cases),
+        "gate": None if gate is None else {
+            "percent": gate, "inconclusive": "report", "result": found.judge_gate(gate).value,
+            **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
+        },
         "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
         "cases": cases,
         "warnings": list(_warnings(found)),
-    }
+    }  # fmt: skip
 
 
 def _empty(run: Manifest, exit_code: int) -> dict[str, Any]:
@@ -71,11 +74,6 @@ def _unknown(name: str) -> dict[str, Any]:
     nan = float("nan")
     known = verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
     return {**known, "kernels": [], "differing_params": None}
-
-
-def _gate(found: Compared, percent: float, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    counts = {key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")}
-    return {"percent": percent, "inconclusive": "report", "result": found.judge_gate(percent).value, **counts}
 
 
 def _warnings(found: Compared) -> Iterator[dict[str, str]]:

@@ -30,9 +30,10 @@ def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
     yield "course of each case, the oldest run first; | is a change, the level is the median since the last change, and"
     yield "99 % of the runs of the same code lie within the band around it"
     charts = [_chart(course, is_ascii=is_ascii) for course in shown]
-    levels = [
-        f"{time_unit([course.level_ns]).with_name(course.level_ns)} {_band(course, is_ascii)}" for course in shown
-    ]
+    sign = "+-" if is_ascii else "±"
+    bands = ["" if course.band is None else f"{sign}{100 * course.band:.1f} %" for course in shown]
+    times = [time_unit([course.level_ns]).with_name(course.level_ns) for course in shown]
+    levels = [f"{time} {band}" for time, band in zip(times, bands, strict=True)]
     names = [course_name(course, shown) for course in shown]
     yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
 
@@ -48,10 +49,6 @@ def course_name(course: Course, among: Sequence[Course]) -> str:
     """Return the name of the case, with its device where it ran on several."""
     devices = {other.device for other in among if other.name == course.name}
     return f"{course.name} on {course.device or 'an unknown device'}" if len(devices) > 1 else course.name
-
-
-def _band(course: Course, is_ascii: bool) -> str:
-    return "" if course.band is None else f"{'+-' if is_ascii else '±'}{100 * course.band:.1f} %"
 
 
 def state(course: Course) -> str:

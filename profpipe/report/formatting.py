@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from profpipe.report import document as doc
-from profpipe.report.units import (
-    MISSING,
-    NO_CASE,
-    Unit,
-    count,
-    number,
-    percent,
-    plus_minus,
-    ratio,
-    signed,
-    signed_percent,
-)
+from profpipe.report import document as doc, units
+from profpipe.report.units import MISSING, NO_CASE, Unit
 
 _MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NO_CASE}
 
@@ -30,10 +19,10 @@ LONGEST_TEXT: Final = 10_000
 _WIDEST: Final = 200
 
 _SHARES: dict[doc.Format, Callable[[float], str]] = {
-    doc.Format.RATIO: ratio,
-    doc.Format.PERCENT: percent,
-    doc.Format.SIGNED_PERCENT: signed_percent,
-    doc.Format.PLUS_MINUS: plus_minus,
+    doc.Format.RATIO: units.ratio,
+    doc.Format.PERCENT: units.percent,
+    doc.Format.SIGNED_PERCENT: units.signed_percent,
+    doc.Format.PLUS_MINUS: units.plus_minus,
 }
 
 
@@ -53,7 +42,7 @@ def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:
         return MISSING
     if format in _SHARES:
         return _SHARES[format](value)
-    write = {doc.Format.COUNT: count, doc.Format.SIGNED: signed}.get(format, number)
+    write = {doc.Format.COUNT: units.count, doc.Format.SIGNED: units.signed}.get(format, units.number)
     return write(value / unit.size)
 
 

@@ -75,7 +75,8 @@ class Markdown:
 
     def _inline(self, inline: doc.Inline, in_table: bool) -> str:
         if isinstance(inline, doc.Code):
-            return code_span(inline.text, in_table)
+            # Only a table needs a backslash before a pipe (GFM 4.10).
+            return code(inline.text) if in_table else code(inline.text).replace("\\|", "|")
         if isinstance(inline, doc.Strong):
             strong = self.text(inline.content, in_table)
             # Four asterisks alone would be a line across the page.
@@ -164,11 +165,6 @@ def escape_inline(text: str) -> str:
     """Escape text, and keep a blank at either end."""
     flat = escape(text)
     return f"{' ' * (text[:1].isspace())}{flat}{' ' * (text[-1:].isspace() and bool(flat))}"
-
-
-def code_span(text: str, in_table: bool = False) -> str:
-    """Return a code span. Only a table needs a backslash before a pipe (GFM 4.10)."""
-    return code(text) if in_table else code(text).replace("\\|", "|")
 
 
 def plot_path(chart: doc.Chart) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Measure, WorkloadFindings
@@ -84,7 +84,13 @@ def _case(
             "peak_allocated": values.get("peak_allocated"),
             "peak_reserved": values.get("peak_reserved"),
         },
-        "error": dict(_errors(values)) or None,
+        # An error or a cosine that is not a number is None.
+        "error": {
+            name: None if value == worst(name) else value
+            for name, value in values.items()
+            if name.startswith(("error_", "cosine"))
+        }
+        or None,
         "is_accurate": None if case.accuracy is None else not case.accuracy.mark,
         "kernels": _kernels(case),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
@@ -109,13 +115,6 @@ def _time(workload: WorkloadFindings, time: Measure) -> dict[str, Any]:
         "samples": time.n,
         "processes": time.processes,
     }
-
-
-def _errors(values: Mapping[str, float]) -> Iterator[tuple[str, float | None]]:
-    """Yield each error and cosine of the case; one that is not a number is None."""
-    for name, value in values.items():
-        if name.startswith(("error_", "cosine")):
-            yield name, None if value == worst(name) else value
 
 
 def _kernels(case: CaseResult) -> dict[str, Any] | None:

@@ -63,7 +63,7 @@ def _with_targets(chart: doc.Chart, target: Target) -> doc.Chart:
 
 def _legend(chart: doc.Chart) -> Markup:
     """Return a button for each series; one of them alone needs no legend."""
-    every = {series.key: series for panel in chart.panels for series in panel.series if series.name}
+    every = {series.key: series for series in chart.series if series.name}
     if len(every) < 2:
         return Markup("")
     classes = line_classes(chart)

@@ -34,14 +34,13 @@ def series_class(series: doc.Series, colour: str) -> str:
 
 def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
     """Return the class and the marker of each series by its key. The baseline has the colour of the text."""
-    every = [series for panel in chart.panels for series in panel.series]
+    every = chart.series
     if chart.kind is doc.ChartKind.FOREST:
         return {key: (f"v-{key}", VERDICTS[key]) if key in VERDICTS else ("s-base", "circle")
                 for key in (series.key for series in every)}  # fmt: skip
     baselines = {series.key for series in every if series.is_baseline}
     found = dict.fromkeys(baselines, ("s-base", "circle"))
-    keys = dict.fromkeys((*chart.keys, *(series.key for series in every)))
-    for i, key in enumerate(key for key in keys if key not in baselines):
+    for i, key in enumerate(key for key in chart.every_key if key not in baselines):
         turn = i // COLOURS
         found[key] = f"s{i % COLOURS}{f' t{min(turn, 2)}' if turn else ''}", MARKERS[(i + turn + 1) % len(MARKERS)]
     return found

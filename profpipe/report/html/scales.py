@@ -27,12 +27,11 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, value = (self._log(low_high) for low_high in (self.low, self.high, value))
+        low, high, value = (
+            math.log10(max(each, 1e-300)) if self.is_log else each for each in (self.low, self.high, value)
+        )
         share = (value - low) / ((high - low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
-
-    def _log(self, value: float) -> float:
-        return math.log10(max(value, 1e-300)) if self.is_log else value
 
     def ticks(self, quantity: str = "") -> list[float]:
         """Return round values between the ends."""

@@ -60,7 +60,7 @@ def value_table(chart: doc.Chart) -> doc.Table:
     if chart.kind is doc.ChartKind.STRIP and len(chart.marks) > _MOST_LISTED:
         return _ends(chart)
     has_panels = len(chart.panels) > 1
-    names = list(dict.fromkeys(series.name for panel in chart.panels for series in panel.series))
+    names = list(dict.fromkeys(series.name for series in chart.series))
     by_name = {name: [m.y for panel in chart.panels for s in panel.series if s.name == name for m in s.marks]
                for name in names}  # fmt: skip
     every = [value for values in by_name.values() for value in values]
@@ -87,7 +87,7 @@ def _ends(chart: doc.Chart) -> doc.Table:
 
     Quantiles of the points that are drawn are not those of all values, of which a strip may leave out some.
     """
-    every = [series for panel in chart.panels for series in panel.series]
+    every = chart.series
     values = [mark.y for series in every for mark in series.marks]
     columns = [doc.label("series", ""), doc.count("points"), column(chart.y, values, "least", "least"),
                column(chart.y, values, "largest", "largest")]  # fmt: skip

@@ -59,11 +59,10 @@ def figure(chart: doc.Chart) -> Any:
 
 def _styles(chart: doc.Chart) -> Mapping[str, Style]:
     """Return the style of each series by its name: the baseline is black, rejected series are grey."""
-    every = [series for panel in chart.panels for series in panel.series]
+    every = chart.series
     baselines = {series.key for series in every if series.is_baseline}
     found: dict[str, Style] = {key: {"color": INK, "linestyle": "-", "marker": "o", "zorder": 3} for key in baselines}
-    keys = dict.fromkeys((*chart.keys, *(series.key for series in every)))
-    for i, key in enumerate(key for key in keys if key not in baselines):
+    for i, key in enumerate(key for key in chart.every_key if key not in baselines):
         turn = i // len(COLOURS)
         found[key] = {
             "color": COLOURS[i % len(COLOURS)],

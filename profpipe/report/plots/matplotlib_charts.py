@@ -35,7 +35,7 @@ def draw(chart: Chart, path: Path) -> None:
 
 def _with_short_texts(chart: Chart) -> Chart:
     """Return the chart with its texts in one line each, without control characters and at most ``_LONGEST`` long."""
-    names = _short_names(series.name for panel in chart.panels for series in panel.series)
+    names = _short_names(series.name for series in chart.series)
     labels = _short_names(chart.x.labels)
     panels = tuple(
         replace(panel, title=_short(panel.title),

@@ -83,11 +83,8 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
 
 
 def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[doc.Inline, ...]:
-    names: list[doc.Text] = [
-        (*doc.inlines(case_text(case)), f" ({case.accuracy.why})" if with_reason and case.accuracy else "")
-        for case in among[:_NAMED]
-    ]
-    return doc.join([*names, f"{len(among) - _NAMED} more"] if len(among) > _NAMED else names)
+    reasons = (f" ({case.accuracy.why})" if with_reason and case.accuracy else "" for case in among)
+    return doc.join(map(doc.concat, map(case_text, among), reasons), most=_NAMED)
 
 
 def _count_within(within: int, compared: int, is_all: bool) -> str:

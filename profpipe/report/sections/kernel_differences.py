@@ -57,10 +57,6 @@ class _Part:
     label: doc.Text
     kernels: tuple[KernelDifference, ...] = ()
 
-    @property
-    def has_other_kernels(self) -> bool:
-        return any(map(_is_other, self.kernels))
-
 
 def is_explained(case: CaseVerdict) -> bool:
     """Return True for a case that is faster or slower, or launches other kernels on B, and has captures."""
@@ -87,9 +83,8 @@ def _largest(found: KernelComparison) -> list[_Part]:
     """Return the parts to name: the largest ones, and the largest one with other kernels."""
     parts = sorted([*_by_class(found.kernels), _Part(found.not_in_kernels_ns, _REST)], key=lambda part: -abs(part.ns))
     named = [part for part in parts[:_MOST_PARTS] if abs(part.ns) >= _LEAST_PART * abs(parts[0].ns)]
-    if not any(part.has_other_kernels for part in named):
-        named += [part for part in parts if part.has_other_kernels][:1]
-    return named
+    with_others = [part for part in parts if any(kernel.is_other for kernel in part.kernels)]
+    return named if any(part in with_others for part in named) else [*named, *with_others[:1]]
 
 
 def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
@@ -197,7 +192,7 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     found = case.kernels
     assert found is not None and case.judgement is not None
     first = found.kernels[:_MOST_CHANGED]
-    shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or _is_other(kernel)]
+    shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or kernel.is_other]
     others = [kernel for kernel in found.kernels if kernel not in shown]
     unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
     columns = [
@@ -222,11 +217,6 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
         doc.Placement.DETAILS,
         is_divisible=False,
     )
-
-
-def _is_other(kernel: KernelDifference) -> bool:
-    """Return True for a kernel that one side does not launch, or launches more often."""
-    return kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
 
 
 def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Content]:

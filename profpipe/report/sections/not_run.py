@@ -172,8 +172,5 @@ def _at(values: Mapping[str, Mapping[str, object]]) -> doc.Text:
 
 def _values(cases: Iterable[CaseResult]) -> dict[str, dict[str, object]]:
     """Return each axis with the values that ``cases`` have on it, by their text."""
-    found: dict[str, dict[str, object]] = {}
-    for case in cases:
-        for axis, value in case.shape:
-            found.setdefault(axis, {})[shown(value)] = value
-    return found
+    values = grouped(pair for case in cases for pair in case.shape)
+    return {axis: {shown(value): value for value in own} for axis, own in values.items()}

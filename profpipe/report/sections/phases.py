@@ -79,10 +79,8 @@ def _moved(table: doc.Table, title: str = "The other cases") -> doc.Table:
 
 
 def _by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
-    found: dict[str, dict[str, Phase]] = {}
-    for phase in rows:
-        found.setdefault(phase.case, {})[phase.phase] = phase
-    return found
+    by_case = grouped((row.case, (row.phase, row)) for row in rows)
+    return {case: dict(own) for case, own in by_case.items()}
 
 
 def _innermost(phases: Collection[Phase]) -> list[Phase]:

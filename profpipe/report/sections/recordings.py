@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import PurePath
+from typing import NamedTuple
 
 from profpipe.analysis.findings.workloads import Findings, KernelBreakdown
 from profpipe.report import document as doc
@@ -13,8 +13,7 @@ from profpipe.report.units import Unit, time_unit
 from profpipe.results.manifest import FileEntry, Manifest
 
 
-@dataclass(frozen=True)
-class _Recording:
+class _Recording(NamedTuple):
     name: str
     breakdown: KernelBreakdown
     file: FileEntry
@@ -22,7 +21,14 @@ class _Recording:
 
 def recordings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the shares of the kernel time by file; empty for a run, and for fewer than two files with kernels."""
-    found = [] if run.is_run else _recordings(findings, run)
+    # The files without cases whose kernels were recorded, in their order.
+    found = [
+        _Recording(workload.name, case.breakdown, file)
+        for workload in findings.workloads
+        if not run.is_run and (file := _file_of(workload.name, run.files))
+        for case in workload.cases
+        if not case.id and case.breakdown and case.breakdown.kind == "kernel"
+    ]
     if len(found) < 2:
         return doc.Section("recordings", "")
     summary = (
@@ -32,31 +38,18 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
     return doc.make_section("recordings", "Recordings side by side", [_table(found), _chart(found)], summary)
 
 
-def _recordings(findings: Findings, run: Manifest) -> list[_Recording]:
-    """Return the files without cases whose kernels were recorded, in their order."""
-    return [
-        _Recording(workload.name, case.breakdown, file)
-        for workload in findings.workloads
-        if (file := _file_of(workload.name, run.files))
-        for case in workload.cases
-        if not case.id and case.breakdown and case.breakdown.kind == "kernel"
-    ]
-
-
 def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:
     """Return the file of a workload, which is named like the file, with as many of its folders as make it unique.
 
     The path may have fewer parts than the name, where it starts at the current folder.
     """
-    name = PurePath(workload).parts
-    alike = [(depth, file) for file in files if (depth := _common_end(PurePath(file.source).parts, name))]
+    name, alike = PurePath(workload).parts, []
+    for file in files:
+        path = PurePath(file.source).parts
+        depth = min(len(path), len(name))
+        if depth and path[-depth:] == name[-depth:]:
+            alike.append((depth, file))
     return max(alike, key=lambda pair: pair[0])[1] if alike else None
-
-
-def _common_end(path: Sequence[str], name: Sequence[str]) -> int:
-    """Return the number of parts that both have at their ends, if the shorter one is the end of the longer one."""
-    depth = min(len(path), len(name))
-    return depth if depth and path[-depth:] == name[-depth:] else 0
 
 
 def _table(found: list[_Recording]) -> doc.Table:

@@ -37,8 +37,6 @@ _CAUSES: Mapping[OutlierCause, str] = {
 def outliers(workload: WorkloadFindings) -> doc.Section:
     """Return the steps beyond three median absolute deviations, and what they have that others have not."""
     found = [(case, own, each) for case, own in _cases(workload) for each in own.outliers]
-    if not found:
-        return doc.Section("step_outliers", "", workload=workload.name)
     longest = sorted(found, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
     is_lone = len(workload.cases) == 1
     items = tuple(_outlier("" if is_lone else case_text(case), own, each) for case, own, each in longest)

@@ -22,8 +22,6 @@ _EQUAL = 0.01
 def by_profiler(workload: WorkloadFindings) -> doc.Section:
     """Return the step times side by side; empty where one profiler timed each case."""
     cases = [(case, own) for case in workload.cases if (own := workload.steps.of(case.id)) and len(own.times) > 1]
-    if not cases:
-        return doc.Section("step_times", "", workload=workload.name)
     names = list(dict.fromkeys(name for _, own in cases for name in own.times))
     unit = step_unit(time.ns for _, own in cases for time in own.times.values())
     columns = [doc.label("case")]
@@ -31,7 +29,8 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
     rows = [[case_text(case), *(_time(own, name) for name in names)] for case, own in cases]
     table = doc.make_table("step_times", columns, rows)
     table = table if len(workload.cases) > 1 else table.without("case")
-    return doc.Section("step_times", "Step time under each profiler", (table,), _overheads(cases), workload.name)
+    title = "Step time under each profiler"
+    return doc.make_section("step_times", title, [table], _overheads(cases), workload.name)
 
 
 def _time(own: CaseSteps, profiler: str) -> doc.Cell:
@@ -64,8 +63,6 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
 def ranks(workload: WorkloadFindings) -> doc.Section:
     """Return the steps of each rank; empty where every case has one rank."""
     cases = [(c, own) for c in workload.cases if (own := workload.steps.of(c.id)) and len(own.ranks) > 1]
-    if not cases:
-        return doc.Section("step_ranks", "", workload=workload.name)
     is_lone = len(workload.cases) == 1
     every = [(case, rank, i == 0) for case, own in cases for i, rank in enumerate(own.ranks)]
     unit = step_unit(rank.time.ns for _, rank, _ in every)
@@ -94,7 +91,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     )
     if has_nodes:
         summary += " Clocks of different nodes are not compared: steps of ranks are matched by their numbers."
-    return doc.Section("step_ranks", "Ranks", (doc.Bullets(sentences), table), summary, workload.name)
+    return doc.make_section("step_ranks", "Ranks", (doc.Bullets(sentences), table), summary, workload.name)
 
 
 def _parts(rank: RankSteps) -> Iterator[float | str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from profpipe.analysis.findings.workloads import Doubt, DoubtCause, NodeSpread, Win
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Win
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names, percent
@@ -46,23 +44,18 @@ def doubt_text(doubt: Doubt) -> doc.Text:
             best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
             return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
         case DoubtCause.UNLIKE_NODES:
-            facts = doc.join((_difference(*each) for each in doubt.differences), last=" and ")
-            return fill("its cases ran on unlike nodes: {}", facts)
+            facts = (
+                fill(f"{fact} {{}}", doc.join((value or "none" for value in values), most=MOST_NAMES))
+                for fact, values in doubt.differences
+            )
+            return fill("its cases ran on unlike nodes: {}", doc.join(facts))
         case DoubtCause.NODE_SPREAD:
-            return fill("{} ran on different nodes, and {}", doc.join(cases), _spread(doubt.spread))
+            apart: doc.Text = "how far these lie apart is not known"
+            if spread := doubt.spread:
+                varies = f"{{}} varies by {{}} between {spread.nodes} nodes"
+                apart = fill(varies, doc.Code(readable(spread.case)), percent(spread.ratio))
+            return fill("{} ran on different nodes, and {}", doc.join(cases), apart)
     return fill(_DOUBTS[doubt.cause], doc.join(cases))
-
-
-def _difference(fact: str, values: Sequence[str]) -> doc.Text:
-    return fill(f"{fact} {{}}", doc.join((value or "none" for value in values), most=MOST_NAMES))
-
-
-def _spread(spread: NodeSpread | None) -> doc.Text:
-    if spread is None:
-        return "how far these lie apart is not known"
-    return fill(
-        f"{{}} varies by {{}} between {spread.nodes} nodes", doc.Code(readable(spread.case)), percent(spread.ratio)
-    )
 
 
 def doubt_of(win: Win) -> doc.Text:
