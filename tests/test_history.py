@@ -20,9 +20,9 @@ from profpipe.analysis import change_points, history
 from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
 from profpipe.commands.rendering import find_templates
 from profpipe.report import course_pages
+from profpipe.report.course_pages import sparkline
 from profpipe.report.html import page as html_page
 from profpipe.report.sections import history as history_section
-from profpipe.report.sparkline import sparkline
 from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry
 from profpipe.results.noise import Noise, Sample, Source, Spread

@@ -32,7 +32,7 @@ from profpipe.analysis import (
     validity,
     winner,
 )
-from profpipe.analysis.case_index import CaseIndex
+from profpipe.analysis.case_index import CaseIndex, WorkloadData
 from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
@@ -42,8 +42,7 @@ from profpipe.analysis.case_results import (
     shared_marks,
 )
 from profpipe.analysis.cases import lay_out, order
-from profpipe.analysis.findings.kernels import Counters, Phase
-from profpipe.analysis.findings.phases import PhaseWork
+from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     CaseResult,
     DoubtCause,
@@ -59,7 +58,6 @@ from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
-from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import HostSharing, Manifest
 from profpipe.results.schema import ALL, Tables
@@ -168,7 +166,7 @@ def _workload(
         requested_samples=declared.get("repeats"),
         top=tuple(itertools.chain.from_iterable(top)),
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
-        phase_work=tuple(_phase_work(index, cases, kernel_phases, rates)),
+        phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
         # The ranks of a program with steps are among its steps.
         ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
@@ -281,11 +279,3 @@ def _switch_costs(
             measured = case.speedup if is_measured else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
             yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)
-
-
-def _phase_work(
-    index: CaseIndex, cases: Mapping[str, CaseResult], kernel_phases: Mapping[str, list[Phase]], rates: Rates
-) -> Iterator[PhaseWork]:
-    for case, work in phases.read_declared_work(index.numbers).items():
-        if case in cases:
-            yield from phases.find_phase_work(cases[case], work, kernel_phases.get(case, []), rates)

@@ -1,4 +1,4 @@
-"""Index the tables of one workload by case: a sweep has hundreds of cases."""
+"""The tables of one workload, indexed by case: a sweep has hundreds of cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import kernel_totals
-from profpipe.analysis.findings.workloads import KernelBreakdown, Measure
+from profpipe.analysis.cases import Layout
+from profpipe.analysis.findings.workloads import Basis, KernelBreakdown, Measure
 from profpipe.analysis.kernel_breakdown import break_down
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
 from profpipe.results import schema
@@ -206,3 +207,16 @@ class CaseIndex:
                 ranks = self.rank_counts.get((case, profiler), 1)
                 found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
         return found
+
+
+@dataclass(frozen=True)
+class WorkloadData:
+    """The tables of one workload, indexed by case. ``profiler`` names the one whose kernel times represent it."""
+
+    name: str
+    declared: Mapping[str, Any]
+    layout: Layout
+    recorded: CaseIndex
+    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
+    basis: Basis | None
+    profiler: str | None

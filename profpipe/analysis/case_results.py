@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.findings.workloads import Basis, CaseResult, KernelBreakdown, Measure
 from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
-from profpipe.analysis.workload_data import WorkloadData
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from profpipe.analysis import ranks
-from profpipe.analysis.case_index import Number
+from profpipe.analysis.case_index import Number, WorkloadData
 from profpipe.analysis.findings.warnings import DuplicateTimes, TimedCase
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
 
 #: From this ratio on times with disjoint intervals differ: clocks alone explain less.

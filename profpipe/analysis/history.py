@@ -19,6 +19,10 @@ from profpipe.results.noise import Model, Noise, Source
 _BAND: Final = statistics.NormalDist().inv_cdf(0.995)
 
 
+#: What may change with a time, and the field of a ``Point`` that holds it.
+_CONDITIONS: Final = {"code": "fingerprint", "commit": "commit", "torch": "torch", "driver": "driver"}
+
+
 @dataclass(frozen=True)
 class RunEntry:
     """A run in the history. ``ok`` of ``cases`` rows of its cases ended well."""
@@ -180,11 +184,6 @@ def _points(rows: Sequence[Mapping[str, Any]], found: Sequence[int], band: float
 def _changes(points: Sequence[Point], found: Sequence[int]) -> Iterator[ChangePoint]:
     for position in found:
         before, after = points[position - 1], points[position]
-        pairs = {
-            "code": (before.fingerprint, after.fingerprint),
-            "commit": (before.commit, after.commit),
-            "torch": (before.torch, after.torch),
-            "driver": (before.driver, after.driver),
-        }
+        pairs = {name: (getattr(before, field), getattr(after, field)) for name, field in _CONDITIONS.items()}
         differs = tuple(name for name, (old, new) in pairs.items() if old and new and old != new)
         yield ChangePoint(after.run, position, after.level_ns / before.level_ns, differs)

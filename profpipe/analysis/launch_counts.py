@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from profpipe.analysis.case_index import WorkloadData
 from profpipe.analysis.findings.warnings import LaunchCounts
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import Key, rows
-from profpipe.analysis.workload_data import WorkloadData
 
 #: Launches by kernel.
 _Counts = Mapping[str, int]

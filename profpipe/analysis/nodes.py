@@ -42,7 +42,8 @@ class Nodes:
         facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
         for job, place in places:
             if place not in facts:
-                facts[place] = _united(facts[node] for node in _nodes_of(job) if node in facts)
+                own = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
+                facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in own.items()}
         return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
 
     def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
@@ -83,12 +84,6 @@ def _differences(every: Sequence[Mapping[str, str]]) -> Differences:
 
 def _nodes_of(job: JobEntry) -> list[str]:
     return sorted(set((job.rank_nodes or {}).values())) or list(filter(None, [job.node]))
-
-
-def _united(every: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the facts of several nodes as those of one."""
-    found = grouped(fact for facts in every for fact in facts.items())
-    return {name: "; ".join(dict.fromkeys(values)) for name, values in found.items()}
 
 
 def _facts(entry: NodeEntry) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -10,12 +10,10 @@ from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings.kernels import Phase
 from profpipe.analysis.findings.phases import HostPhase, PhaseWork
 from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, Rates
-
-#: case -> path of the range -> its FLOPs and bytes
-DeclaredWork = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 _WORK = ("flops", "bytes_moved")
 _FIGURES = ("range", "instances", "wall_ns")
@@ -38,17 +36,26 @@ def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[H
             yield HostPhase(str(case), path, profiler, instances / per, wall / per, share, is_per_call=bool(calls))
 
 
-def read_declared_work(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> DeclaredWork:
-    """Return the declared work of ranges. `plain` writes it; under other profilers a subject is a kernel's name."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for (case, profiler, subject), own in numbers.items():
-        work = {name: number.value for name, number in own.items() if name in _WORK or name.startswith(OF_TYPE)}
-        if profiler == "plain" and subject and work:
-            found.setdefault(case, {})[subject] = work
-    return found
-
-
 def find_phase_work(
+    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]],
+    cases: Mapping[str, CaseResult],
+    phases: Mapping[str, Sequence[Phase]],
+    rates: Rates,
+) -> Iterator[PhaseWork]:
+    """Yield the ``phases`` of ``cases`` whose work is declared.
+
+    `plain` writes the work of ranges; under other profilers a subject is a kernel's name.
+    """
+    declared = grouped(
+        (case, (path, {name: n.value for name, n in own.items() if name in _WORK or name.startswith(OF_TYPE)}))
+        for (case, profiler, path), own in numbers.items()
+        if profiler == "plain" and path and case in cases
+    )
+    for case, works in declared.items():
+        yield from _work_of_case(cases[case], {path: work for path, work in works if work}, phases.get(case, ()), rates)
+
+
+def _work_of_case(
     point: CaseResult, work: Mapping[str, Mapping[str, float]], phases: Iterable[Phase], rates: Rates
 ) -> Iterator[PhaseWork]:
     """Yield the ``phases`` of one profiler that have ``work``; none where the number of calls is unknown."""

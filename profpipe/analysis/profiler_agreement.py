@@ -173,9 +173,10 @@ def compare_profilers(
             ns = comparable[name].total.ns
             is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.breakdown.total.calls * _JITTER_NS
             short = _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS) if is_jitter else ()
-            figures.append(_figure(case, name, ns, short or _different_clock(case, name, ns / case.ns)))
-    found = tuple(figure for figure in figures if figure)
-    return Agreement(point.id, reference, found) if len(found) > 1 else None
+            found = short or _recorded_clock(case, name, ns / case.ns) or _throttled(case, name, ns / case.ns)
+            figures.append(_figure(case, name, ns, found))
+    known = tuple(figure for figure in figures if figure)
+    return Agreement(point.id, reference, known) if len(known) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -233,10 +234,6 @@ def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, p
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
-
-
-def _different_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
-    return _recorded_clock(case, profiler, ratio) or _throttled(case, profiler, ratio)
 
 
 def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
@@ -312,7 +309,8 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
 
 def _compare_timed_call(case: _ReferenceCase, ns: float) -> Figure:
     reasons, part = _why_shorter(case, ns) if ns < case.ns else (_why_longer(case, ns), ())
-    reasons, spread = reasons or _different_clock(case, "plain", ns / case.ns), _spread(case)
+    ratio, spread = ns / case.ns, _spread(case)
+    reasons = reasons or _recorded_clock(case, "plain", ratio) or _throttled(case, "plain", ratio)
     found = (spread or reasons) if case.breakdown.kind == "cpu_op" else (reasons or spread)
     return _figure(case, "plain", ns, found, part)
 

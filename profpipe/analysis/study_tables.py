@@ -16,12 +16,11 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import kernel_breakdown, ranks
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, same, shown
 from profpipe.analysis.findings.studies import Cell, Grid, NoValue, Study
 from profpipe.analysis.findings.workloads import Axes, Basis, CaseResult, ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
-from profpipe.analysis.workload_data import WorkloadData
 from profpipe.config.kernel_categories import CATEGORIES
 from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
-from profpipe.report.sparkline import sparkline
 from profpipe.report.text import align
 from profpipe.report.units import time_unit
 from profpipe.results.noise import Source
@@ -20,6 +19,10 @@ _SOURCES: Final[Mapping[Source, str]] = {
     Source.CAPTURES: "processes",
     Source.RUNS: "runs of the same code",
 }
+#: From low to high.
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+#: The same for terminals without UTF-8: from low to high.
+_ASCII: Final = "_.-=+*#@"
 
 
 def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
@@ -36,6 +39,21 @@ def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
     levels = [f"{time} {band}" for time, band in zip(times, bands, strict=True)]
     names = [course_name(course, shown) for course in shown]
     yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
+
+
+def sparkline(values: Sequence[float], changes: Collection[int] = (), least_range: float = 0.0, *, ascii: bool) -> str:
+    """Return a character for each value, with ``|`` before the positions in ``changes``.
+
+    The lowest character is the lowest value and the highest character the highest one. Values that differ by less than
+    ``least_range`` fill only a part of the height, around its middle: noise is not drawn as large as a change.
+    """
+    marks = _ASCII if ascii else _BLOCKS
+    low, high = min(values), max(values)
+    missing = max(0.0, least_range - (high - low))
+    low, high = low - missing / 2, high + missing / 2
+    top = len(marks) - 1
+    chosen = [marks[round((value - low) / (high - low) * top) if high > low else top // 2] for value in values]
+    return "".join(f"|{mark}" if i in changes else mark for i, mark in enumerate(chosen))
 
 
 def _chart(course: Course, *, is_ascii: bool) -> str:

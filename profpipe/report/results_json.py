@@ -80,10 +80,7 @@ def _case(
         "bandwidth_share": case.of_peak_bytes,
         "speedup": case.speedup,
         "is_baseline": case.is_baseline,
-        "memory": {
-            "peak_allocated": values.get("peak_allocated"),
-            "peak_reserved": values.get("peak_reserved"),
-        },
+        "memory": {name: values.get(name) for name in ("peak_allocated", "peak_reserved")},
         # An error or a cosine that is not a number is None.
         "error": {
             name: None if value == worst(name) else value

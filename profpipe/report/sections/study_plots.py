@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
@@ -66,12 +66,12 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
 
 def _points(study: Study, value: StudyValue) -> Iterator[Point]:
     """Yield the numbers of ``value``; a chart of errors rejects no line."""
-    for grid, (x, *_rest), column, cell in _cells(study, value):
-        if cell and is_number(x) and isinstance(cell.value, (int, float)):
+    for grid, place, cell in _cells(study, value):
+        if cell and is_number(x := place[study.row_axes[0]]) and isinstance(cell.value, (int, float)):
             flags = tuple(flag for flag in cell.flags if flag not in study.shared_flags)
             is_wrong = Flag.INACCURATE in cell.flags and not value.name.startswith(_ERRORS)
             mark = doc.Mark(float(x), float(cell.value), flags=flags)
-            yield Point(grid.others, _line_name(study, column), mark, is_wrong)
+            yield Point(grid.others, _line_name(study, place), mark, is_wrong)
 
 
 def _references(study: Study, value: StudyValue) -> Iterator[doc.Reference]:
@@ -85,47 +85,44 @@ def _references(study: Study, value: StudyValue) -> Iterator[doc.Reference]:
 def _without_value(study: Study, value: StudyValue) -> str:
     """Return how many cases have no mark because of what they compute."""
     missing: dict[str, list[str]] = {Flag.INACCURATE: [], Flag.UNCHECKED: []}
-    for _, (x, *_rest), column, cell in _cells(study, value):
-        if cell and cell.missing in missing and is_number(x):
-            missing[cell.missing].append(_line_name(study, column))
+    for _, place, cell in _cells(study, value):
+        if cell and cell.missing in missing and is_number(place[study.row_axes[0]]):
+            missing[cell.missing].append(_line_name(study, place))
     return not_shown({f"marked {mark}": names for mark, names in missing.items() if names})
 
 
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, tuple[Any, ...], tuple[Any, ...], Cell | None]]:
-    """Yield the cells of ``value`` with their grid, row and column."""
-    place = study.column_axes.index("value") if "value" in study.column_axes else None
+def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], Cell | None]]:
+    """Yield the cells of ``value`` with their grid and their place on the axes."""
     for grid in study.grids:
-        for row, cells in zip(grid.rows, grid.cells, strict=True):
-            for column, cell in zip(grid.columns, cells, strict=True):
-                if place is None or column[place] == value.name:
-                    yield grid, row, column, cell
+        yield from ((grid, place, cell) for place, at, cell in study.cells([grid]) if at == value)
 
 
-def _line_name(study: Study, column: Sequence[Any]) -> str:
-    at = zip(study.column_axes, column, strict=True)
+def _line_name(study: Study, place: Mapping[str, Any]) -> str:
+    at = ((axis, place[axis]) for axis in study.column_axes if axis != "value")
     return ", ".join(
         in_words(((axis, value),)) if isinstance(value, bool) or is_number(value) else shown(value)
         for axis, value in at
-        if axis != "value"
     )
 
 
-def _columns(study: Study) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(column for grid in study.grids for column in grid.columns))
+def _lines(study: Study) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each line and its place on the axes."""
+    for column in (column for grid in study.grids for column in grid.columns):
+        place = dict(zip(study.column_axes, column, strict=True))
+        yield _line_name(study, place), place
 
 
 def line_names(study: Study) -> list[str]:
     """Return the names of all lines, in the order of the palette."""
-    return list(dict.fromkeys(_line_name(study, column) for column in _columns(study)))
+    return list(dict.fromkeys(name for name, _ in _lines(study)))
 
 
 def baseline_name(study: Study) -> str | None:
     """Return the name of the only baseline; None without one, and where there are several."""
     if study.compare not in study.column_axes:
         return None
-    place = study.column_axes.index(study.compare or "")
-    found = {_line_name(study, column) for column in _columns(study) if column[place] in study.baselines}
+    found = {name for name, place in _lines(study) if place[study.compare or ""] in study.baselines}
     return found.pop() if len(found) == 1 else None
