@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention_config, error_metrics, implementations, inputs, parallel, passes
+from profpipe.workload_lib import attention, attention_config, error_metrics, implementations, inputs, parallel, passes
 from profpipe.workload_lib.parameters import check_bool, check_choice, with_defaults
 
 PARAMS = {
@@ -80,7 +80,7 @@ def build(params: Mapping[str, Any]) -> Callable[[], object]:
 def flops(params: Mapping[str, Any]) -> float:
     """Return the FLOPs of one device, the mean where they differ; counted as in the workload ``attention``."""
     case = parse_params(params)
-    return _flops_all(case) / case.devices
+    return attention.dense_flops(case) / case.devices
 
 
 def bytes_moved(params: Mapping[str, Any]) -> float:
@@ -100,7 +100,7 @@ def bytes_moved(params: Mapping[str, Any]) -> float:
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Return ``flops_all`` (all devices) and ``bytes_received`` (by one device from the others, in one call)."""
     case = parse_params(params)
-    return {"flops_all": (_flops_all(case), "flop"), "bytes_received": (_bytes_received(case), "byte")}
+    return {"flops_all": (attention.dense_flops(case), "flop"), "bytes_received": (_bytes_received(case), "byte")}
 
 
 def expects(params: Mapping[str, Any]) -> str:
@@ -161,12 +161,6 @@ def iteration(
     """Return one iteration, with each pass in a ``phase``; it returns (output, gradients of q, k, v)."""
     arguments = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
     return passes.iteration(forward, arguments, case.mode, tensors[3:], phase)
-
-
-def _flops_all(case: Case) -> float:
-    visible_keys = case.seqlen / 2 if case.causal else case.seqlen
-    forward = 4 * case.batch * case.heads * case.seqlen * visible_keys * case.head_dim
-    return forward * passes.FLOPS_FACTOR[case.mode]
 
 
 def _bytes_received(case: Case) -> float:

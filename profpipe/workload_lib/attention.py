@@ -71,7 +71,7 @@ def results(case: Case) -> dict[str, Tensor]:
     }
 
 
-def dense_flops(case: Case) -> float:
+def dense_flops(case: AttentionConfig) -> float:
     """Return the FLOPs of the two matrix products without sparsity."""
     visible_keys = (2 * case.seqlen - case.queries) / 2 if case.has_mask else case.seqlen
     forward = 4 * case.batch * case.heads * case.queries * visible_keys * case.head_dim
