@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from profpipe.ingest import demangling, kernel_classes
-from profpipe.ingest.kernel_classes import annotate, classify, first_rule, user_rules
+from profpipe.ingest.kernel_classes import Rule, annotate, user_rules
 from profpipe.ingest.kernel_names import demangle, normalise
 
 NSYS_COPY = (
@@ -31,6 +31,16 @@ FLASH_MANGLED = (
     "_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELi128ELi64ELi4ELb0ELb0EN7cutlass6half_tE"
     "19Flash_kernel_traitsILi128ELi128ELi64ELi4ES3_EELb0ELb0ELb0ELb0ELb1ELb1ELb0ELb0EEEvNS_16Flash_fwd_paramsE"
 )
+
+
+def first_rule(name: str, own: tuple[Rule, ...] = ()) -> Rule | None:
+    return kernel_classes.first_rules([name], own)[name]
+
+
+def classify(name: str, own: tuple[Rule, ...] = ()) -> tuple[str, str]:
+    """Class and family of a kernel name."""
+    rule = first_rule(name, own)
+    return (rule.kernel_class, rule.family) if rule else ("other", "")
 
 
 def nsys_names(path: Path, column: str = "demangledName") -> Counter[str]:
@@ -415,6 +425,6 @@ def test_many_names_at_once_have_the_rules_that_each_has_alone() -> None:
 
 
 def test_classifying_needs_no_pandas() -> None:
-    classify = "from profpipe.ingest import kernel_classes; kernel_classes.classify('aten::mm')"
+    classify = "from profpipe.ingest import kernel_classes; kernel_classes.classes(['aten::mm'])"
     code = f"import sys; {classify}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0

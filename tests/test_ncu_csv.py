@@ -162,7 +162,7 @@ def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, share
     assert set(parser.parse(DETAILS).kernels["kernel"]) == names["ncu"]
     assert names["ncu"] <= names["nsys"] and len(names["ncu"]) == 19
     # Only the torch trace holds the making of the inputs.
-    made_inputs = {name for name in names["torch"] if kernel_classes.classify(name)[0] == "random"}
+    made_inputs = {name for name in names["torch"] if kernel_classes.classes([name]) == ["random"]}
     assert names["torch"] - made_inputs <= names["nsys"] and len(made_inputs) == 1
 
 

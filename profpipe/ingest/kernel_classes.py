@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-OTHER: Final = ("other", "")
+OTHER: Final = "other"
 CONVOLUTION: Final = "conv"
 
 #: Assertions about the text around a match. RE2 lacks them; without them a pattern finds no less.
@@ -38,6 +38,7 @@ _MOST_CACHED: Final = 1 << 16
 class Rule:
     """One rule of ``kernel_classes.yaml``: the class and family of the names that ``pattern`` finds.
 
+    A family such as ``sage2|sparge`` means that the name is the same in both.
     ``company`` (family -> pattern) is for projects that share a kernel name: if exactly one of its patterns finds
     another kernel of the same case, the family is that one, else ``family``.
     """
@@ -96,13 +97,11 @@ def rules() -> tuple[Rule, ...]:
     return user_rules(plugins.kernel_classes()["rules"])
 
 
-def first_rule(name: str, own: tuple[Rule, ...] = ()) -> Rule | None:
-    """Return the first rule that finds ``name`` in either spelling; ``own`` rules go before the engine's."""
-    return first_rules([name], own)[name]
-
-
 def first_rules(names: Iterable[str], own: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
-    """Return the first rule of each of ``names``; many names at once take a tenth of the time."""
+    """Return for each of ``names`` the first rule that finds it in either spelling; ``own`` rules go first.
+
+    Many names at once take a tenth of the time.
+    """
     found = {name: _FIRST_RULES.get((name, own), _UNKNOWN) for name in names}
     texts = {name: _both_spellings(name) for name, rule in found.items() if rule is _UNKNOWN}
     for (name, text), possible in zip(texts.items(), _possible_rules(list(texts.values())), strict=True):
@@ -143,19 +142,10 @@ def _both_spellings(name: str) -> str:
     return name if same == name else f"{name}\n{same}"
 
 
-def classify(name: str, own: tuple[Rule, ...] = ()) -> tuple[str, str]:
-    """Return (class, family) of a kernel name as any tool writes it, ``("other", "")`` where no rule finds it.
-
-    A family such as ``sage2|sparge`` means that the name is the same in both.
-    """
-    rule = first_rule(name, own)
-    return (rule.kernel_class, rule.family) if rule else OTHER
-
-
 def classes(names: Sequence[str]) -> list[str]:
     """Return the class of each of ``names`` by the engine's rules."""
     found = first_rules(names)
-    return [rule.kernel_class if (rule := found[name]) else OTHER[0] for name in names]
+    return [rule.kernel_class if (rule := found[name]) else OTHER for name in names]
 
 
 def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.DataFrame:
@@ -177,7 +167,7 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
 
     result = frame.assign(
         kernel=spread(normalise(name) for name in found),
-        kernel_class=spread(rule.kernel_class if rule else "other" for rule in found.values()),
+        kernel_class=spread(rule.kernel_class if rule else OTHER for rule in found.values()),
         kernel_family=spread(rule.family if rule else "" for rule in found.values()),
     )
     if "kernel_class" in frame.columns and (launched := frame["kernel_class"] == CONVOLUTION).any():
