@@ -64,19 +64,23 @@ def launched(*rows, case="n=1", iteration=0):
     return pd.DataFrame(rows)
 
 
+def top_kernels(data):
+    return guided_ncu.top_kernels(guided_ncu.captured_kernels(data, JOB, CASES[0]), JOB)
+
+
 def chosen(job):
     return {choice["kernel"]: choice for choice in json.loads(guided_ncu.guide_text(job))["kernels"]}
 
 
 def test_the_largest_kernels_of_a_case_are_taken_from_nsys_before_torch():
     data = captured(n_1={"nsys": {"a": 1, "b": 9, "c": 5}, "torch": {"z": 99}})
-    assert guided_ncu.top_kernels(data, JOB, CASES[0]) == ("b", "c")
-    assert guided_ncu.top_kernels(captured(n_1={"torch": {"z": 99}}), JOB, CASES[0]) == ("z",)
+    assert top_kernels(data) == ("b", "c")
+    assert top_kernels(captured(n_1={"torch": {"z": 99}})) == ("z",)
 
 
 def test_kernels_that_ncu_excludes_do_not_count_among_the_largest():
     data = captured(n_1={"nsys": {"ncclDevKernel_AllReduce": 99, "a": 1, "b": 9, "c": 5}})
-    assert guided_ncu.top_kernels(data, JOB, CASES[0]) == ("b", "c")
+    assert top_kernels(data) == ("b", "c")
 
 
 def test_a_job_with_another_choice_has_another_folder():
@@ -91,7 +95,7 @@ def test_the_launches_of_one_kernel_in_several_phases_count_together():
     data = captured(n_1={"nsys": {"a": 6, "b": 5}})
     rows = data.kernels.to_dict("records")
     twice = Tables(kernels=schema.frame(KERNELS, [*rows, *rows[1:]]))
-    assert guided_ncu.top_kernels(twice, JOB, CASES[0]) == ("b", "a")
+    assert top_kernels(twice) == ("b", "a")
 
 
 def test_cases_that_share_no_kernel_share_a_process_and_others_do_not():

@@ -524,12 +524,3 @@ def split_path(path: Sequence[str]) -> tuple[str, str]:
     depth = max((i for i, name in enumerate(path) if name.startswith(CASE_PREFIX)), default=-1)
     case = path[depth].removeprefix(CASE_PREFIX) if depth >= 0 else ""
     return case, PATH_SEPARATOR.join(map(range_name, path[depth + 1 :]))
-
-
-def documentation() -> str:
-    """Return the tables as Markdown, for docs/tables.md."""
-    blocks = []
-    for table in ALL:
-        head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
-        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in table.columns)]))
-    return "\n\n".join(blocks)

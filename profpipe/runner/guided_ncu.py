@@ -73,7 +73,7 @@ def jobs(
         if isinstance(job.tool, Missing):
             made.append(job)
             continue
-        captured = {case.id: _capture(data, job, case) for case in job.cases}
+        captured = {case.id: captured_kernels(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, captured[case.id], read) for case in job.cases if len(captured[case.id])}
         if job.is_hooked:
             by_step = any(_is_by_step(rows, read) for rows in captured.values())
@@ -147,12 +147,7 @@ def guide_text(job: Job) -> str:
     return guide_file.to_json(Guide(choices)) if choices else ""
 
 
-def top_kernels(data: Tables, job: Job, case: Case) -> tuple[str, ...]:
-    """Return the names of the ``ncu.top`` largest kernels of ``case`` by total time."""
-    return _find_largest(_capture(data, job, case), job.options["ncu"]["top"])
-
-
-def _capture(data: Tables, job: Job, case: Case) -> pd.DataFrame:
+def captured_kernels(data: Tables, job: Job, case: Case) -> pd.DataFrame:
     """Return the kernels of ``case`` in the first capture that has any, without those that ncu excludes."""
     kernels = data.kernels
     mine = kernels[(kernels["workload"] == job.workload) & (kernels["case"] == case.id) & (kernels["kind"] == "kernel")]
@@ -163,9 +158,10 @@ def _capture(data: Tables, job: Job, case: Case) -> pd.DataFrame:
     return mine[mine["profiler"] == captured]
 
 
-def _find_largest(rows: pd.DataFrame, top: int) -> tuple[str, ...]:
+def top_kernels(rows: pd.DataFrame, job: Job) -> tuple[str, ...]:
+    """Return the names of the ``ncu.top`` largest kernels of a capture by total time."""
     totals = rows.groupby("kernel", sort=True)["total_ns"].sum().sort_values(ascending=False, kind="stable")
-    return tuple(totals.index[:top])
+    return tuple(totals.index[: job.options["ncu"]["top"]])
 
 
 def _is_by_step(rows: pd.DataFrame, launches: Launches) -> bool:
@@ -180,7 +176,7 @@ def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tu
         # A command opens no range of a case: its iterations are its steps, or the whole capture is one.
         found = found[found["case"] == case.id]
     steady = found[found["process"] == found["process"].iloc[0]] if len(found) else found
-    return tuple(_choice(case.id, name, steady) for name in _find_largest(rows, job.options["ncu"]["top"]))
+    return tuple(_choice(case.id, name, steady) for name in top_kernels(rows, job))
 
 
 def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
