@@ -75,6 +75,8 @@ def _markdown_rows(lines: list[str]) -> list[list[str]]:
 
 def _text_rows(lines: list[str]) -> list[list[str]]:
     spans = [found.span() for found in re.finditer("-+", lines[1])]
+    # A very long name of the last column is wider than the rule below its head.
+    spans[-1] = (spans[-1][0], None)
     end = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))
     return [[line[a:b].strip() for a, b in spans] for line in lines[:end]]
 
