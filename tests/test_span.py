@@ -71,9 +71,8 @@ def pipeline(folder: Path, program: str, **workload: Any) -> Path:
 
 @pytest.mark.slow
 def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
-    pipeline(
-        tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": 6, "for_s": 1}
-    )  # its server has imported torch by then
+    # The server has imported torch by then.
+    pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": 6, "for_s": 1})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     latest = tmp_path / "out" / "latest"
     cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
