@@ -9,7 +9,7 @@ def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> 
     """``data`` with bytes set to some of ``bytes_set``, parts cut out or repeated, or, so often, its end cut off."""
     changed = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 8])):
-        at, length = dice.randrange(len(changed)), dice.choice([1, 1, 4, 200])
+        at, length = dice.randrange(max(len(changed), 1)), dice.choice([1, 1, 4, 200])
         kind = dice.choice(["set", "cut", "repeat", "end"])
         if kind == "set":
             changed[at : at + 1] = bytes([dice.choice(bytes_set)])

@@ -68,10 +68,11 @@ def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
     [
         ("status", "fine", "'fine' is none of ok, oom"),
         ("flags", "[[1]]", "is no JSON list of texts"),
+        ("flags", json.dumps([str(i) for i in range(1_001)]), "has more than 1,000 flags"),
         ("seconds", "1e308", "the number 1e+308 is too large"),
-        ("params", json.dumps(dict.fromkeys(map(str, range(1_001)))), "has more than 1,000 parameters"),
+        ("params", json.dumps(dict.fromkeys(map(str, range(1_001)))), "has more than 1,000 params"),
     ],
-    ids=["status", "flags", "seconds", "params"],
+    ids=["status", "flags", "many flags", "seconds", "params"],
 )
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_a_cell_that_no_run_has_is_refused_with_its_place(

@@ -25,7 +25,7 @@ _TAIL_BYTES = 1 << 16
 _JSON: Mapping[str, type] = {"params": dict, "flags": list}
 #: In ns these are more years than the universe has.
 _LARGEST = 1e30
-#: Parameters of a case: an honest pipeline has some dozens, and the time of a report grows with them.
+#: Parameters and flags of a case: an honest pipeline has some dozens, and the time of a report grows with them.
 _MOST_PARAMETERS = 1_000
 _NO_JSON: Mapping[type, str] = {dict: "{}", list: "[]"}
 _JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list of texts"}
@@ -271,8 +271,8 @@ def _check_json(frame: pd.DataFrame) -> None:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
             if not (_is_list_of_texts(found) if kind is list else isinstance(found, dict)):
                 raise ValueError(f"row {row}, column {name}: is no JSON {_JSON_WORDS[kind]}")
-            if kind is dict and len(found) > _MOST_PARAMETERS:
-                raise ValueError(f"row {row}, column {name}: has more than {_MOST_PARAMETERS:,} parameters")
+            if len(found) > _MOST_PARAMETERS:
+                raise ValueError(f"row {row}, column {name}: has more than {_MOST_PARAMETERS:,} {name}")
 
 
 def _is_list_of_texts(node: Any) -> bool:
