@@ -298,7 +298,8 @@ def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attri
 
 def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from numbers of processes to process ids, -1 where they are unknown."""
-    pids = dict(zip(trace.process_codes, trace.pids.fillna(events.MISSING), strict=False))
+    # `fillna` would not replace a missing number by NaN.
+    pids = dict(zip(trace.process_codes, trace.pids.to_numpy(float, na_value=events.MISSING), strict=False))
     return lambda codes: np.array(
         [int(pid) if np.isfinite(pid := pids.get(code, events.MISSING)) else -1 for code in codes], dtype=np.int64
     )

@@ -369,6 +369,16 @@ def test_a_trace_of_nothing_is_refused_not_summed_to_zero(parser: ModuleType, tr
         parser.parse(trace(event("Trace", "PyTorch Profiler (0)", 0, 10)))
 
 
+@pytest.mark.parametrize("pid", [None, "main", 1e300, 10**30, 1.5])
+def test_a_process_and_a_thread_without_a_number_are_read(parser: ModuleType, trace: Write, pid: Any) -> None:
+    marked, kernel = annotation("profpipe:impl=fa2", 10, 900), event("kernel", "k", 100, 350, correlation=1)
+    for wrong, attributed_ns in ({"pid": pid}, 0), ({"tid": pid}, 350_000):
+        parsed = parser.parse(trace(marked | wrong, launch(1, 20), kernel))
+        assert (parsed.origin.total_ns, parsed.origin.attributed_ns) == (350_000, attributed_ns)
+        parsed = parser.parse(trace(marked | wrong, launch(1, 20) | wrong, kernel))
+        assert (parsed.origin.total_ns, parsed.origin.attributed_ns) == (350_000, 350_000)
+
+
 def test_json_of_other_tools_is_not_taken_for_a_trace_of_torch(parser: ModuleType, tmp_path: Path) -> None:
     others = {
         "rocprof": '{ "traceEvents":[{}\n,{"ph":"X","name":"k","pid":"6","args":{"BeginNs":"1","EndNs":"2"}}]}',

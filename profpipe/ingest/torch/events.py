@@ -20,6 +20,8 @@ from profpipe.ingest import bounds, json_stream, launch_order
 from profpipe.results import schema
 
 MISSING: Final = float("nan")
+#: Ids of processes and threads are below it. As a double, 2**63 - 1 does not fit into 64 bits.
+_LARGEST_ID: Final = 2**62
 #: Microseconds (a year): events further apart are damaged.
 _FOREVER: Final = 3.2e13
 
@@ -147,12 +149,12 @@ class Trace:
     @cached_property
     def pids(self) -> pd.Series[Any]:
         """Return the process of each thread where it is a number."""
-        return pd.Series([number(process) for process, _ in self.threads], dtype="Float64")
+        return pd.Series([_id(process) for process, _ in self.threads], dtype="Float64")
 
     @cached_property
     def tids(self) -> np.ndarray:
         """Return the number of each thread, -1 where it is none, and for the unknown thread at the end."""
-        known = [number(thread) for _, thread in self.threads]
+        known = [_id(thread) for _, thread in self.threads]
         return np.array([*(-1 if math.isnan(tid) else int(tid) for tid in known), -1], dtype=np.int64)
 
     @cached_property
@@ -176,6 +178,12 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return MISSING
+
+
+def _id(value: Any) -> float:
+    """Return the number of a process or a thread, NaN where ``value`` is no whole number of 64 bits."""
+    found = number(value)
+    return found if abs(found) < _LARGEST_ID and found == int(found) else MISSING
 
 
 def read(path: Path) -> Trace:
