@@ -338,6 +338,16 @@ def test_a_row_that_ends_early_is_refused(parser: ModuleType, printed: Write) ->
         parser.parse(printed(RAW.read_bytes()[:5000]))
 
 
+@pytest.mark.parametrize(
+    "header", [LONG.replace(',"Kernel', ",Kernel]]Kernel"), f'"ID,{LONG[5:]}'], ids=["no name", "no header"]
+)
+def test_a_damaged_header_is_refused(parser: ModuleType, printed: Write, header: str) -> None:
+    path = printed(f"{header}\n{duration(0, 'ns', '350')}\n")
+    assert parser.sniff(path)
+    with pytest.raises(UnreadableFile, match="cut or damaged in line 2"):
+        parser.parse(path)
+
+
 def test_csv_of_other_tools_is_not_taken_for_that_of_ncu(parser: ModuleType, printed: Write, tmp_path: Path) -> None:
     others = [
         "Time (%),Total Time (ns),Instances,Avg (ns),Name\n",

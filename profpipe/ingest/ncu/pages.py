@@ -167,7 +167,11 @@ class _Segment:
     def __post_init__(self) -> None:
         self.is_long = "Metric Value" in self.header
         self.figures = ["Metric Value"] if self.is_long else list(counters.chosen(self.header))
-        self.least = self.header.index("Metric Value") + 1 if self.is_long else len(self.header)
+        needed = [self.header.index(name) for name in ("Kernel Name", "Metric Value") if name in self.header]
+        self.least = max(needed, default=0) + 1 if self.is_long else len(self.header)
+
+    def has_cells(self, row: list[str]) -> bool:
+        return "Kernel Name" in self.header and len(row) >= self.least
 
     def numbers(self) -> Iterator[str]:
         return (row[name] for row in self.rows for name in self.figures)
@@ -178,9 +182,9 @@ def read_csv(path: Path, lines: Sequence[str], first: int) -> Page:
     for number, row in _records(path, lines, first):
         if row[0] == "ID":
             segments.append(_Segment(row))
-        elif not row[0]:
+        elif segments and not row[0]:
             segments[-1].units = dict(zip(segments[-1].header, row, strict=False))
-        elif len(row) < segments[-1].least:
+        elif not segments or not segments[-1].has_cells(row):
             raise UnreadableFile(path, f"ncu's CSV is cut or damaged in line {number}", RUN_AGAIN)
         else:
             segments[-1].rows.append(dict(zip(segments[-1].header, row, strict=False)))
