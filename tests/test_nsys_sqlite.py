@@ -585,6 +585,27 @@ def test_a_schema_whose_text_is_not_valid_text_is_refused(parser: ModuleType, tm
     assert "cannot be read" in refusal(parser, path)
 
 
+def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    for correlation in range(3):
+        export.launch(100 * correlation, correlation + 1)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'CUPTI_ACTIVITY_KIND_KERNEL'"
+        (page,) = database.execute(query).fetchone()
+    content, first = bytearray(path.read_bytes()), (page - 1) * size + 8
+    # The pointers to the three rows follow the header of the page, two bytes each.
+    content[first : first + 2], content[first + 4 : first + 6] = (
+        content[first + 4 : first + 6],
+        content[first : first + 2],
+    )
+    path.write_bytes(content)
+    parsed = parser.parse(path)
+    check_sums(parsed)
+    assert parsed.origin.launches == 3
+
+
 def mutated(content: bytes, random: Random) -> bytes:
     """``content`` cut short, with bytes changed, removed, copied elsewhere or zeroed."""
     data = bytearray(content)

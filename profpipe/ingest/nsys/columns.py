@@ -71,7 +71,8 @@ class Database:
                 last, first = (f"SELECT {end}(rowid) FROM {_quoted(table)}" for end in ("max", "min"))
                 with suppress(sqlite3.OperationalError):
                     (most,) = database.execute(f"SELECT ifnull(({last}) - ({first}) + 1, 0)").fetchone()
-                    if most <= self._most_rows:
+                    # The ids of a damaged table may descend, and the difference is negative then.
+                    if 0 <= most <= self._most_rows:
                         return int(most)
             return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
 
