@@ -33,8 +33,16 @@ def test_a_key_of_a_later_version_is_ignored() -> None:
     assert Manifest.parse(document).jobs == (JobEntry("w"),)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "is not the manifest of a run"),
-                                               ('{"jobs": 1}', r"is not the manifest of a run: .*\njobs")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not the manifest of a run"),
+        ('{"jobs": 1}', r"is not the manifest of a run: .*\njobs"),
+        ('{"jobs": [' + "{}," * 100_000 + "{}]}", "jobs has 100,001 entries, more than 100,000"),
+    ],
+    ids=["cut", "list", "number", "too many jobs"],
+)
 def test_a_damaged_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=message):

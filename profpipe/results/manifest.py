@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     pass
 
 FILE: Final = "run.json"
+#: Entries of a list or mapping of the manifest: jobs, files, incidents and others.
+_MOST_ENTRIES: Final = 100_000
 #: Keys that most runs lack.
 _OPTIONAL: Final = ("incidents", "tasks", "nodes")
 
@@ -333,7 +335,13 @@ class Manifest:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that a JSON document holds. Unknown keys, as of a later version, are ignored."""
+        """Return the manifest that a JSON document holds. Unknown keys, as of a later version, are ignored.
+
+        Raises ValueError for wrong values, and for more entries than any run has.
+        """
+        for key, value in document.items():
+            if isinstance(value, list | dict) and len(value) > _MOST_ENTRIES:
+                raise ValueError(f"{key} has {len(value):,} entries, more than {_MOST_ENTRIES:,}")
         return parse(cls, {"is_run": "jobs" in document, **document})
 
     def save(self, folder: Path) -> None:
