@@ -24,7 +24,6 @@ import yaml
 from profpipe import cli
 from profpipe.config.models import Pipeline
 from profpipe.measure.flags import Flag
-from profpipe.results import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))
@@ -210,15 +209,6 @@ def test_the_page_of_commands_names_every_command_and_option(capsys: pytest.Capt
 def test_the_page_of_flags_explains_every_flag() -> None:
     explained = re.findall(r"^\| `(\w+)` \|", text_of("docs/validity-flags.md"), re.MULTILINE)
     assert sorted(explained) == sorted(flag.value for flag in Flag)
-
-
-def test_the_page_of_tables_has_the_columns_of_the_schema() -> None:
-    blocks = []
-    for table in schema.ALL:
-        head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
-        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in table.columns)]))
-    text = "\n\n".join(blocks)
-    assert f"<!-- tables -->\n{text}\n<!-- /tables -->" in text_of("docs/tables.md")
 
 
 def test_readme_has_at_most_200_lines() -> None:

@@ -83,7 +83,7 @@ def test_a_file_that_is_refused_before_is_not_read_to_the_end(large: Path) -> No
         "DELETE FROM {0} WHERE rowid % 3 = 1",
         "UPDATE {0} SET rowid = rowid - 20000",
         "UPDATE {0} SET rowid = rowid + 4611686018427387904 WHERE rowid > 10",
-        "ALTER TABLE {0} ADD COLUMN rowid INTEGER",
+        "ALTER TABLE {0} ADD COLUMN RowId INTEGER",
         "CREATE TABLE copy (i INTEGER PRIMARY KEY, start INTEGER, end INTEGER, demangledName INTEGER, "
         "deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER) WITHOUT ROWID;"
         "INSERT INTO copy SELECT rowid, start, end, demangledName, deviceId, streamId, correlationId, globalPid "
@@ -99,3 +99,11 @@ def test_all_rows_are_read_whatever_their_ids_are(large: Path, change: str) -> N
     read = columns.read_numbers(export, tables.KERNELS, tables.wanted(export, tables.KERNELS))
     assert {len(values) for values in read.values()} == {rows}
     assert (read["end"] - read["start"]).sum() == total
+
+
+def test_a_table_whose_ids_do_not_bound_its_rows_is_left_to_the_budget_of_the_parser(large: Path) -> None:
+    with closing(sqlite3.connect(large)) as database:
+        database.execute(f"UPDATE {tables.KERNELS} SET rowid = rowid + {2**40} WHERE rowid > 10")
+        database.commit()
+    with ahead.reading(large):
+        assert not columns.promised

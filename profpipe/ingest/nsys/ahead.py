@@ -14,6 +14,8 @@ from profpipe.results import budget
 
 #: A smaller file is read in the time that a thread takes to start.
 _LARGE: Final = 4 << 20
+#: The part of the file's budget that opening it may take. The parser has a whole one afterwards.
+_OF_BUDGET: Final = 0.1
 
 
 @contextmanager
@@ -34,9 +36,7 @@ def reading(path: Path) -> Iterator[None]:
             raise budget.TooLarge("it is not read to the end")
 
     with ThreadPoolExecutor(1) as executor:
-        # The parser refuses a damaged file, and says why.
-        with suppress(*columns.FAILURES):
-            export = columns.Database(path)
+        if export := _opened(path):
             wanted = tables.wanted(export, tables.KERNELS)
             read = executor.submit(columns.read_batches, export, tables.KERNELS, wanted, check)
             columns.promised[columns.key(export, tables.KERNELS, wanted)] = read
@@ -55,3 +55,13 @@ def _is_large_database(path: Path) -> bool:
             return stream.read(len(columns.SQLITE_HEAD)) == columns.SQLITE_HEAD
     except OSError:
         return False
+
+
+def _opened(path: Path) -> columns.Database | None:
+    """Return the export if its kernels can be read without counting them; nothing interrupts the thread then."""
+    # The parser refuses a damaged or hostile file, and says why.
+    with suppress(*columns.FAILURES, budget.TooLarge), budget.limit(path, _OF_BUDGET):
+        export = columns.Database(path)
+        if tables.KERNELS in export.tables() and export.id_span(tables.KERNELS) is not None:
+            return export
+    return None
