@@ -62,6 +62,7 @@ _KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
 #: ``NAME=`` in a word of a command line, and the end of an item of a list of such: ``--export=ALL,A=1,B=2``.
 _ASSIGNED: Final = re.compile(r"(?<![\w.$-])-*([A-Za-z_][\w.-]*)=")
 _NEXT_ITEM: Final = re.compile(r",(?=[A-Za-z_]\w*=)")
+_OPTION_NAME: Final = re.compile(r"(?<!\w)(\w+)=")
 #: A word with more of them is hidden as a whole.
 _MOST_ASSIGNED: Final = 100
 _SHELL_WORD: Final = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s;&|]*")
@@ -128,6 +129,24 @@ def hide_assigned(word: str, hidden: str = _HIDDEN) -> str:
         for mark in ("", '"', "'"):
             word = word.replace(f"={mark}{value}", f"={mark}{hidden}")
     return word
+
+
+def option_secrets(word: str) -> list[str]:
+    """Return the values of secret names, in any case of letters, in an option of sbatch, srun or a launcher.
+
+    Such options set variables: ``--export=ALL,wandb_key=...``. A value ends with its item of the list.
+    """
+    return list(filter(None, (item[end:] for item in _NEXT_ITEM.split(word) if (end := _secret_begin(item)))))
+
+
+def hide_option(word: str) -> str:
+    """Return ``word`` with ``...`` in place of each of its ``option_secrets``."""
+    return ",".join(f"{item[:end]}..." if (end := _secret_begin(item)) else item for item in _NEXT_ITEM.split(word))
+
+
+def _secret_begin(item: str) -> int | None:
+    """Return where the value of the first secret name in ``item`` begins."""
+    return next((name.end() for name in _OPTION_NAME.finditer(item) if is_secret_name(name[1])), None)
 
 
 def has_secret_form(text: str) -> bool:
@@ -199,6 +218,11 @@ def mask_forms(text: str) -> str:
     text = _FORM.sub(_HIDDEN, text)
     text = _URL.sub(lambda found: f"{found['user']}:{_HIDDEN}", text)
     return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_random(found["value"]) else found[0], text)
+
+
+def is_searchable(secret: str) -> bool:
+    """Return True for a secret that is no word that may occur anywhere: a long or a random one."""
+    return len(secret) >= 16 or _is_random(secret)
 
 
 def _is_random(text: str) -> bool:
@@ -300,6 +324,6 @@ def secrets_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if is_secret_name(name) or has_secret_form(value):
             # A word such as AUTH_MODE=disabled may occur anywhere.
-            texts = [text for text in secrets_in_variable(name, value) if len(text) >= 16 or _is_random(text)]
+            texts = filter(is_searchable, secrets_in_variable(name, value))
             found.update(dict.fromkeys(texts, f"${{{name}}}"))
     return found

@@ -152,6 +152,11 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     settings = manifest_entries.published(load_pipeline(path))["slurm"]
     assert settings["options"] == ["--export=ALL,HF_TOKEN=...,X=1", "--mem=4G"]
     assert settings["launcher"] == ["apptainer", "--env", "DB_PASSWORD=...", "i.sif"]
+    words = "options: ['--export=ALL,wandb_key=s3cr3t-abcd-99,db_pass=hunter2hunter2'], "
+    path.write_text(f"{PIPELINE}slurm: {{{words}launcher: [--env-HF_TOKEN=$abc, api_auth=...abc]}}\n", encoding="utf-8")
+    settings = manifest_entries.published(load_pipeline(path))["slurm"]
+    assert settings["options"] == ["--export=ALL,wandb_key=...,db_pass=..."]
+    assert settings["launcher"] == ["--env-HF_TOKEN=...", "api_auth=..."]
     # A run of somebody else shows the lines before it is resumed.
     (run / "raw" / "seal").unlink()
     with pytest.raises(ConfigError, match="add --trust"):
@@ -160,14 +165,14 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
 
 
 def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) -> None:
-    words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2", "--comment", "MY_TOKEN=tok-tok-tok", "--mem=4G"]
+    words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2,db_pass=tok-tok", "--comment", "MY_TOKEN=tok-tok-t", "--mem=4G"]
     own = cluster.with_options(request(tmp_path, PIPELINE), words)
     run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
     texts = {path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
     holders = [name for name, text in texts.items() if "hunter2" in text or "tok-tok" in text]
     assert sorted(holders) == ["job.sh", "order.json"]
     command = json.loads(texts["run.json"])["command"]
-    assert command[4:] == ["--export=ALL,DB_PASSWORD=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
+    assert command[4:] == ["--export=ALL,DB_PASSWORD=...,db_pass=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
 
 
 def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ Environment variables have no values, and words with secrets are masked.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -53,11 +52,12 @@ def begin_run(
 
     ``secrets`` are secret words of commands, and the text that replaces each of them.
     """
+    options = pipeline.slurm.options if pipeline.slurm else ()
     return Manifest(
         name=pipeline.name,
         started=now.isoformat(timespec="seconds"),
         ended=None,
-        command=tuple(_published_word(word, secrets) for word in command),
+        command=tuple(_published_word(word, secrets, options) for word in command),
         pipeline=published(pipeline, secrets),
         machine=parse(Machine, machine),
         packages=packages,
@@ -74,14 +74,16 @@ def begin_run(
     )
 
 
-def _published_word(word: str, secrets: Mapping[str, str]) -> str:
-    """Return a word of the command line of profpipe without secrets."""
+def _published_word(word: str, secrets: Mapping[str, str], options: Collection[str]) -> str:
+    """Return a word of the command line of profpipe without secrets. ``options`` are those of sbatch."""
+    if word in options:
+        word = masking.hide_option(word)
     word = _SET_ENV.sub(r"\1...", word)
     prefix = "--set=" if word.startswith("--set=") else ""
     name, equals, value = word.removeprefix(prefix).partition("=")
     if equals and value != "..." and masking.is_secret_parameter(name.rpartition(".")[2], value):
         return f"{prefix}{name}=..."
-    return masking.mask_printed(masking.masker(secrets).mask(_hide_assigned(word)))
+    return masking.mask_printed(masking.masker(secrets).mask(masking.hide_assigned(word, "...")))
 
 
 def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
@@ -99,18 +101,14 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
         settings["env"] = dict.fromkeys(settings["env"])
     for settings in document["workloads"].values():
         settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
-        settings["srun"] = list(map(_hide_assigned, settings["srun"]))
+        settings["srun"] = list(map(masking.hide_option, settings["srun"]))
     if document["slurm"] is not None:
         # Lines of a shell may set variables, whose values are not published either.
         document["slurm"]["setup"] = []
         for name in ("options", "launcher"):
-            document["slurm"][name] = list(map(_hide_assigned, document["slurm"][name]))
+            document["slurm"][name] = list(map(masking.hide_option, document["slurm"][name]))
     published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
     return published_document
-
-
-#: ``--export=ALL,HF_TOKEN=...``: without the values of secret variables.
-_hide_assigned = functools.partial(masking.hide_assigned, hidden="...")
 
 
 def job_entry(

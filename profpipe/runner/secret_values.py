@@ -39,10 +39,15 @@ def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[
 
 def of_words(pipeline: Pipeline) -> dict[str, str]:
     """Return the secrets that commands and the options of Slurm's programs hold as ``NAME=value``."""
-    words = [word for workload in pipeline.workloads.values() for word in (*(workload.command or ()), *workload.srun)]
+    words = [word for workload in pipeline.workloads.values() for word in workload.command or ()]
+    options = [word for workload in pipeline.workloads.values() for word in workload.srun]
     if pipeline.slurm is not None:
-        words += [*pipeline.slurm.options, *pipeline.slurm.launcher, *pipeline.slurm.setup]
-    return {secret: "***" for word in words for secret in masking.assigned_secrets(word)}
+        words += pipeline.slurm.setup
+        options += [*pipeline.slurm.options, *pipeline.slurm.launcher]
+    found = [secret for word in (*words, *options) for secret in masking.assigned_secrets(word)]
+    # Names in small letters are looked at in options only, and a short value of such a name may be any word.
+    found += [secret for word in options for secret in masking.option_secrets(word) if masking.is_searchable(secret)]
+    return dict.fromkeys(found, "***")
 
 
 def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
