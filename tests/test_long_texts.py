@@ -87,3 +87,18 @@ def test_a_cell_that_no_run_has_is_refused_with_its_place(
     assert cli.main(["report", str(tables)]) == 2
     error = capsys.readouterr().err
     assert f"row 2, column {column}: " in error and why in error and f"cases.{format}" in error
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_fact_of_the_user_may_be_infinite(tables: Path, format: str) -> None:
+    """As the PSNR of equal pictures."""
+    case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}"}])
+    fact = schema.frame(schema.METRICS, [{"case": "n=1", "metric": "psnr", "value": float("inf"), "unit": "dB"}])
+    for name, frame in (("cases", case), ("metrics", fact)):
+        (tables / f"{name}.parquet").unlink(missing_ok=True)
+        frame.to_csv(tables / f"{name}.csv", index=False, quoting=1)
+        if format == "parquet":
+            frame.to_parquet(tables / f"{name}.parquet")
+            (tables / f"{name}.csv").unlink()
+    assert store.load(tables)[0].metrics["value"].tolist() == [float("inf")]
+    assert cli.main(["report", str(tables)]) == 0

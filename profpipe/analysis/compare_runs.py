@@ -338,11 +338,13 @@ def _differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
 def are_devices_different(key: tuple[str, str], runs: Iterable[Manifest]) -> bool:
     """Return True if a case, given by workload and id, ran on other devices in some of the runs than in others.
 
-    The machine may have several models of GPUs, and what is known of its noise is of one of them. Where a run has not
-    recorded the device of the case, as for a program without torch, the GPUs of its machine count.
+    The machine may have several models of GPUs, and what is known of its noise is of one of them. Where no run has
+    recorded the device of the case, as for a program without torch, the GPUs of the machines count.
     """
-    used = {_devices_of(key, run) or frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs}
-    return len(used - {frozenset()}) > 1
+    runs = list(runs)
+    recorded = {_devices_of(key, run) for run in runs} - {frozenset()}
+    used = recorded or {frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs} - {frozenset()}
+    return len(used) > 1
 
 
 def _devices_of(key: tuple[str, str], run: Manifest) -> frozenset[str]:

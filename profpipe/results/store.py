@@ -25,6 +25,8 @@ _TAIL_BYTES = 1 << 16
 _JSON: Mapping[str, type] = {"params": dict, "flags": list}
 #: In ns these are more years than the universe has.
 _LARGEST = 1e30
+#: Units of times, sizes, rates and shares.
+_UNITS = ("ns", "byte", "byte/s", "flop", "flop/s", "1/s", "Hz", "W", "J", "%")
 #: Parameters and flags of a case: an honest pipeline has some dozens, and the time of a report grows with them.
 _MOST_PARAMETERS = 1_000
 _NO_JSON: Mapping[type, str] = {dict: "{}", list: "[]"}
@@ -251,11 +253,14 @@ def _check_end(path: Path) -> None:
 
 
 def _check_numbers(frame: pd.DataFrame, name: str) -> None:
-    """Raise ValueError for a number that no time, size or count has. The error of a result may have any value."""
+    """Raise ValueError for a number that no time, size or count has.
+
+    A result may have any error, and a fact of the user any value: the PSNR of equal pictures is infinite.
+    """
     values = frame[name].to_numpy(dtype="float64", na_value=float("nan"))
     wrong = np.abs(values) > _LARGEST
     if name == "value":
-        wrong &= ~frame["unit"].isin(["", "1"]).to_numpy() | (frame["metric"] == "iterations").to_numpy()
+        wrong &= frame["unit"].isin(_UNITS).to_numpy() | (frame["metric"] == "iterations").to_numpy()
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(f"row {row + 2}, column {name}: the number {values[row]:g} is too large")
