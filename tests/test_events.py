@@ -175,6 +175,13 @@ def test_events_that_are_not_known_are_ignored(parser: ModuleType, events: Write
 def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser: ModuleType, events: Write) -> None:
     ended = {"event": "case_ended", "case": "a", "status": "failed", "reason": "no file caf\udce9", "seconds": 0}
     assert parser.parse(events(STARTED, ended)).cases["reason"].str.encode("utf-8").tolist() == [b"no file caf?"]
+    path = events(STARTED, ended)
+    path.write_bytes(
+        path.read_bytes().replace(b"\\udce9", b"\\uDCE9") + b'{"event": "case_started", "case": "\xed\xa0\x80"}\n'
+    )
+    parsed = parser.parse(path)
+    assert parsed.cases["reason"].str.encode("utf-8").tolist() == [b"no file caf?"]
+    assert parsed.origin.notes[0].startswith("line 3 ")
 
 
 @pytest.mark.parametrize(

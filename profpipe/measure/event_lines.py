@@ -94,8 +94,9 @@ def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, E
 def parse(line: bytes, key: str = "event") -> Event | Damage:
     """Return the event in a line, or why it is none."""
     try:
-        event = json.loads(line)
-        if b"\\ud" in line:
+        # `json.loads` of bytes would accept halves of surrogate pairs.
+        event = json.loads(line.decode())
+        if b"\\ud" in line.lower():
             # A path that is no UTF-8 has halves of surrogate pairs, which Arrow cannot store.
             event = json.loads(json.dumps(event, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
