@@ -112,4 +112,6 @@ def main_cases(workload: WorkloadFindings) -> tuple[list[CaseResult], list[CaseR
     if not workload.compare and len(every) <= _MAIN_CASES:
         return every, []
     largest = list(workload.largest.cases) if workload.largest else []
-    return largest, [case for case in every if case not in largest]
+    # To compare whole results takes seconds for thousands of cases, and each case's page asks.
+    known = {case.id for case in largest}
+    return largest, [case for case in every if case.id not in known]
