@@ -65,7 +65,7 @@ _NEXT_ITEM: Final = re.compile(r",(?=[A-Za-z_]\w*=)")
 _OPTION_NAME: Final = re.compile(r"(?<!\w)(\w+)=")
 #: A word with more of them is hidden as a whole.
 _MOST_ASSIGNED: Final = 100
-_SHELL_WORD: Final = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s;&|]*")
+_SHELL_WORD: Final = re.compile(r"(?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|[^\s;&|])*", re.DOTALL)
 #: Bits for each character. English words have less than 3; random letters and digits have more.
 _LEAST_ENTROPY: Final = 3.0
 

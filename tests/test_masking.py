@@ -118,6 +118,8 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
 @pytest.mark.parametrize(("word", "secrets"), [
     ("--api-key=abc", ["abc"]), ("DB_PASSWORD=a b", ["a b", "a"]), ("--export=ALL,HF_TOKEN=a-b,X=1", ["a-b"]),
     ("export A_SECRET='x y'; ./run", ["x y"]), ("--env=MY_KEY=k,OTHER=1", ["k"]),
+    (r"export X_SECRET=foo\ bar; run", [r"foo\ bar"]), ('export X_SECRET="foo"bar x', ['foo"bar']),
+    ("sh DB_PASSWORD=ab'c d' z", ["ab'c d"]), (r'sh A_TOKEN="a\"b c" z', [r'a\"b c']),
     ("MAX_TOKENS=4096", []), ("key=seqlen", []), ("SORT_KEY=$NAME", []), ("tokenizer=gpt2", []), ("a=1", []),
 ])  # fmt: skip
 def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list[str]) -> None:
@@ -126,7 +128,7 @@ def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list
     assert (hidden == word) is (not secrets) and not any(f"={secret}" in hidden for secret in secrets)
 
 
-@pytest.mark.parametrize("word", ["TOKEN=", "a-", "a=", "-", "X_KEY=a ", ",A=", "'", "key"])
+@pytest.mark.parametrize("word", ["TOKEN=", "a-", "a=", "-", "X_KEY=a ", ",A=", "'", "key", "X_KEY='a ", 'KEY="\\" '])
 def test_assignments_of_a_long_word_take_no_quadratic_time(word: str) -> None:
     began = time.process_time()
     masking.hide_assigned(word * 50_000)
