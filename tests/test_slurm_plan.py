@@ -164,6 +164,13 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     assert "module load cuda" in capsys.readouterr().err
 
 
+def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_word(tmp_path: Path) -> None:
+    command = "{command: [python, x.py, '{seqlen}', SORT_KEY=seqlen], matrix: {seqlen: [1, 2]}, profilers: [plain]}"
+    own = request(tmp_path, f"version: 1\nname: words\nworkloads:\n  sort: {command}\n")
+    settings = manifest_entries.published(own.pipeline, own.secrets)["workloads"]["sort"]
+    assert settings["command"] == ["python", "x.py", "{seqlen}", "SORT_KEY=***"] and "seqlen" in settings["matrix"]
+
+
 def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) -> None:
     words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2,db_pass=tok-tok", "--comment", "MY_TOKEN=tok-tok-t", "--mem=4G"]
     own = cluster.with_options(request(tmp_path, PIPELINE), words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -228,6 +229,16 @@ def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path: Pat
         (run / kind / name).write_text("raise SystemExit('evil') {{ evil }}")
     assert RunRequest.load(run).plugin_dir is None and request_of.plugin_dir == tmp_path
     assert resume(run) == 0 and mark() and "evil" not in (run / "SUMMARY.md").read_text()
+
+
+@pytest.mark.parametrize("part", [{"secrets": {"hunter2-hunter2": 5}}, {"hidden": "hunter2-hunter2"}])
+def test_a_damaged_request_is_named_without_its_secrets(
+    run: Path, part: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / REQUEST_FILE).write_text(json.dumps(json.loads((run / REQUEST_FILE).read_text()) | part))
+    assert resume(run, "--trust") == 2
+    printed = capsys.readouterr().err
+    assert f"its {next(iter(part))} is wrong" in printed and "hunter2" not in printed
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pipeline": []}', "\\xff", '{"pipeline": {"version": 2}}'])

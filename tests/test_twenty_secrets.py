@@ -53,9 +53,9 @@ LITERALS = {
     "url": "L1teral-Url-Pw",
     "form": "hf_LITERALabcdefghijklmnop0123456789",
     "joined option": "joined-option-value",
-    "assigned": "assigned value",
-    "exported": "exported-value",
-    "in a line": "value-in-a-line",
+    "assigned": "an assigned value",
+    "exported": "the-exported-value",
+    "in a line": "the-value-in-a-line",
     "basic": "QWxhZGRpbjpvcGVuIHNlc2FtZTE=",
 }
 SECRETS = {
@@ -81,8 +81,9 @@ workloads:
   command:
     command: [python, leaks.py, --token, "${PAT_2}", "--url=https://u:L1teral-Url-Pw@example.org", --api-key,
               literal-option-value, "--aws={aws}", "hf_LITERALabcdefghijklmnop0123456789", "${MIRROR}/x",
-              --auth-token=joined-option-value, "DB_PASSWORD=assigned value", "--env=A=1,MY_TOKEN=exported-value,B=2",
-              "export X_SECRET=value-in-a-line; true", "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE="]
+              --auth-token=joined-option-value, "DB_PASSWORD=an assigned value",
+              "--env=A=1,MY_TOKEN=the-exported-value,B=2",
+              "export X_SECRET=the-value-in-a-line; true", "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE="]
     env: {NPM_TOKEN: "${NPM_TOKEN}", GITLAB_TOKEN: "${GITLAB_TOKEN}", PYPI: "x${PYPI_TOKEN}", WORDS: "${WORDS}"}
     matrix: {aws: ["${AWS_ACCESS_KEY_ID}"]}
     hook: false

@@ -201,6 +201,12 @@ def readable(folder: Path, name: Path) -> Iterator[Any]:
         yield json.loads(atomic.read_regular(folder / name).decode())
     except OSError:
         raise ConfigError(str(folder), f"cannot be resumed: its {name} is gone.", "Start it again.") from None
+    except ValidationError as error:
+        # Without the values and the keys of the document, which may be secrets.
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = first["loc"][0] if first["loc"] else "document"
+        what = f"is not the file that profpipe wrote: its {field} is wrong ({first['type']})."
+        raise ConfigError(str(folder / name), what, "Start the run again.") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"is not the file that profpipe wrote: {one_line(error)}."
         raise ConfigError(str(folder / name), what, "Start the run again.") from None

@@ -38,16 +38,16 @@ def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[
 
 
 def of_words(pipeline: Pipeline) -> dict[str, str]:
-    """Return the secrets that commands and the options of Slurm's programs hold as ``NAME=value``."""
+    """Return the long or random secrets that commands and options of Slurm's programs hold as ``NAME=value``."""
     words = [word for workload in pipeline.workloads.values() for word in workload.command or ()]
     options = [word for workload in pipeline.workloads.values() for word in workload.srun]
     if pipeline.slurm is not None:
         words += pipeline.slurm.setup
         options += [*pipeline.slurm.options, *pipeline.slurm.launcher]
     found = [secret for word in (*words, *options) for secret in masking.assigned_secrets(word)]
-    # Names in small letters are looked at in options only, and a short value of such a name may be any word.
-    found += [secret for word in options for secret in masking.option_secrets(word) if masking.is_searchable(secret)]
-    return dict.fromkeys(found, "***")
+    found += [secret for word in options for secret in masking.option_secrets(word)]
+    # A word such as SORT_KEY=seqlen is masked as a whole, but its value may occur anywhere.
+    return dict.fromkeys(filter(masking.is_searchable, found), "***")
 
 
 def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
