@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +141,24 @@ def test_any_other_run_is_refused_where_nobody_can_be_asked(
     assert f"was not made by this user on this machine: {doubt.value}" in printed
     assert f"in {Path.cwd()}: touch " in printed and f"profpipe resume out/{run.name} --trust" in printed
     assert not [path for path in run.rglob("*") if path.name in ("lock", "SUMMARY.md")], "nothing was written"
+
+
+def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run: Path) -> None:
+    is_over = threading.Event()
+
+    def rename() -> None:
+        for number in itertools.cycle(range(100)):
+            if is_over.is_set():
+                return
+            (run / f"{number}.partial").touch()
+            (run / f"{number}.partial").rename(run / "renamed")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(rename)
+        try:
+            assert all(seal.find_doubt(run) is None for _ in range(300))
+        finally:
+            is_over.set()
 
 
 def test_trust_resumes_a_run_of_somebody_else(run: Path) -> None:

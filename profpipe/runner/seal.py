@@ -50,7 +50,7 @@ def save(folder: Path) -> None:
 def find_doubt(folder: Path) -> Doubt | None:
     """Return why the run in ``folder`` is not one that this user made on this machine; None for one that is."""
     us = (os.geteuid(), 0)  # root may do everything anyway
-    if any(path.lstat().st_uid not in us for path in _walk(folder)):
+    if any(about.st_uid not in us for _, about in _walk(folder)):
         return Doubt.OTHER_OWNER
     try:
         seal, key = atomic.read_regular(folder / FILE), _read_key(make=False)
@@ -65,8 +65,8 @@ def find_link(folder: Path) -> Path | None:
     The processes of a resumed run would write there. Checkouts and the library of a run are made again.
     """
     made_anew = [folder / place for place in sides.MADE_ANEW]
-    for path in _walk(folder):
-        kind = path.lstat().st_mode
+    for path, about in _walk(folder):
+        kind = about.st_mode
         is_made_anew = any(path.is_relative_to(place) for place in made_anew)
         is_ordinary = stat.S_ISREG(kind) or stat.S_ISDIR(kind) or (stat.S_ISLNK(kind) and _leads_inside(path, folder))
         if not is_made_anew and not is_ordinary:
@@ -81,11 +81,14 @@ def _leads_inside(link: Path, folder: Path) -> bool:
         return False
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folder and everything below it, without following links."""
-    yield folder
+    yield folder, folder.lstat()
     for place, folders, files in os.walk(folder):
-        yield from (Path(place, name) for name in (*folders, *files))
+        for path in (Path(place, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # a task has renamed its temporary file meanwhile
+                about = path.lstat()
+                yield path, about
 
 
 def _digest(folder: Path, key: bytes) -> str:
