@@ -20,6 +20,7 @@ from profpipe.analysis.cases import comparisons
 from profpipe.commands import cluster
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ProfpipeError
+from profpipe.results import folders
 from profpipe.results.manifest import Manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner.request import RunRequest
@@ -226,6 +227,32 @@ def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(
     with pytest.raises(ProfpipeError, match=message):
         cluster.start(request, ["profpipe"], argparse.Namespace())
     assert any((tmp_path / "out").glob("*/slurm/plan.json")) is is_kept
+
+
+def test_a_run_that_a_resume_has_submitted_is_not_submitted_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, scontrol="exit 1", sbatch=f"touch {tmp_path}/called; exit 1")
+
+    def resumed(*_: object) -> Path:
+        # In place of a `resume` between the making of the folder and its lock.
+        Submission(8, (0, 1)).save(run)
+        return run
+
+    monkeypatch.setattr(submit, "create", resumed)
+    assert cluster.start(RunRequest.load(run), [], argparse.Namespace(wait=False, json=None, quiet=True)) == 0
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_run_on_which_another_process_works_keeps_its_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, sbatch="exit 1")
+    monkeypatch.setattr(submit, "create", lambda *_: run)
+    monkeypatch.setattr(cluster, "_LOCK_S", 0.1)
+    with folders.lock(run), pytest.raises(folders.InUse):
+        cluster.start(RunRequest.load(run), [], argparse.Namespace())
+    assert (run / "slurm" / "plan.json").exists()
 
 
 def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(

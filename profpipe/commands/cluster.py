@@ -91,10 +91,14 @@ def start_pairs(
 
 def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> int:
     try:
-        # A `resume` meanwhile would submit the same tasks.
         with _lock(folder):
-            made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
-    except queue.SubmissionUnknown:
+            # A `resume` may have submitted the tasks before this process had the lock.
+            queue.adopt(folder)
+            made = queue.read_submissions(folder) or submit.submit(
+                folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks))
+            )
+    except (queue.SubmissionUnknown, queue.SlurmSilent, folders.InUse):
+        # Tasks of the run may be in the queue, or another process works on it.
         raise
     except errors.ProfpipeError:
         if not queue.read_submissions(folder):
