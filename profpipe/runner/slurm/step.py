@@ -54,14 +54,20 @@ def end(job: Job, ask: Ask, wait_s: float) -> None:
 
 
 def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
-    """Return the nodes of the allocation on which commands run, by name; those that do not answer are missing."""
+    """Return the nodes of the allocation on which commands run, by name.
+
+    Those that do not answer, or whose description is wrong, are missing.
+    """
     tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
     argv = ["srun", *tasks, sys.executable, "-m", "profpipe.measure.node"]
     answer = ask(argv, {**slurm_variables(), "PYTHONPATH": environment.python_path()}) or ""
-    found = {
-        str(each["node"]): NodeEntry(manifest.parse(manifest.Machine, each["machine"]), dict(each["packages"]))
-        for each in node.from_lines(answer.splitlines())
-    }
+    found = {}
+    for each in node.from_lines(answer.splitlines()):
+        try:
+            machine = manifest.parse(manifest.Machine, each["machine"])
+            found[str(each["node"])] = NodeEntry(machine, dict(each["packages"]))
+        except (ValueError, LookupError, TypeError):  # it is not what profpipe writes
+            continue
     return dict(sorted(found.items()))
 
 
