@@ -135,6 +135,8 @@ def test_the_gpus_are_the_first_visible_ones() -> None:
     )
     with pytest.raises(ConfigError, match="lists GPUs by number and by UUID, and one GPU may be listed twice"):
         lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
+    # Entries that no lane uses do not matter.
+    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "0,1,MIG-a"}) == (Lane("GPU 0", "0"), Lane("GPU 1", "1"))
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
         lanes.find(2, GPUS[:1], {"CUDA_VISIBLE_DEVICES": "0,GPU-0"})
     # Without a GPU the number is that of the processes side by side; GPUs that the user hides stay hidden.

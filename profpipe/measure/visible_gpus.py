@@ -29,14 +29,15 @@ def visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
     return [{"name": f"a part (MIG) of {gpu.get('name')}"} if gpu.get("mig") else gpu for gpu in chosen]
 
 
-def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[str]:
-    """Return one entry of CUDA_VISIBLE_DEVICES for each GPU that it shows; the ordinals of ``gpus`` without it.
+def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str], count: int) -> list[str]:
+    """Return one entry of CUDA_VISIBLE_DEVICES for each of the first ``count`` GPUs that it shows.
 
-    Raises ConfigError where a GPU may be listed by its ordinal and by its UUID, because its ordinal is not known.
+    Without the variable these are the ordinals of ``gpus``. Raises ConfigError where one of these GPUs may be listed
+    by its ordinal and by its UUID, because its ordinal is not known.
     """
     entries = environment.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
-        return [str(number) for number in range(len(gpus))]
+        return [str(number) for number in range(len(gpus))][:count]
     has_numbers = len(gpus) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     found: dict[int | str, str] = {}
     for entry in map(str.strip, entries.split(",")):
@@ -45,10 +46,10 @@ def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[s
             break  # CUDA ignores all entries after an invalid one
         known = str(listed[0].get("uuid") or entry)
         found.setdefault(int(entry) if entry.isdecimal() and not has_numbers else known, entry)
-    if len({type(key) for key in found}) > 1:
+    if len({type(key) for key in list(found)[:count]}) > 1:
         what = "lists GPUs by number and by UUID, and one GPU may be listed twice."
         raise ConfigError("CUDA_VISIBLE_DEVICES", what, "List all by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID.")
-    return list(found.values())
+    return list(found.values())[:count]
 
 
 def _listed(gpus: Sequence[Gpu], entries: Iterable[str], by_bus: bool) -> Iterator[Gpu]:

@@ -69,13 +69,13 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
     """
     if not visible_gpus.visible(gpus, environment):
         return tuple(Lane(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
-    entries = visible_gpus.valid_entries(gpus, environment)
+    entries = visible_gpus.valid_entries(gpus, environment, count)
     if len(entries) < count:
         what = (
             f"asks for {count} GPUs, and {len(entries)} of this machine {'is' if len(entries) == 1 else 'are'} visible."
         )
         raise ConfigError("gpus", what, f"Set it to {len(entries)}, or change CUDA_VISIBLE_DEVICES.")
-    return tuple(Lane(f"GPU {entry}", entry) for entry in entries[:count])
+    return tuple(Lane(f"GPU {entry}", entry) for entry in entries)
 
 
 def load(folder: Path, lanes: tuple[Lane, ...]) -> Lanes:
