@@ -5,6 +5,7 @@ This module is loaded by every command and in the process of a workload, so it i
 
 from __future__ import annotations
 
+import base64
 import functools
 import hmac
 import json
@@ -59,6 +60,7 @@ _BESIDE: Final = rf"(?P<key>{TELLING}[\"']?\s*[:=]\s*[\"']?|\b(?:Bearer|Basic)\s
 _FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
 _URL: Final = re.compile(_URL_PASSWORD)
 _KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
+_AUTHORIZATION: Final = re.compile(r"Authorization[\"']?\s*[:=]\s*[\"']?\Z", re.IGNORECASE)
 #: ``NAME=`` in a word of a command line, and the end of an item of a list of such: ``--export=ALL,A=1,B=2``.
 _ASSIGNED: Final = re.compile(r"(?<![\w.$-])-*([A-Za-z_][\w.-]*)=")
 _NEXT_ITEM: Final = re.compile(r",(?=[A-Za-z_]\w*=)")
@@ -217,7 +219,20 @@ def mask_forms(text: str) -> str:
         return text
     text = _FORM.sub(_HIDDEN, text)
     text = _URL.sub(lambda found: f"{found['user']}:{_HIDDEN}", text)
-    return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_random(found["value"]) else found[0], text)
+    return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_keyed(found) else found[0], text)
+
+
+def _is_keyed(found: re.Match[str]) -> bool:
+    """Return True for a secret behind its name. "Basic" is a word of English too, unless user:password follows it."""
+    value = found["value"]
+    if not _is_random(value) or not found["key"].lower().startswith("basic"):
+        return _is_random(value)
+    if _AUTHORIZATION.search(found.string, max(0, found.start() - 30), found.start()):
+        return True
+    try:
+        return ":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode()
+    except ValueError:
+        return False
 
 
 def is_searchable(secret: str) -> bool:
@@ -237,7 +252,7 @@ def secret_parts(text: str) -> list[str]:
     """Return the parts of ``text`` that look like secrets by their form."""
     found = [match[0] for match in _FORM.finditer(text)]
     found += [match["password"] for match in _URL.finditer(text)]
-    found += [match["value"] for match in _KEYED.finditer(text) if _is_random(match["value"])]
+    found += [match["value"] for match in _KEYED.finditer(text) if _is_keyed(match)]
     return list(dict.fromkeys(found))
 
 

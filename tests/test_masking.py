@@ -34,6 +34,8 @@ def test_a_token_is_known_by_its_form(token: str, text: str) -> None:
         ("password=tr0ub4dor3xyz and", "password=*** and"),
         ("api_key: 'a1b2c3d4e5f6g7h8'", "api_key: '***'"),
         ("Authorization: Bearer a1b2c3d4e5f6g7h8", "Authorization: Bearer ***"),
+        ("Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE=", "Basic ***"),
+        ("authorization: basic a1b2c3d4e5f6g7h8", "authorization: basic ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE", "***"),
     ],
@@ -56,6 +58,7 @@ def test_passwords_and_keys_are_known_by_what_stands_beside_them(text: str, mask
             "key=q",
         ),
         *("/home/me/.ssh/id_rsa", "0x7f3a9c21b0d4", "2026-11-20T05:55:00+00:00", "sm90_xmma_gemm_f16f16_f16f32_f32"),
+        *("basic QKV_proj_16x128", "Basic TransformerBlock2d"),
     ],
 )
 def test_ordinary_texts_are_kept(text: str) -> None:
