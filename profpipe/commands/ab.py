@@ -26,7 +26,7 @@ EXAMPLES = """\
   profpipe ab bench.yaml --a git:main --gate 2            # A: the commit, B: the files as they are
   profpipe ab --a python:old/bin/python --b python:new/bin/python
   profpipe ab --b env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1  # A: without the variable
-  profpipe ab --aa                                        # how often does this machine cry wolf?
+  profpipe ab --aa                                        # how often is a verdict false on this machine?
 
 a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
   profpipe ab --a git:main -- python train.py --batch 8
