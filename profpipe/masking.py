@@ -68,6 +68,8 @@ _OPTION_NAME: Final = re.compile(r"(?<!\w)(\w+)=")
 #: A word with more of them is hidden as a whole.
 _MOST_ASSIGNED: Final = 100
 _SHELL_WORD: Final = re.compile(r"(?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|[^\s;&|])*", re.DOTALL)
+#: The option of a shell before a line of commands: ``bash -c``, ``sh -lc``.
+_LINE_OPTION: Final = re.compile(r"-[a-z]*c")
 #: Bits for each character. English words have less than 3; random letters and digits have more.
 _LEAST_ENTROPY: Final = 3.0
 
@@ -88,11 +90,18 @@ def is_secret_option(word: str) -> bool:
     return word.startswith("-") and bool(_PARAMETER.fullmatch(word.lstrip("-")))
 
 
-def assigned_secrets(word: str) -> list[str]:
+def is_line_option(word: str) -> bool:
+    """Return True for the option of a shell that takes a line of commands: ``-c`` or ``-lc``."""
+    return bool(_LINE_OPTION.fullmatch(word))
+
+
+def assigned_secrets(word: str, before: str = "") -> list[str]:
     """Return the secrets in ``NAME=value`` of a word: ``--api-key=...``, ``--export=ALL,HF_TOKEN=...``.
 
-    In a line of a shell, such as ``export DB_PASSWORD=... && ./run``, the value ends with its word.
+    In a line of a shell, such as ``export DB_PASSWORD=... && ./run``, the value ends with its word. Behind an option
+    such as ``-c``, which is the word ``before``, any word is such a line.
     """
+    is_line = is_line_option(before)
     found: list[str] = []
     for item in _NEXT_ITEM.split(word):
         space = re.search(r"\s", item)
@@ -102,9 +111,9 @@ def assigned_secrets(word: str) -> list[str]:
             if not _is_secret_variable(name[1]) and not _PARAMETER.fullmatch(name[1]):
                 continue
             end = _SHELL_WORD.match(item, at)
-            values = [item[at:]] if at <= first_space else []
+            values = [item[at:]] if at <= first_space and not is_line else []
             if end is not None:
-                values += [end[0].strip("\"'")] if space else []
+                values += [end[0].strip("\"'")] if space or is_line else []
                 at = max(at, end.end())
             found += [value for value in values if _is_assigned_secret(name[1], value)]
     return sorted(dict.fromkeys(found), key=len, reverse=True)
@@ -116,15 +125,17 @@ def _is_secret_variable(name: str) -> bool:
 
 
 def _is_assigned_secret(name: str, value: str) -> bool:
-    if not value or value.startswith(("$", _HIDDEN, "...")):
+    # A PIN has four digits or more; NUM_PASS=1 is a count.
+    is_count = _NUMBER.fullmatch(value) and sum(map(str.isdigit, value)) < 4
+    if is_count or value.startswith(("$", _HIDDEN, "...")):
         return False
     is_variable = _is_secret_variable(name) and bool(secrets_in_variable(name, value))
     return is_variable or is_secret_parameter(name, value)
 
 
-def hide_assigned(word: str, hidden: str = _HIDDEN) -> str:
+def hide_assigned(word: str, hidden: str = _HIDDEN, before: str = "") -> str:
     """Return ``word`` with ``hidden`` in place of each of its ``assigned_secrets``."""
-    found = assigned_secrets(word)
+    found = assigned_secrets(word, before)
     if len(found) > _MOST_ASSIGNED:
         return hidden
     for value in found:

@@ -131,6 +131,15 @@ def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list
     assert (hidden == word) is (not secrets) and not any(f"={secret}" in hidden for secret in secrets)
 
 
+@pytest.mark.parametrize(("line", "public"), [
+    ("NUM_PASS=1 python x.py --mode 17", "NUM_PASS=1 python x.py --mode 17"),
+    ("OPENAI_API_KEY=EMPTY python x.py --mode 7", "OPENAI_API_KEY=*** python x.py --mode 7"),
+    (r"A_TOKEN=a\ b B_TOKEN='c d' ./x; C_TOKEN=e;./y", "A_TOKEN=*** B_TOKEN='***' ./x; C_TOKEN=***;./y"),
+])  # fmt: skip
+def test_a_line_of_a_shell_keeps_what_follows_an_assignment(line: str, public: str) -> None:
+    assert masking.hide_assigned(line, before="-lc") == public
+
+
 @pytest.mark.parametrize("word", ["TOKEN=", "a-", "a=", "-", "X_KEY=a ", ",A=", "'", "key", "X_KEY='a ", 'KEY="\\" '])
 def test_assignments_of_a_long_word_take_no_quadratic_time(word: str) -> None:
     began = time.process_time()

@@ -154,6 +154,23 @@ def test_only_options_that_take_a_secret_hide_their_value() -> None:
     )
 
 
+def test_a_word_that_holds_a_secret_keeps_its_other_parts() -> None:
+    line = ["bash", "-c", "NUM_PASS=1 python x.py --mode 17"]
+    assert program.mask(line, {}) == (line, {})
+    assert program.mask(["bash", "-c", "OPENAI_API_KEY=EMPTY python x.py --mode 7"], {}) == (
+        ["bash", "-c", "OPENAI_API_KEY=${SECRET} python x.py --mode 7"],
+        {"SECRET": "EMPTY"},
+    )
+    assert program.mask(["env", "A_TOKEN=first-secret,B_TOKEN=E", "python"], {}) == (
+        ["env", "A_TOKEN=${SECRET},B_TOKEN=${SECRET_2}", "python"],
+        {"SECRET": "first-secret", "SECRET_2": "E"},
+    )
+    assert program.mask(["env", "A_TOKEN=x-hunter2"], {"MY_PASS": "hunter2"}) == (
+        ["env", "A_TOKEN=${SECRET}"],
+        {"MY_PASS": "hunter2", "SECRET": "x-hunter2"},
+    )
+
+
 # --- names and mistakes ----------------------------------------------------------------------------------------------
 
 

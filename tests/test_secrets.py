@@ -55,7 +55,7 @@ def published(order: RunRequest) -> str:
     """All of the record that is made of commands."""
     record = manifest_entries.begin_run(
         order.pipeline, now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(),
-        command=["profpipe", "run"], secrets=order.secrets,
+        command=["profpipe", "run", "--", "bash", "-c", "MY_API_KEY=EMPTY x --mode 7"], secrets=order.secrets,
     )  # fmt: skip
     entries = [entry(job, order.out) for job in jobs_of(order)]
     return json.dumps(replace(record, jobs=tuple(entries)).as_json())
@@ -63,7 +63,7 @@ def published(order: RunRequest) -> str:
 
 def test_the_record_has_the_names_of_secret_variables_and_the_values_of_others(order: RunRequest) -> None:
     text = published(order)
-    assert "hf_abcdef" not in text and "hunter2" not in text
+    assert "hf_abcdef" not in text and "hunter2" not in text and "MY_API_KEY=... x --mode 7" in text
     for placeholder in ("${HF_TOKEN}", "--db=${DB_PASS}:{n}", "--db=${DB_PASS}:2", "--steps=300"):
         assert json.dumps(placeholder) in text
 

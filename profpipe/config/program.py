@@ -151,17 +151,27 @@ def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[
         public = word
         for name, value in hidden.items():
             if value in public:
-                public, found[name] = public.replace(value, f"${{{name}}}"), value
+                public, found[name] = _replaced(public, value, name), value
         option, equals, value = word.partition("=")
         if public == word and equals and value and masking.is_secret_option(option):
             public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
         elif public == word and word and masking.is_secret_option(before) and not word.startswith("--"):
             public, found[_variable(before)] = f"${{{_variable(before)}}}", word
-        for part in (*masking.secret_parts(public), *masking.assigned_secrets(public)):
+        parts = [(part, "") for part in masking.secret_parts(public)]
+        parts += [(part, "=[\"']?") for part in masking.assigned_secrets(public, before)]
+        for part, behind in parts:
             name = _new_name("SECRET", found)
-            public, found[name] = public.replace(part, f"${{{name}}}"), part
+            replaced = _replaced(public, part, name, behind)
+            if replaced != public:
+                public, found[name] = replaced, PLACEHOLDER.sub(lambda m: found.get(m[1], m[0]), part)
         masked.append(public)
     return masked, found
+
+
+def _replaced(word: str, part: str, name: str, behind: str = "") -> str:
+    """Return ``word`` with ``${name}`` for ``part`` where it follows ``behind``, but not inside a placeholder."""
+    pattern = rf"\$\{{\w+\}}|({behind}){re.escape(part)}"
+    return re.sub(pattern, lambda m: m[0] if m[1] is None else f"{m[1]}${{{name}}}", word)
 
 
 def _new_name(stem: str, taken: Collection[str]) -> str:

@@ -5,6 +5,7 @@ Environment variables have no values, and words with secrets are masked.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -57,7 +58,7 @@ def begin_run(
         name=pipeline.name,
         started=now.isoformat(timespec="seconds"),
         ended=None,
-        command=tuple(_published_word(word, secrets, options) for word in command),
+        command=tuple(_published_word(*pair, secrets, options) for pair in itertools.pairwise(("", *command))),
         pipeline=published(pipeline, secrets),
         machine=parse(Machine, machine),
         packages=packages,
@@ -74,16 +75,17 @@ def begin_run(
     )
 
 
-def _published_word(word: str, secrets: Mapping[str, str], options: Collection[str]) -> str:
+def _published_word(before: str, word: str, secrets: Mapping[str, str], options: Collection[str]) -> str:
     """Return a word of the command line of profpipe without secrets. ``options`` are those of sbatch."""
     if word in options:
         word = masking.hide_option(word)
     word = _SET_ENV.sub(r"\1...", word)
     prefix = "--set=" if word.startswith("--set=") else ""
     name, equals, value = word.removeprefix(prefix).partition("=")
-    if equals and value != "..." and masking.is_secret_parameter(name.rpartition(".")[2], value):
+    is_secret = masking.is_secret_parameter(name.rpartition(".")[2], value)
+    if equals and value != "..." and is_secret and not masking.is_line_option(before):
         return f"{prefix}{name}=..."
-    return masking.mask_printed(masking.masker(secrets).mask(masking.hide_assigned(word, "...")))
+    return masking.mask_printed(masking.masker(secrets).mask(masking.hide_assigned(word, "...", before)))
 
 
 def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:

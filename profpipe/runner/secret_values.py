@@ -5,6 +5,7 @@ docs/security.md says what counts as a secret.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -44,7 +45,8 @@ def of_words(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.slurm is not None:
         words += pipeline.slurm.setup
         options += [*pipeline.slurm.options, *pipeline.slurm.launcher]
-    found = [secret for word in (*words, *options) for secret in masking.assigned_secrets(word)]
+    pairs = itertools.pairwise(("", *words, *options))
+    found = [secret for before, word in pairs for secret in masking.assigned_secrets(word, before)]
     found += [secret for word in options for secret in masking.option_secrets(word)]
     # A word such as SORT_KEY=seqlen is masked as a whole, but its value may occur anywhere.
     return dict.fromkeys(filter(masking.is_searchable, found), "***")
@@ -123,7 +125,7 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
             written = command  # the command comes from --set, and not from the environment
         words = tuple(_mask_word(word, given, path) for word, given in zip(written, command, strict=True))
         words = tuple(
-            masking.hide_assigned(_without_value(before, word))
+            masking.hide_assigned(_without_value(before, word), before=before)
             for before, word in zip(("", *words), words, strict=False)
         )
         if words != command:
