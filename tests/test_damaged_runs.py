@@ -12,9 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import hostile_folders
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
+from profpipe import cli
 from profpipe.errors import ConfigError
 from profpipe.job import IncidentKind, JobOutcome, Status
 from profpipe.results import database, store
@@ -190,3 +192,13 @@ def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, s
         other.executescript(script)
     with pytest.raises(ConfigError, match=re.escape(database.FILE)):
         database.store_run(tmp_path, tmp_path / "r", Tables(), Manifest(name="r", ended="2026-01-01"))
+
+
+def test_a_sample_beyond_any_number_ends_no_report(tmp_path: Path) -> None:
+    out = hostile_folders.make_run(tmp_path)
+    run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest")
+    events = run / "raw" / "sums" / "plain" / "events.jsonl"
+    text, found = re.subn(r'("values": \[)', r"\g<1>1e999, ", events.read_text())
+    assert found
+    events.write_text(text)
+    assert cli.main(["report", str(run), "--quiet"]) in (0, 1)

@@ -5,6 +5,7 @@ A run may come from somebody else, so a path that leads out of its folder is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,9 @@ def _samples(path: Path, job: JobEntry) -> Iterator[tuple[str, list[tuple[int, f
     rounds: dict[tuple[str, int], list[float]] = {}
     for event in _events(path):
         if event["event"] == "samples" and event.get("metric") == "time" and event["case"] in job.cases:
-            rounds[event["case"], event.get("round") or 1] = [float(value) for value in event["values"]]
+            # As in the tables: a damaged file may hold a number beyond any float.
+            finite = [value for value in map(float, event["values"]) if math.isfinite(value)]
+            rounds[event["case"], event.get("round") or 1] = finite
     for (case, number), values in rounds.items():
         yield case, [(number, value) for value in values]
 
