@@ -21,7 +21,7 @@ import pandas as pd
 from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
 from profpipe.ingest.groupby import combine, factorize, labelled
-from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx, tables
+from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
 from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
@@ -47,7 +47,7 @@ def sniff(path: Path) -> bool:
         return any(_is_ours(table) for table in columns.Database(path).tables())
     except columns.FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
-        return any(mark.encode() in head for mark in (*_MARKS, tables.PREFIX))
+        return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
 
 
 def _lacks_first_page(path: Path) -> bool:
@@ -56,11 +56,11 @@ def _lacks_first_page(path: Path) -> bool:
         if any(file.read(512)):
             return False
         begin = file.read(1 << 22)
-    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, tables.PREFIX))
+    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, activities.PREFIX))
 
 
 def _is_ours(table: str) -> bool:
-    return table in _MARKS or table.startswith(tables.PREFIX)
+    return table in _MARKS or table.startswith(activities.PREFIX)
 
 
 _Reader = TypeVar("_Reader", bound=Callable[..., Any])

@@ -14,16 +14,17 @@ import pandas as pd
 
 from profpipe.ingest import attribution, bounds, launch_order
 from profpipe.ingest.groupby import Int64s, combine, factorize, groups
-from profpipe.ingest.nsys import tables
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
 from profpipe.ingest.steps import operations
 from profpipe.results import schema
 
+PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 NULL: Final = null(np.int64)
 #: The thread in the id of a thread. The 24 bits above it are the pid, in the ids of processes too.
 THREAD_BITS: Final = 0xFFFFFF
 
-_KINDS: Final = {tables.KERNELS: "kernel", tables.GRAPHS: "graph", tables.COPIES: "memcpy", tables.SETS: "memset"}
+_KINDS: Final = {"KERNEL": "kernel", "GRAPH_TRACE": "graph", "MEMCPY": "memcpy", "MEMSET": "memset"}
+_GRID: Final = ("gridX", "gridY", "gridZ")
 #: ENUM_CUDA_MEMCPY_OPER, in the spelling of nsys 2023 and later.
 _COPIES: Final = {
     1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
@@ -97,9 +98,9 @@ class Calls:
 def read(export: Source, strings: Strings) -> tuple[Work, Calls]:
     """Read the two large tables at the same time: their reader needs no interpreter lock."""
     with ThreadPoolExecutor(max_workers=1) as executor:
-        work = executor.submit(_read_work, export, strings)
-        calls = _read_calls(export, strings)
-        return work.result(), calls
+        calls = executor.submit(_read_calls, export, strings)
+        work = _read_work(export, strings)
+        return work, calls.result()
 
 
 def _read_work(export: Source, strings: Strings) -> Work:
@@ -131,7 +132,7 @@ def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
 
 def read_shapes(export: Source) -> pd.DataFrame | None:
     """Return ``grid`` and ``block`` (``32x2x16``) of the kernels in ``Work``, None where the export lacks them."""
-    table, sizes = tables.KERNELS, [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
+    table, sizes = f"{PREFIX}KERNEL", [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
     if not set(sizes) <= set(export.columns(table)):
         return None
     columns = read_numbers(export, table, dict.fromkeys(("start", "end", *sizes), np.int64))
@@ -150,7 +151,7 @@ def read_sizes(export: Source, work: Work) -> Int64s:
     for table, kind in _KINDS.items():
         if kind in ("memcpy", "memset"):
             # Read with the times, which say what is in ``work`` and count the rows of a table without sizes.
-            columns = read_numbers(export, table, dict.fromkeys(("start", "end", "bytes"), np.int64))
+            columns = read_numbers(export, PREFIX + table, dict.fromkeys(("start", "end", "bytes"), np.int64))
             found[work.is_kind(kind)] = columns["bytes"][_sane(columns["start"], columns["end"])]
     return np.maximum(found, 0)
 
@@ -159,12 +160,21 @@ def _read_activity(
     export: Source, table: str, kind: str, strings: Strings
 ) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
     """Return the columns of one table of activities, and the names that its column ``name`` indexes."""
-    label, *others = tables.labels(export, table)
-    columns = read_numbers(export, table, tables.wanted(export, table))
-    codes, labels = pd.factorize(_first_known(export, table, columns.pop(label), others))
+    named_by = {"kernel": ("demangledName", "shortName", "mangledName"), "graph": ("graphId", "graphExecId")}
+    candidates = named_by.get(kind, ("copyKind",) if kind == "memcpy" else ())
+    label, *others = [name for name in candidates if name in export.columns(PREFIX + table)] or ["label"]
+    columns = read_numbers(
+        export,
+        PREFIX + table,
+        {
+            "start": np.int64, "end": np.int64, "globalPid": np.int64, "deviceId": np.int32, "streamId": np.int32,
+            "correlationId": np.uint32, label: np.int32, **({_GRID: np.int64} if kind == "kernel" else {}),
+        },
+    )  # fmt: skip
+    codes, labels = pd.factorize(_first_known(export, PREFIX + table, columns.pop(label), others))
     renamed = {"globalPid": "process", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
     columns = {renamed.get(name, name): values for name, values in columns.items()}
-    grid = factorize(columns.pop(tables.GRID))[0] if tables.GRID in columns else np.zeros(len(codes))
+    grid = factorize(columns.pop(_GRID))[0] if _GRID in columns else np.zeros(len(codes))
     columns["grid"] = grid.astype(np.int32)
     columns["kind"] = np.full(len(codes), schema.KINDS.index(kind), dtype=np.int8)
     columns["name"] = codes.astype(np.int32)
@@ -198,7 +208,14 @@ def _names_of(kind: str, labels: npt.NDArray[Any], strings: Strings) -> list[str
 
 
 def _read_calls(export: Source, strings: Strings) -> Calls:
-    columns = read_numbers(export, tables.CALLS, tables.wanted(export, tables.CALLS))
+    columns = read_numbers(
+        export,
+        PREFIX + "RUNTIME",
+        {
+            "start": np.int64, "end": np.int64, "globalTid": np.int64, "correlationId": np.uint32,
+            "nameId": np.int32, "returnValue": np.int32,
+        },
+    )  # fmt: skip
     used = pd.unique(columns["nameId"])
     used_names = [name or "" for name in strings.of(used)]
     graphs = _calls_named(columns["nameId"], used, ["GraphLaunch" in name for name in used_names])
@@ -217,7 +234,7 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
 def read_call_names(export: Source, strings: Strings) -> tuple[npt.NDArray[np.intp], list[str]]:
     """Return the number of each call's name, in the order of ``Calls``, and the names."""
     # Read with the start, since SQLite may give a column that has an index in the order of that index.
-    columns = read_numbers(export, tables.CALLS, {"start": np.int64, "nameId": np.int32})
+    columns = read_numbers(export, PREFIX + "RUNTIME", {"start": np.int64, "nameId": np.int32})
     code, ids = pd.factorize(columns["nameId"])
     return code, [_plain_call(name) for name in strings.of(ids)]
 

@@ -7,9 +7,8 @@ number is the least value of its type, 0 for unsigned types.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +32,7 @@ Dtypes = Mapping[Any, type[np.integer[Any]]]
 FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError)
 
 SQLITE_HEAD: Final = b"SQLite format 3\0"
-#: A row takes at least 16 bytes. More ids than that allows means gaps, and the rows are counted.
-_LEAST_ROW: Final = 16
-_BATCH_ROWS: Final = 1 << 15
+_BATCH_ROWS: Final = 1 << 16
 #: Many long texts may be one in the file.
 _BATCH_STRINGS: Final = 1 << 5
 
@@ -44,16 +41,15 @@ class Database:
     """A SQLite file, opened so that nothing is written beside it: the folder may be read-only."""
 
     def __init__(self, path: Path) -> None:
-        self.uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
+        self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         with self._opened() as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             found = database.execute(bounds.SELECT_TABLES).fetchall()
-            self._most_rows = path.stat().st_size // _LEAST_ROW
             self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.uri, uri=True)) as database, budget.interrupting(database):
+        with closing(sqlite3.connect(self._uri, uri=True)) as database, budget.interrupting(database):
             yield database
 
     def tables(self) -> list[str]:
@@ -63,23 +59,7 @@ class Database:
         """Return the names of ``table``'s columns, none where there is no such table."""
         return self._columns.get(table, [])
 
-    def id_span(self, table: str) -> int | None:
-        """Return a number that the rows of ``table`` do not pass, by their ids; None where the ids do not show it."""
-        if any(name.lower() == "rowid" for name in self._columns[table]):
-            return None
-        last, first = (f"SELECT {end}(rowid) FROM {_quoted(table)}" for end in ("max", "min"))
-        # A table WITHOUT ROWID has no ids.
-        with self._opened() as database, suppress(sqlite3.OperationalError):
-            (span,) = database.execute(f"SELECT ifnull(({last}) - ({first}) + 1, 0)").fetchone()
-            # The ids of a damaged table may descend, and the difference is negative then.
-            return int(span) if 0 <= span <= self._most_rows else None
-        return None
-
-    def most_rows(self, table: str) -> int:
-        """Return a number that the rows of ``table`` do not pass, exact where none was deleted."""
-        # To count a million rows takes 0.05 s.
-        if (span := self.id_span(table)) is not None:
-            return span
+    def count_rows(self, table: str) -> int:
         with self._opened() as database:
             return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
 
@@ -88,7 +68,7 @@ class Database:
         chosen = ", ".join(map(_expression, columns))
         # Without the driver's cursors: up to 1.12 they print a traceback after a statement that failed.
         with (
-            adbc_driver_sqlite.connect(self.uri) as database,
+            adbc_driver_sqlite.connect(self._uri) as database,
             adbc_driver_manager.AdbcConnection(database) as connection,
             adbc_driver_manager.AdbcStatement(connection) as statement,
         ):
@@ -106,7 +86,6 @@ class ParquetFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.uri = path.resolve().as_uri()
 
     def columns(self, table: str) -> list[str]:
         from pyarrow import parquet
@@ -114,7 +93,7 @@ class ParquetFolder:
         file = self._path / f"{table}.parquet"
         return list(parquet.read_schema(file).names) if file.is_file() else []
 
-    def most_rows(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         from pyarrow import parquet
 
         return int(parquet.read_metadata(self._path / f"{table}.parquet").num_rows)
@@ -175,8 +154,7 @@ def numbers(column: pa.Array, dtype: type[np.integer[Any]]) -> Numbers:
         fitting = _fitting(column, kind)
     if fitting.null_count:
         fitting = fitting.fill_null(null(dtype))
-    # Not `to_numpy`, which waits for pandas where another thread imports it.
-    return np.frombuffer(fitting.buffers()[1], dtype)[fitting.offset : fitting.offset + len(fitting)]
+    return fitting.to_numpy(zero_copy_only=False)
 
 
 def _fitting(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -193,29 +171,12 @@ def _signed(column: pa.Array) -> pa.Array:
     return column.view(pa.int64()) if pa.types.is_uint64(column.type) else column
 
 
-#: What other threads read (``ahead.reading``), by ``key``. ``read_numbers`` takes it out.
-promised: dict[tuple[Any, ...], Future[dict[Any, Numbers]]] = {}
-
-
-def key(source: Source, table: str, wanted: Dtypes) -> tuple[Any, ...]:
-    return source.uri, table, *wanted.items()
-
-
 def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[Any, Numbers]:
-    """Read the ``wanted`` columns of ``table``, or take what another thread has read of them."""
-    read = promised.pop(key(source, table, wanted), None)
-    return read.result() if read else read_batches(source, table, wanted, budget.check)
-
-
-def read_batches(source: Source, table: str, wanted: Dtypes, check: Callable[[float], None]) -> dict[Any, Numbers]:
-    """Read the ``wanted`` columns of ``table`` batch by batch.
-
-    ``check`` gets the bytes that are needed, and 0 before each batch. It raises to end the reading.
-    """
+    """Read the ``wanted`` columns of ``table`` batch by batch into arrays of their final length."""
     known = set(source.columns(table))
     present = [column for column in wanted if known.issuperset(names_of(column))]
-    rows = source.most_rows(table) if present else 0
-    check(8 * rows * len(wanted))
+    rows = source.count_rows(table) if present else 0
+    budget.check(8 * rows * len(wanted))
     found = {
         name: np.empty(rows, dtype) if name in present else np.full(rows, null(dtype), dtype)
         for name, dtype in wanted.items()
@@ -224,13 +185,13 @@ def read_batches(source: Source, table: str, wanted: Dtypes, check: Callable[[fl
     if present:
         with closing(source.batches(table, present)) as batches:
             for batch in batches:
-                check(0)
                 part = slice(at, at := at + batch.num_rows)
-                if at > rows:
-                    raise sqlite3.DatabaseError(f"table {table} has more rows than its ids")
-                for name, column in zip(present, batch.columns, strict=True):
-                    found[name][part] = numbers(column, wanted[name])
-    return {name: values[:at] for name, values in found.items()}
+                if at <= rows:
+                    for name, column in zip(present, batch.columns, strict=True):
+                        found[name][part] = numbers(column, wanted[name])
+    if at != rows:
+        raise sqlite3.DatabaseError(f"table {table} counts {rows} rows and gives {at}")
+    return found
 
 
 def read_rows(source: Source, table: str, *names: str) -> list[tuple[str, ...]]:
