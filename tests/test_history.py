@@ -237,7 +237,7 @@ def test_a_program_that_became_slower_is_marked_where_its_code_changed(tmp_path:
     )
     (tmp_path / "pipeline.yaml").write_text(pipeline + " timing: {budget_s: 0.05, rounds: 1}}}\n", encoding="utf-8")
     for number in range(6):
-        pause = 0.02 if number < 3 else 0.08
+        pause = 0.02 if number < 3 else 0.04
         text = f"import time\n\n\ndef build(params):\n    return lambda: time.sleep({pause})\n"
         (tmp_path / "sleep.py").write_text(text, encoding="utf-8")
         profpipe(tmp_path, "run", PYTHONPATH=WITHOUT_TORCH)

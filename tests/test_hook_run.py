@@ -174,7 +174,7 @@ for number in range(600):
     statuses = {row["profiler"]: row for row in rows(tmp_path / "out/latest/cases.csv")}
     assert statuses["nsys"]["status"] == "ok" and "skipped" in statuses["ncu"]["status"]
     (request,) = (row for row in rows(tmp_path / "out/latest/ranges.csv") if row["range"].endswith("request"))
-    assert 5 <= int(request["instances"]) <= 40
+    assert 10 <= int(request["instances"]) <= 40
 
 
 def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:

@@ -90,11 +90,10 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]
     runner.communicate()
 
 
-def test_what_a_killed_runner_started_is_gone_soon(started) -> None:
+def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> None:
     runner, pids = started
     runner.kill()
-    # On an idle machine it takes less than the two seconds that are promised.
-    assert wait_until_gone(pids, 20.0) == []
+    assert wait_until_gone(pids, 2.0) == []
 
 
 def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started) -> None:
@@ -182,7 +181,7 @@ def test_requests_to_a_supervisor_that_is_killed_reach_the_next_one(tmp_path: Pa
         requests.append(threads.submit(child.start, ["true"], values, log))
         time.sleep(0.1)
         os.kill(supervisor, signal.SIGKILL)
-        assert [request.result(60).wait(60) for request in requests] == [0, 0]
+        assert [request.result(10).wait(10) for request in requests] == [0, 0]
     assert child.supervisor_pid() != supervisor
 
 
@@ -196,10 +195,10 @@ def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_l
     try:
         began = time.monotonic()
         process.kill_tree(started, others, GracePeriods(kill_s=0.2))
-        assert started.returncode is None and 0.2 <= time.monotonic() - began < 20
+        assert started.returncode is None and 0.2 <= time.monotonic() - began < 2
     finally:
         os.kill(child.supervisor_pid(), signal.SIGCONT)
-    assert started.wait(60.0) == -signal.SIGKILL
+    assert started.wait(5.0) == -signal.SIGKILL
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
@@ -247,13 +246,13 @@ def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_
     assert done.stdout.strip() == "ran False set() []", done.stderr
 
 
-#: A runner that ends while a process and its child run, and what is left of the two after at most twenty seconds.
+#: A runner that ends while a process and its child run, and what is left of the two after at most two seconds.
 ENDED_RUNNER = """
 {python} -c 'import os, time; from profpipe.runner import child
 child.start(["sh", "-c", "sleep 600 & echo $! >b; echo $$ >a; wait"], dict(os.environ), open("log", "wb"))
 while not (os.path.exists("a") and os.path.getsize("a")): time.sleep(0.01)
 os._exit(0)'
-for i in $(seq 400); do
+for i in $(seq 40); do
   kill -0 $(cat a) 2>/dev/null || kill -0 $(cat b) 2>/dev/null || exit 0
   sleep 0.05
 done
@@ -267,7 +266,7 @@ def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runne
         pytest.skip("no PID namespace can be made here")
     words = [*isolated, "sh", "-c", ENDED_RUNNER.format(python=sys.executable)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(words, env=environment, cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run(words, env=environment, cwd=tmp_path, timeout=30).returncode == 0
 
 
 # --- patience --------------------------------------------------------------------------------------------------------
@@ -279,7 +278,7 @@ def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path: Path) ->
     command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pid"))
     job, began = job_of(tmp_path, "pass", script=None, command=command, timeout_s=0.5), time.monotonic()
     (outcome,) = executor.run([job], {"fake": fake_profiler(tmp_path)}, Notes())
-    assert outcome.status == "timeout" and time.monotonic() - began < 30
+    assert outcome.status == "timeout" and time.monotonic() - began < 10.5
     assert GRACE.interrupt_s + GRACE.terminate_s + 2 * GRACE.linger_s <= 10
 
 
