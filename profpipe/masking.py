@@ -95,14 +95,16 @@ def is_line_option(word: str) -> bool:
     return bool(_LINE_OPTION.fullmatch(word))
 
 
-def assigned_secrets(word: str, before: str = "") -> list[str]:
-    """Return the secrets in ``NAME=value`` of a word: ``--api-key=...``, ``--export=ALL,HF_TOKEN=...``.
+def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
+    """Return the secrets in ``NAME=value`` of a word, longest first, and the name of each.
+
+    Such words are ``--api-key=...`` and ``--export=ALL,HF_TOKEN=...``.
 
     In a line of a shell, such as ``export DB_PASSWORD=... && ./run``, the value ends with its word. Behind an option
     such as ``-c``, which is the word ``before``, any word is such a line.
     """
     is_line = is_line_option(before)
-    found: list[str] = []
+    found: dict[str, str] = {}
     for item in _NEXT_ITEM.split(word):
         space = re.search(r"\s", item)
         at, first_space = 0, space.start() if space else len(item)
@@ -115,8 +117,8 @@ def assigned_secrets(word: str, before: str = "") -> list[str]:
             if end is not None:
                 values += [end[0].strip("\"'")] if space or is_line else []
                 at = max(at, end.end())
-            found += [value for value in values if _is_assigned_secret(name[1], value)]
-    return sorted(dict.fromkeys(found), key=len, reverse=True)
+            found |= {value: name[1] for value in values if _is_assigned_secret(name[1], value)}
+    return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
 
 def _is_secret_variable(name: str) -> bool:
@@ -246,9 +248,13 @@ def _is_keyed(found: re.Match[str]) -> bool:
         return False
 
 
-def is_searchable(secret: str) -> bool:
-    """Return True for a secret that is no word that may occur anywhere: a long or a random one."""
-    return len(secret) >= 16 or _is_random(secret)
+def is_searchable(secret: str, name: str = "") -> bool:
+    """Return True for a secret that is no word that may occur anywhere: a long or a random one, or a password.
+
+    ``EOS_TOKEN=</s>`` and ``SORT_KEY=seqlen`` are none, and ``DB_PASSWORD=correct-horse`` is one.
+    """
+    is_password = bool(_PARAMETER.fullmatch(name) and _PASSWORD.search(name)) and len(secret) >= SHORTEST
+    return is_password or len(secret) >= 16 or _is_random(secret)
 
 
 def _is_random(text: str) -> bool:

@@ -126,7 +126,7 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
     ("MAX_TOKENS=4096", []), ("key=seqlen", []), ("SORT_KEY=$NAME", []), ("tokenizer=gpt2", []), ("a=1", []),
 ])  # fmt: skip
 def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list[str]) -> None:
-    assert masking.assigned_secrets(word) == secrets
+    assert list(masking.assigned_secrets(word)) == secrets
     hidden = masking.hide_assigned(word)
     assert (hidden == word) is (not secrets) and not any(f"={secret}" in hidden for secret in secrets)
 

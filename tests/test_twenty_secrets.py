@@ -53,7 +53,7 @@ LITERALS = {
     "url": "L1teral-Url-Pw",
     "form": "hf_LITERALabcdefghijklmnop0123456789",
     "joined option": "joined-option-value",
-    "assigned": "an assigned value",
+    "assigned": "correct-horse",
     "exported": "the-exported-value",
     "in a line": "the-value-in-a-line",
     "basic": "QWxhZGRpbjpvcGVuIHNlc2FtZTE=",
@@ -81,7 +81,7 @@ workloads:
   command:
     command: [python, leaks.py, --token, "${PAT_2}", "--url=https://u:L1teral-Url-Pw@example.org", --api-key,
               literal-option-value, "--aws={aws}", "hf_LITERALabcdefghijklmnop0123456789", "${MIRROR}/x",
-              --auth-token=joined-option-value, "DB_PASSWORD=an assigned value",
+              --auth-token=joined-option-value, DB_PASSWORD=correct-horse,
               "--env=A=1,MY_TOKEN=the-exported-value,B=2",
               "export X_SECRET=the-value-in-a-line; true", "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE="]
     env: {NPM_TOKEN: "${NPM_TOKEN}", GITLAB_TOKEN: "${GITLAB_TOKEN}", PYPI: "x${PYPI_TOKEN}", WORDS: "${WORDS}"}

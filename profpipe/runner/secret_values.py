@@ -39,17 +39,18 @@ def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[
 
 
 def of_words(pipeline: Pipeline) -> dict[str, str]:
-    """Return the long or random secrets that commands and options of Slurm's programs hold as ``NAME=value``."""
+    """Return the passwords and the long or random secrets in ``NAME=value`` of commands and of options of Slurm."""
     words = [word for workload in pipeline.workloads.values() for word in workload.command or ()]
     options = [word for workload in pipeline.workloads.values() for word in workload.srun]
     if pipeline.slurm is not None:
         words += pipeline.slurm.setup
         options += [*pipeline.slurm.options, *pipeline.slurm.launcher]
     pairs = itertools.pairwise(("", *words, *options))
-    found = [secret for before, word in pairs for secret in masking.assigned_secrets(word, before)]
-    found += [secret for word in options for secret in masking.option_secrets(word)]
+    assigned = [item for before, word in pairs for item in masking.assigned_secrets(word, before).items()]
     # A word such as SORT_KEY=seqlen is masked as a whole, but its value may occur anywhere.
-    return dict.fromkeys(filter(masking.is_searchable, found), "***")
+    found = [secret for secret, name in assigned if masking.is_searchable(secret, name)]
+    found += [secret for word in options for secret in masking.option_secrets(word) if masking.is_searchable(secret)]
+    return dict.fromkeys(found, "***")
 
 
 def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
