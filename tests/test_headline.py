@@ -226,6 +226,18 @@ def test_several_workloads_have_an_overview() -> None:
     assert not headline.overview(analyze(tables(metrics=rows[:2]), {}).workloads)
 
 
+def test_braces_in_the_value_of_a_parameter_stay_where_they_are() -> None:
+    rows = [
+        metric_row(f"cfg={cfg},impl={i}", "time", ns, n=30, ci_low=ns, ci_high=ns)
+        for cfg, ns, i in (("{}", 1e3, "a"), ("{}", 2e3, "b"))
+    ]
+    cases = [case_row(row["case"]) for row in rows] + [case_row(f"cfg=y,impl={i}", status="failed") for i in "ab"]
+    (workload,) = analyze(tables(cases, metrics=rows), {}).workloads
+    assert next(iter(texts(headline.headline(workload)))) == (
+        "**At cfg {} `a` is fastest: 1.00 us per call, 2.00x over the next, `b`.**"
+    )
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 

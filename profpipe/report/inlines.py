@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from profpipe.report import document as doc
 from profpipe.report.units import Unit, time_unit
 
+#: Stands for ``{}`` in a name until the template around it is filled.
+_BRACES: Final = "{\ue000}"
+
+
+def literal(name: str) -> str:
+    """Return a name from outside as it may stand in a template."""
+    return name.replace("{}", _BRACES)
+
 
 def fill(template: str, *parts: doc.Text) -> tuple[doc.Inline, ...]:
-    """Return ``template`` with each ``{}`` replaced by the next of ``parts``.
-
-    A name in the template may hold ``{}`` too: those beyond the number of ``parts`` stay text.
-    """
-    first, *texts = template.split("{}", len(parts))
+    """Return ``template`` with each ``{}`` replaced by the next of ``parts``. Names in it are ``literal``."""
+    first, *texts = (text.replace(_BRACES, "{}") for text in template.split("{}", len(parts)))
     found: list[doc.Inline] = [first]
     for part, text in zip(parts, texts, strict=True):
         found += [*doc.inlines(part), text]

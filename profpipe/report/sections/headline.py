@@ -20,7 +20,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import duration, fill, margin, names, percent, plural, ratio
+from profpipe.report.inlines import duration, fill, literal, margin, names, percent, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, recording, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
@@ -203,7 +203,7 @@ def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: Ker
 
 def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
-    place = f"At {in_words(shape.axes)}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
+    place = f"At {literal(in_words(shape.axes))}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
     time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
@@ -343,7 +343,7 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         yield f"In {place} the lowest time is not called the fastest; the table says why."
         return
     for shape, win in found:
-        sentence = f"{{}} has the lowest time at {in_words(shape.axes)}, but is not called the fastest: {{}}."
+        sentence = f"{{}} has the lowest time at {literal(in_words(shape.axes))}, but is not called the fastest: {{}}."
         yield fill(sentence, doc.Code(win.best.variant), doubt_of(win))
 
 
@@ -362,7 +362,9 @@ def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         shape, case = max(found, key=lambda pair: _excess(pair[1]))
         why = case.accuracy.why if case.accuracy else ""
         place = f" at {in_words(shape.axes)}" if len(shapes) > 1 else ""
-        among = f" {where(list({s.axes: s for s, _ in found}.values()), len(shapes))}" if len(shapes) > 1 else ""
+        among = (
+            f" {literal(where(list({s.axes: s for s, _ in found}.values()), len(shapes)))}" if len(shapes) > 1 else ""
+        )
         takes, are = ("takes", "is") if len(by_variant) == 1 else ("take", "are")
         most = fill(" ({}{}: {})", doc.Code(case.variant), place, why) if why else ""
         sentence = f"{{}} {takes} less time than the winner{among}, but {are} {{}}{{}}."
@@ -415,7 +417,7 @@ def _lowest_memory(shape: Shape) -> Iterator[doc.Text]:
     best = shape.win.best if shape.win else None
     other = best if best in others else max(others, key=lambda case: case.peak_memory or 0.0)
     role = "the fastest, {}, needs {}" if other is best else "{} needs the most, {}"
-    place = f" at {in_words(shape.axes)}" if shape.axes else ""
+    place = f" at {literal(in_words(shape.axes))}" if shape.axes else ""
     yield fill(
         f"Lowest peak memory{place}: {{}} with {{}}; {role} ({{}}).",
         names([case.variant for case in lowest], MOST_NAMES + 1),
@@ -439,7 +441,7 @@ def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     if not found:
         return
     shape, case = max(found, key=lambda pair: _uncertainty(pair[1]))
-    place = f" at {in_words(shape.axes)}" if len(shapes) > 1 else ""
+    place = f" at {literal(in_words(shape.axes))}" if len(shapes) > 1 else ""
     others = f"; {plural(len(found) - 1, 'other time')} of the first two too" if len(found) > 1 else ""
     assert case.time is not None
     how = fill("95 % interval {}", margin(case.time.margin)) if case.time.margin else "too few samples for an interval"

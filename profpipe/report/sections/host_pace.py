@@ -9,7 +9,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CaseResult, Shape, WinVerdict
 from profpipe.measure.flags import Flag
 from profpipe.report.document import Code, Text
-from profpipe.report.inlines import duration, fill, ratio
+from profpipe.report.inlines import duration, fill, literal, ratio
 from profpipe.report.units import time_unit
 
 #: A lead is reported where a plain loop leaves less than this share of it.
@@ -75,7 +75,7 @@ def remarks(shapes: Sequence[Shape]) -> Iterator[Text]:
     leads = [(win, win.loop_lead) for win in wins if win.share_of_fastest > _LOST and win.loop_lead is not None]
     if shrunk := sorted(((lead, win) for win, lead in leads if lead < _SHRUNK * win.lead), key=lambda pair: pair[0]):
         lead, win = shrunk[0]
-        place = f" ({in_words(win.shape.axes)})" if len(shapes) > 1 else ""
+        place = f" ({literal(in_words(win.shape.axes))})" if len(shapes) > 1 else ""
         more = f"; so do {len(shrunk) - 1} other leads" if len(shrunk) > 2 else "; so does 1 other lead"
         yield fill(
             f"In a plain loop the host is the limit: there the lead of {{}} shrinks from {{}} to about {lead:.1f}x"
@@ -90,7 +90,7 @@ def _lost(lost: Sequence[HostBoundWin], shapes: int) -> Text:
     win = lost[0]
     fastest, best = _loop_ns(win.fastest), _loop_ns(win.best)
     unit = time_unit([fastest, best])
-    place = f" at {in_words(win.shape.axes)}" if shapes > 1 else ""
+    place = f" at {literal(in_words(win.shape.axes))}" if shapes > 1 else ""
     more = f"; another case is fastest in {len(lost) - 1} more of {shapes} shapes" if len(lost) > 1 else ""
     sentence = (
         f"In a plain loop the host is the limit: there {{}} is fastest{place}, {{}} per call; {{}} takes {{}}{more}."

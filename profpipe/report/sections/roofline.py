@@ -9,7 +9,7 @@ from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, 
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, names, percent, plural, share_cell
+from profpipe.report.inlines import fill, literal, names, percent, plural, share_cell
 from profpipe.report.labels import case_text, variant_text
 from profpipe.report.sections import ranks
 from profpipe.report.units import MISSING, number, size_unit, time_unit
@@ -204,7 +204,7 @@ def summary(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if shape is None or case is None or case.limit.limited_by is None:
         return
     limit, rate = case.limit, "measured ceiling" if workload.rates_measured else "peak"
-    place = f" at {in_words(shape.axes)}" if shape.axes else ""
+    place = f" at {literal(in_words(shape.axes))}" if shape.axes else ""
     if limit.limited_by is Limiter.HOST:
         yield fill(f"{{}} is host-bound{place}: launching takes longer than running.", doc.Code(case.variant))
     elif limit.limited_by is Limiter.COMPUTE and case.tflops and limit.flops_share:
