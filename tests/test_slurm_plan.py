@@ -269,8 +269,13 @@ def test_what_a_killed_task_copied_in_part_is_removed_when_the_task_is_over(run_
     for seen in (None, {0: queue.Seen(TaskState.RUNNING, "n1")}, {0: queue.Seen(TaskState.REQUEUED)}):
         collect.collect(run_folder, seen)
         assert copied.exists()
+    # The user has submitted the same task again, without profpipe, and it still copies.
+    records.begin(run_folder, 0, "n1", "9_0", "2026-11-20T12:30:00+00:00")
+    by_hand = run_folder / "raw" / workload / "task-0000-2" / atomic.temporary_name("nsys")
+    by_hand.mkdir(parents=True)
     collect.collect(run_folder, {0: queue.Seen(TaskState.KILLED, "n1")})
     assert sorted(path.name for path in job.parent.iterdir()) == [".mine.partial", "plain"]
+    assert by_hand.exists()
 
 
 def test_attempts_have_different_numbers(run_folder: Path) -> None:
@@ -328,6 +333,7 @@ def test_collect_renders_no_template_that_a_foreign_run_names(
         (run / "raw" / "seal").unlink(missing_ok=True)
         cluster.collect(run, options)
         assert "template of" not in (run / "SUMMARY.md").read_text()
+    assert "it has no seal of this user. The templates of its pipeline are not used." in capsys.readouterr().err
 
 
 def test_collect_says_what_no_array_has(run_folder: Path) -> None:

@@ -220,10 +220,11 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     """
     ClusterPlan.load(folder)
     request = RunRequest.load(folder)
+    templates = _find_templates(folder, request)
     with _lock(folder):
         for _ in range(_MOST_READS):
             before = records.list_records(folder)
-            result, known = _collect(folder, request)
+            result, known = _collect(folder, request, templates)
             if records.list_records(folder) == before:
                 break
     rendering.print_result(result, args)
@@ -233,7 +234,22 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     return errors.SOME_FAILED if lacking else result.exit_code
 
 
-def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manifest.Manifest]:
+def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
+    """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
+    own = rendering.find_templates(request.plugin_dir, not_below=folder)
+    if (doubt := seal.find_doubt(folder)) is None:
+        return own
+    # Somebody else may have chosen the path of its pipeline file.
+    others = rendering.find_templates(Path.cwd(), not_below=folder)
+    if own != others:
+        what = f"{folder.name} was not made by this user on this machine: {doubt.value}."
+        print(f"profpipe: {what} The templates of its pipeline are not used.", file=sys.stderr)
+    return others
+
+
+def _collect(
+    folder: Path, request: RunRequest, templates: rendering.Templates
+) -> tuple[rendering.Result, manifest.Manifest]:
     try:
         seen: dict[int, queue.Seen] | None = _ask(folder)
         silence = ""
@@ -242,9 +258,6 @@ def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manif
     data, known = records_of_tasks.collect(folder, seen)
     if silence and not known.ended:
         print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
-    # The run may come from somebody else, who chose the path of its pipeline file.
-    own_folder = request.plugin_dir if seal.find_doubt(folder) is None else Path.cwd()
-    templates = rendering.find_templates(own_folder, not_below=folder)
     result = execution.write_results(folder, request, data, known, templates=templates)
     known.save(folder)
     return result, known

@@ -150,11 +150,16 @@ def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
 
 
 def _remove_partial_folders(folder: Path, tasks: Iterable[TaskEntry], found: Iterable[Record]) -> None:
-    """Remove the files of jobs that killed tasks had copied in part. A task in the queue may still be copying."""
+    """Remove the files of jobs that killed tasks had copied in part.
+
+    A task in the queue may still be copying, and so may one that the user has submitted without profpipe.
+    """
+    submissions = queue.read_submissions(folder)
     complete = {(record.index, record.attempt) for record in found if record.is_complete}
     over = {task.index: task.workload for task in tasks if not task.state.is_queued}
     for index, attempt in records.list_starts(folder) - complete:
-        if index in over:
+        job = records.read_start(folder, index, attempt).job
+        if index in over and job in queue.names_of(submissions, index):
             place = folder / "raw" / over[index] / node_sessions.label(index, attempt)
             if place.resolve().is_relative_to(folder.resolve()):
                 atomic.remove_partial_folders(place)

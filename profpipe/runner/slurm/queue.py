@@ -247,8 +247,12 @@ def _problem(code: int | None, text: str) -> str:
 
 def name_of(submissions: Iterable[Submission], index: int) -> str:
     """Return Slurm's name of the last task that has ``index``: ``4711_7``; empty where none has it."""
-    names = [f"{each.job}_{index - each.offset}" for each in submissions if index in each.indices]
-    return names[-1] if names else ""
+    return (names_of(submissions, index) or [""])[-1]
+
+
+def names_of(submissions: Iterable[Submission], index: int) -> list[str]:
+    """Return Slurm's names of all tasks that have ``index``, the first one first."""
+    return [f"{each.job}_{index - each.offset}" for each in submissions if index in each.indices]
 
 
 def _ask_scontrol(jobs: Sequence[int]) -> Answer:

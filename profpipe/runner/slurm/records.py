@@ -129,12 +129,13 @@ def read_starts(folder: Path) -> dict[int, Start]:
     last: dict[int, int] = {}
     for index, attempt in list_starts(folder):
         last[index] = max(attempt, last.get(index, 0))
-    return {index: _read_start(folder / STARTS, index, attempt) for index, attempt in last.items()}
+    return {index: read_start(folder, index, attempt) for index, attempt in last.items()}
 
 
-def _read_start(folder: Path, index: int, attempt: int) -> Start:
+def read_start(folder: Path, index: int, attempt: int) -> Start:
+    """Return what is known of an attempt that began; without its node where its file is not whole yet."""
     try:
-        content = atomic.read_regular(folder / _file_name(index, attempt))
+        content = atomic.read_regular(folder / STARTS / _file_name(index, attempt))
         return manifest.parse(Start, bounded_json.loads(content.decode()))
     except (OSError, ValueError):  # it is being written, or its writer was killed
         return Start(index, attempt)
