@@ -38,6 +38,8 @@ _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/
 #: How long a busy machine may take to start the daemons.
 _START_S, _STEP_S = 60.0, 0.05
 _PR_SET_CHILD_SUBREAPER = 36
+#: The states in which a node takes jobs.
+_IN_SERVICE = ("idle", "mixed", "allocated")
 
 #: Times are short, so that a test waits little. Slurm 22.05 looks at time limits every 30 seconds.
 _CONFIGURATION = """\
@@ -102,12 +104,12 @@ class Cluster:
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def set_up(self, node: str) -> None:
-        """Return a node to service and wait until it is idle."""
-        if self._state(node) not in ("idle", "mixed", "allocated"):
+        """Return a node to service and wait until it is there. It may have a job at once, when one is pending."""
+        if self._state(node) not in _IN_SERVICE:
             # The node may return by itself meanwhile, when its daemon answers.
             with suppress(AssertionError):
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        self._wait_until_idle(node)
+        _wait_for(lambda: self._state(node) in _IN_SERVICE, lambda: f"{node} is {self._state(node)}, not in service")
 
     def kill(self, node: str) -> None:
         """Lose a node: SIGKILL to its daemon and to everything that runs on it. Slurm notices it after 15 s or more."""
@@ -123,6 +125,8 @@ class Cluster:
         self.run("scancel", "--user", getpass.getuser())
         for node in self.nodes:
             self.set_up(node)
+        for node in self.nodes:
+            self._wait_until_idle(node)
 
     def _state(self, node: str) -> str:
         return self.run("sinfo", "--noheader", "--nodes", node, "--format", "%T").split()[0]
