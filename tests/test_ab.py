@@ -827,23 +827,24 @@ def test_a_case_that_fails_is_not_tried_in_later_pairs_and_the_others_go_on(proj
 
 @pytest.mark.slow
 def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
-    (project / "sums.py").write_text(WORKLOAD.replace("2000", "4000"))
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "10000"))
     other = tmp_path / "other"
     shutil.copytree(project, other)
-    (other / "sums.py").write_text(WORKLOAD.replace("2000", "8000"))
+    (other / "sums.py").write_text(WORKLOAD.replace("2000", "50000"))
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     pairs_and_seed = ("--pairs", "1", "--seed", "1")
     for a, b, expected in (
-        (["git:HEAD"], [], 2.0),
-        (["git:HEAD"], [f"dir:{other}"], 4.0),
-        ([f"dir:{other}"], [f"python:{link}"], 0.5),
+        (["git:HEAD"], [], 5.0),
+        (["git:HEAD"], [f"dir:{other}"], 25.0),
+        ([f"dir:{other}"], [f"python:{link}"], 0.2),
     ):
         words = [word for flag, specs in (("--a", a), ("--b", b)) for spec in specs for word in (flag, spec)]
         done = ab(project, *words, *pairs_and_seed)
         assert done.returncode == 0, done.stdout + done.stderr
         data, run = loaded(project)
-        assert list(data.verdicts["ratio"]) == pytest.approx([expected] * 2, rel=0.35)
+        # The bounds show which code ran, also on a busy machine.
+        assert all(expected / 2.2 < ratio < expected * 2.2 for ratio in data.verdicts["ratio"])
         assert not (project / "out" / "latest" / checkout.FOLDER).exists()
         assert str(project) not in (project / "out" / "latest" / "run.json").read_text()
     assert run.ab.b.specs == (f"python:{link}",)
