@@ -221,7 +221,7 @@ class Command:
 
     ``makes`` are the files without which the command failed, whatever its exit code. Where the tool chooses their
     names, ``makes_like`` is a glob that must find one below the job's folder. ``runs_workload`` is false for an export
-    after the process of the workload. ``false_starts`` are texts that a tool prints when it fails by chance before the
+    after the process of the workload. ``false_start`` finds what a tool prints when it fails by chance before the
     workload runs: the command is then started again. ``otherwise`` is started instead of a command whose workload ended
     well and that made no file, for its tool waited for a step that never began. ``ends_after_s`` is set for a workload
     that would not end by itself: after so many seconds SIGTERM ends it, from its tool where ``is_ended_by_tool``, else
@@ -235,7 +235,7 @@ class Command:
     makes_count: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
-    false_starts: tuple[str, ...] = ()
+    false_start: re.Pattern[str] | None = None
     otherwise: Command | None = None
     ends_after_s: float | None = None
     is_ended_by_tool: bool = False

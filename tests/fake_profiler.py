@@ -6,6 +6,7 @@ The runner and its processes are real; only what a harness would measure is not.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class FakeProfiler:
     exports: tuple[str, ...] = ()
     makes_report: bool = True
     explains: tuple[str, str] | None = None
-    false_starts: tuple[str, ...] = ()
+    false_start: re.Pattern[str] | None = None
     NAME: str = "fake"
     KEEPS_ENDED_CASES: bool = True
 
@@ -66,10 +67,10 @@ class FakeProfiler:
 
     def commands(self, job: Job) -> list[Command]:
         if job.script is None:
-            return [Command(job.command, false_starts=self.false_starts)]
+            return [Command(job.command, false_start=self.false_start)]
         report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
         argv = (sys.executable, str(self.script), str(job.spec))
-        workload = Command(argv, (report,) if self.makes_report else (), false_starts=self.false_starts)
+        workload = Command(argv, (report,) if self.makes_report else (), false_start=self.false_start)
         after = [
             Command((sys.executable, "-c", text, str(export)), (export,), runs_workload=False) for text in self.exports
         ]

@@ -6,8 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
-#: Messages of nsys 2022.4 on a busy machine, when it looks for its agent before that process is ready.
-_FALSE_STARTS = ("ProcessWaiterImpl", "Local Endpoint is not available")
+#: nsys 2022.4 prints one of these on a busy machine, before it starts the program.
+_FALSE_STARTS = ("ProcessWaiterImpl", "Local Endpoint is not available", "End of file", "Connection reset by peer")
 _MAX_STARTS = 8
 
 

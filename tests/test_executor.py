@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -226,7 +227,7 @@ if len(pathlib.Path("starts").read_text().splitlines()) <= {}:
 
 def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path: Path) -> None:
     job, notes = job_of(tmp_path, OK, OK, env={"FIRST": FALSE_STARTS.format(3)}), Notes()
-    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)), notes)
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")), notes)
     assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
     assert processes(outcome) == 4 and len(notes.messages) == 3
     assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"], "one part, not four"
@@ -234,20 +235,20 @@ def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_agai
 
 def test_a_command_is_started_again_after_a_false_start_of_its_tool(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(1)))
-    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
     assert (outcome.status, processes(outcome)) == ("ok", 2)
 
 
 def test_a_tool_that_always_fails_to_start_is_not_started_forever(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(99)))
-    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
     assert (outcome.status, processes(outcome)) == ("failed", 4)
     assert outcome.reason.startswith("exit code 1: lost my agent")
 
 
 def test_a_start_that_began_a_case_is_not_repeated(tmp_path: Path) -> None:
     job = job_of(tmp_path, "sys.exit('lost my agent')")
-    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
     assert (statuses(outcome), processes(outcome)) == (["crashed"], 1)
 
 

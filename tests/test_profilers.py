@@ -185,10 +185,19 @@ std::exception::what: RuntimeException
 """
 
 
-@pytest.mark.parametrize("printed", [LOST_AGENT, NO_ENDPOINT])
+#: All that the same nsys printed at other false starts.
+CLOSED, RESET = "End of file\n", "Connection reset by peer\n"
+
+
+@pytest.mark.parametrize("printed", [LOST_AGENT, NO_ENDPOINT, CLOSED, RESET])
 def test_nsys_is_started_again_after_a_start_that_fails_by_chance(printed):
     profile, export = nsys.commands(JOB)
-    assert any(text in printed for text in profile.false_starts) and not export.false_starts
+    assert profile.false_start.search(printed) and not export.false_start
+
+
+def test_a_program_may_print_the_words_of_a_false_start():
+    profile, _ = nsys.commands(JOB)
+    assert not profile.false_start.search("reading a.txt\nEnd of file\n")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,7 @@ def test_nsys_is_started_again_after_a_start_that_fails_by_chance(printed):
     [
         (nsys, LOST_AGENT, "lost its own agent"),
         (nsys, NO_ENDPOINT, "lost its own agent"),
+        (nsys, CLOSED, "lost its own agent"),
         (nsys, "Importer error status: Importation failed.", "convert"),
         (nsys, "Processing events...\nGenerated:\n", "capture range"),
         (ncu, "==WARNING== No kernels were profiled.", "no kernel"),

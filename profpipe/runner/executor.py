@@ -369,11 +369,9 @@ def _run_command(command: Command, job: Job, events: EventLog, context: Context)
         end = _start_and_wait(command, job, events, context)
         has_begun = events.ended or events.inside or context.interrupts.count
         has_failed = bool(end.returncode or end.missing) and end.stopped is None
-        may_be_chance = command.false_starts and has_failed and not has_begun
-        if start == _MAX_STARTS or not may_be_chance:
+        if start == _MAX_STARTS or command.false_start is None or not has_failed or has_begun:
             break
-        log = _end(job, command, end).log
-        if not any(text in log for text in command.false_starts):
+        if not command.false_start.search(_end(job, command, end).log):
             break
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
