@@ -94,7 +94,7 @@ def is_missing(cell: str) -> bool:
 
 
 def printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:100]
+    return "".join(c if c.isprintable() else "?" for c in text[:100])
 
 
 def decode(content: bytes) -> str:
