@@ -108,6 +108,13 @@ def test_blocks_are_separated_by_one_blank_line() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["11) a", "1. a", "- a", "+ a", "# a", "===", "---"])
+def test_a_name_at_the_begin_of_a_line_makes_neither_a_list_nor_a_heading(name: str) -> None:
+    paragraph = Markdown().paragraph(name)
+    assert len(paragraph) == len(name) + 1 and paragraph.replace("\\", "") == name
+    assert Markdown().paragraph("-1.5 % and 1.5 ms") == "-1.5 % and 1.5 ms"
+
+
 def test_sections_of_several_workloads_name_theirs() -> None:
     section = Section("times", "Times", (Paragraph("x"),), workload="decode")
     assert Markdown().section(section).startswith("## Times\n")

@@ -16,6 +16,8 @@ from profpipe.stdio import visible
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
 _URL = re.compile(r":(?=//)|(?<=www)\.")
 _SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
+#: The begin of a list item, a heading or its underline (GFM 4.2, 4.3, 5.2).
+_BLOCK = re.compile(r"(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|#{1,6}(?:\s|$)|[-=]+\s*$))")
 
 
 def escape(text: object) -> str:
@@ -73,6 +75,11 @@ class Markdown:
     def text(self, text: doc.Text, in_table: bool = False) -> str:
         return "".join(self._inline(inline, in_table) for inline in doc.inlines(text))
 
+    def paragraph(self, text: doc.Text) -> str:
+        """Return the text where it begins a line: a name such as ``1) a`` makes no list there."""
+        line = self.text(text)
+        return f"{found[0]}\\{line[found.end() :]}" if (found := _BLOCK.match(line)) else line
+
     def _inline(self, inline: doc.Inline, in_table: bool) -> str:
         if isinstance(inline, doc.Code):
             # Only a table needs a backslash before a pipe (GFM 4.10).
@@ -110,7 +117,7 @@ class Markdown:
         if not section:
             return ""
         own = replace(self, workload=section.workload)
-        parts = [f"{'#' * level} {self.heading(section)}" if section.title else "", own.text(section.summary)]
+        parts = [f"{'#' * level} {self.heading(section)}" if section.title else "", own.paragraph(section.summary)]
         parts += map(own.block, section.blocks)
         parts += (own.section(replace(child, workload=""), level + 1) for child in section.sections)
         return "\n\n".join(part for part in parts if part)
@@ -118,9 +125,9 @@ class Markdown:
     def block(self, block: doc.Block) -> str:
         match block:
             case doc.Paragraph():
-                return self.text(block.content)
+                return self.paragraph(block.content)
             case doc.Bullets():
-                return "\n".join(f"- {self.text(item)}" for item in block.items)
+                return "\n".join(f"- {self.paragraph(item)}" for item in block.items)
             case doc.CodeBlock():
                 longest = max((len(run) for run in re.findall(r"`{3,}", block.text)), default=2)
                 fence = "`" * (longest + 1)
@@ -130,7 +137,7 @@ class Markdown:
             case doc.Chart():
                 path = quote(plot_path(block), errors="replace")
                 picture = f"![{escape_inline(block.title)}]({path})"
-                return "\n\n".join(filter(None, [picture, self.text(block.caption)]))
+                return "\n\n".join(filter(None, [picture, self.paragraph(block.caption)]))
             case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
