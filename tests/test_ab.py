@@ -827,15 +827,15 @@ def test_a_case_that_fails_is_not_tried_in_later_pairs_and_the_others_go_on(proj
 
 @pytest.mark.slow
 def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
-    def code(name):
-        return WORKLOAD.replace("    return", f"    print('code: {name}')\n    return")
+    def code(name, count):
+        return WORKLOAD.replace("    return", f"    print('code: {name}')\n    return").replace("2000", count)
 
-    (project / "sums.py").write_text(code("committed"))
+    (project / "sums.py").write_text(code("committed", "2000"))
     git(project, "commit", "--quiet", "--all", "--message", "two")
-    (project / "sums.py").write_text(code("present"))
+    (project / "sums.py").write_text(code("present", "20000"))
     other = tmp_path / "other"
     shutil.copytree(project, other)
-    (other / "sums.py").write_text(code("other"))
+    (other / "sums.py").write_text(code("other", "200000"))
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     pairs_and_seed = ("--pairs", "1", "--seed", "1")
@@ -848,7 +848,9 @@ def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
         done = ab(project, *words, *pairs_and_seed)
         assert done.returncode == 0, done.stdout + done.stderr
         data, run = loaded(project)
-        assert len(data.verdicts) == 2 and data.verdicts["ratio"].notna().all()
+        # Ten and a hundred times the work: a bound that also holds on a busy machine.
+        ratios = data.verdicts["ratio"] if ran["A"] == "committed" else 1 / data.verdicts["ratio"]
+        assert len(ratios) == 2 and ratios.min() > 3
         for side, name in ran.items():
             log = project / "out" / "latest" / "raw" / "sums" / "pair-01" / side / "log.txt"
             assert set(re.findall(r"code: (\w+)", log.read_text())) == {name}
