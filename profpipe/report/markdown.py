@@ -16,8 +16,8 @@ from profpipe.stdio import visible
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
 _URL = re.compile(r":(?=//)|(?<=www)\.")
 _SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
-#: The begin of a list item, a heading or its underline (GFM 4.2, 4.3, 5.2).
-_BLOCK = re.compile(r"(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|#{1,6}(?:\s|$)|[-=]+\s*$))")
+#: A list item, a heading or its underline starts with this (GFM 4.2, 4.3, 5.2).
+_BLOCK_START = re.compile(r"(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|#{1,6}(?:\s|$)|[-=]+\s*$))")
 
 
 def escape(text: object) -> str:
@@ -76,9 +76,9 @@ class Markdown:
         return "".join(self._inline(inline, in_table) for inline in doc.inlines(text))
 
     def paragraph(self, text: doc.Text) -> str:
-        """Return the text where it begins a line: a name such as ``1) a`` makes no list there."""
+        """Return text that starts a line. A name such as ``1) a`` makes no list there."""
         line = self.text(text)
-        return f"{found[0]}\\{line[found.end() :]}" if (found := _BLOCK.match(line)) else line
+        return f"{found[0]}\\{line[found.end() :]}" if (found := _BLOCK_START.match(line)) else line
 
     def _inline(self, inline: doc.Inline, in_table: bool) -> str:
         if isinstance(inline, doc.Code):
