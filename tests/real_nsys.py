@@ -6,8 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
-#: nsys 2022.4 prints one of these on a busy machine, before it starts the program.
-_FALSE_STARTS = ("ProcessWaiterImpl", "Local Endpoint is not available", "End of file", "Connection reset by peer")
+from profpipe.profilers.nsys import FALSE_START
+
 _MAX_STARTS = 8
 
 
@@ -16,7 +16,7 @@ def record(nsys: Path, report: Path, *program: object) -> None:
     profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", report, *program]
     for start in range(_MAX_STARTS):
         done = subprocess.run(list(map(str, profile)), capture_output=True, text=True, timeout=120)
-        if not any(text in done.stdout + done.stderr for text in _FALSE_STARTS):
+        if not FALSE_START.search(done.stdout + done.stderr):
             break
         time.sleep(0.2 * start)
     assert done.returncode == 0, done.stdout + done.stderr

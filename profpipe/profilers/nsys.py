@@ -21,7 +21,7 @@ _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 #: nsys 2022.4 can fail in these ways on a busy machine, before the workload runs. In the first it opens a semaphore
 #: (sem_open, ENOENT) that its agent has not created yet, in the second its agent has not opened its port. In the third
 #: its agent closes their connection, and nsys prints only this.
-_AGENT_TOO_LATE = re.compile(
+FALSE_START = re.compile(
     r"ProcessWaiterImpl::ProcessWaiterImpl|Local Endpoint is not available"
     r"|\A\s*(?:End of file|Connection reset by peer)\s*\Z"
 )
@@ -56,7 +56,7 @@ def commands(job: Job) -> list[Command]:
     profile = Command(
         _profile(nsys, job, capture),
         makes=(report(job),),
-        false_start=_AGENT_TOO_LATE,
+        false_start=FALSE_START,
         ends_after_s=capture_end_s(job),
         is_ended_by_tool=True,
     )
@@ -83,7 +83,7 @@ def _on_nodes(job: Job, nsys: str) -> Command:
         command(capture),
         makes_like=_exports(job),
         makes_count=job.nodes * job.tasks_per_node,
-        false_start=_AGENT_TOO_LATE,
+        false_start=FALSE_START,
         ends_after_s=capture_end_s(job),
         is_ended_by_tool=True,
     )
@@ -131,7 +131,7 @@ def artifacts(job: Job) -> list[Path]:
 
 def diagnose(log: str) -> tuple[str, str] | None:
     """Find nsys's failure in its output: the exit code is the application's."""
-    if _AGENT_TOO_LATE.search(log):
+    if FALSE_START.search(log):
         why = "nsys lost its own agent while it started: the machine is too busy. Run again when it has less load."
         return "failed", why
     if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
