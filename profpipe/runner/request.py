@@ -27,7 +27,7 @@ from profpipe.runner import executor, secret_values
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
 
-#: The fields of a request that the file holds besides the pipeline and its path. An older file may lack some.
+#: The file also has the pipeline and its path. A file of an older version may lack some of these fields.
 _SAVED = ("workloads", "profilers", "reuse", "captures", "secrets", "hidden", "comparisons")
 
 #: In the folder of a run of a program from the command line.
