@@ -407,6 +407,28 @@ def test_a_broken_number_is_refused(parser: ModuleType, tmp_path: Path, broken: 
     assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", broken))
 
 
+@pytest.mark.parametrize("broken", ["7.5", "1e30", "-1e30"])
+@pytest.mark.parametrize("column", ["instances", "stream", "process of a range"])
+def test_a_count_or_an_id_that_is_no_small_whole_number_is_refused(
+    parser: ModuleType, tmp_path: Path, column: str, broken: str
+) -> None:
+    text = {
+        "instances": SUMMARY.replace("1000,1,1000.0", f"1000,{broken},1000.0"),
+        "stream": TRACE.replace(",1,8,g", f",1,{broken},g"),
+        "process of a range": RANGE_KERNELS.replace("PushPop,1,", f"PushPop,{broken},"),
+    }[column]
+    assert "where a small whole number should" in refusal(parser, tmp_path, text)
+
+
+@pytest.mark.parametrize("ordinal", ["٣", "0٣", "9" * 10, "9" * 400])
+def test_a_name_of_a_device_that_ends_in_no_ordinal_stays_a_name(
+    parser: ModuleType, tmp_path: Path, ordinal: str
+) -> None:
+    kernels = read(parser, tmp_path, TRACE.replace("H200 (1)", f"H200 ({ordinal})")).kernels
+    assert kernels.set_index("kernel")["device"].dropna().to_dict() == {"f<int, 4>": 0}
+    assert len(kernels) == 3
+
+
 def test_a_row_that_contradicts_itself_is_refused(parser: ModuleType, tmp_path: Path) -> None:
     assert "times mean are not the total in the row of 'g'" in refusal(
         parser, tmp_path, SUMMARY.replace("25.0,1000,1", "25.0,9000,1")

@@ -68,7 +68,7 @@ def _together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 def _of_sum(table: stats_output.Table) -> pd.DataFrame:
     frame = _bare(table.column("range"))
-    frame["instances"] = table.numbers("instances")
+    frame["instances"] = table.whole_numbers("instances")
     frame["wall_ns"] = table.times("total time")
     return frame.groupby(["case", "range", "name"], sort=False).sum().reset_index()
 
@@ -76,8 +76,8 @@ def _of_sum(table: stats_output.Table) -> pd.DataFrame:
 def _of_kernels(table: stats_output.Table) -> pd.DataFrame:
     """Return kernels by range from nvtx_kern_sum, which counts a kernel in every range around it, as our tables do."""
     frame = _bare(table.column("nvtx range"))
-    frame["process"] = table.numbers("pid") if table.has("pid") else float("nan")
-    frame["kernels"] = table.numbers("kern inst")
+    frame["process"] = table.whole_numbers("pid") if table.has("pid") else float("nan")
+    frame["kernels"] = table.whole_numbers("kern inst")
     frame["kernel_ns"] = table.times("total time")
     return frame[[not stats_output.is_missing(text) for text in table.column("nvtx range")]]
 
@@ -86,7 +86,7 @@ def _of_trace(table: stats_output.Table) -> pd.DataFrame:
     paths = _paths(table)
     frame = pd.DataFrame([schema.split_path(path) for path in paths], columns=["case", "range"])
     frame["name"] = [path[-1] for path in paths]
-    frame["process"] = table.numbers("pid") if table.has("pid") else float("nan")
+    frame["process"] = table.whole_numbers("pid") if table.has("pid") else float("nan")
     frame["wall_ns"] = table.times("duration")
     grouped = frame.groupby([*_KEYS, "name"], sort=False, dropna=False)["wall_ns"]
     return grouped.agg(instances="count", wall_ns="sum").reset_index()

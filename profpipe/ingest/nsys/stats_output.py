@@ -42,6 +42,9 @@ _ALIASES: Final = {
     "average": "avg", "minimum": "min", "maximum": "max", "median": "med", "operations": "count", "calls": "num calls",
 }  # fmt: skip
 
+#: A float holds each whole number up to here.
+_MOST_COUNTED: Final = 2**53
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -78,6 +81,15 @@ class Table:
         if value is None:
             raise Damaged(f"{printable(cell)!r} stands where a number should")
         return value
+
+    def whole_numbers(self, name: str) -> Floats:
+        """Return a column of whole numbers, NaN for missing ones. Raises ``Damaged`` for anything else."""
+        values = self.numbers(name)
+        known = values[~np.isnan(values)]
+        broken = known[(np.abs(known) > _MOST_COUNTED) | (known % 1 != 0)]
+        if broken.size:
+            raise Damaged(f"{broken[0]:g} stands in the column {name!r}, where a small whole number should")
+        return values
 
     def times(self, name: str) -> Floats:
         """Return a column of times in ns. Products like 2475.687 us * 1000 are rounded to the ns that they were."""
