@@ -931,6 +931,23 @@ def test_under_a_profiler_no_event_is_recorded_and_nothing_is_held(gpu: StandInG
     assert gpu.held_ns == []
 
 
+def test_the_flush_buffer_is_no_part_of_a_block_that_the_call_needs_whole(gpu: StandInGpu) -> None:
+    """A call of three products of 8 GiB ran out of 24 GiB where the buffer lay in a free block of 8 GiB."""
+    pools: list[tuple[object, int]] = []
+
+    @contextmanager
+    def use_mem_pool(pool: object) -> Iterator[None]:
+        before = gpu.allocated
+        yield
+        pools.append((pool, gpu.allocated - before))
+
+    gpu.cuda.MemPool, gpu.cuda.use_mem_pool = object, use_mem_pool
+    on_gpu(gpu, gpu.call)
+    sampling.run_loop(gpu.call, 4, device="cuda", range_name="r", annotate=gpu.annotate)
+    assert [size for _, size in pools] == [gpu.flush_bytes] * 2
+    assert pools[0][0] is not pools[1][0] and gpu.allocated == 0
+
+
 def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: StandInGpu) -> None:
     def fail() -> None:
         def broken() -> None:

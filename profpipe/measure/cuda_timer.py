@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,8 +70,8 @@ CLOCK_CYCLES: Final = (100_000, 500_000)
 class CudaTimer(DeviceTimer):
     """CUDA events (on ROCm, HIP events under the same name), and torch's caching allocator.
 
-    The flush buffer exists from before the first call until after the last sample, in a separate segment because the
-    cache is emptied first. So subtracting its bytes from the peaks is exact. The callable has that much less memory.
+    The flush buffer exists from before the first call until after the last sample, in a separate segment. So
+    subtracting its bytes from the peaks is exact. The callable has that much less memory.
     """
 
     clock = "cuda_event"
@@ -95,12 +96,15 @@ class CudaTimer(DeviceTimer):
         if self._timed:  # without samples no peaks are read, and an emptied cache would put cudaMalloc into a trace
             cuda.empty_cache()
         before = cuda.memory_allocated(), cuda.memory_reserved()
-        self._buffer: Any = self._torch.empty(self._buffer_bytes // 4, dtype=self._torch.int32, device="cuda")
+        # In a pool of torch 2.5 and later the buffer cannot split a large free block that the callable needs whole.
+        self._pool: Any = cuda.MemPool() if hasattr(cuda, "MemPool") else None
+        with cuda.use_mem_pool(self._pool) if self._pool else nullcontext():
+            self._buffer: Any = self._torch.empty(self._buffer_bytes // 4, dtype=self._torch.int32, device="cuda")
         self._timer_bytes = cuda.memory_allocated() - before[0], cuda.memory_reserved() - before[1]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._buffer = None
+        self._buffer = self._pool = None
         if kind is None:  # after a CUDA error this call fails too, and would hide the error
             self._torch.cuda.empty_cache()
 
