@@ -480,6 +480,18 @@ def attention_memory(e: Example) -> Iterator[Claim]:
 
 
 @claims
+def attention_memory_cap(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {:.0f} s on an H200", count(e), sum(job["seconds"] for job in e.run["jobs"])
+    rows = e.plain.set_index(["mode", "seqlen", "impl"])
+    assert list(rows.index[rows["status"] != "ok"]) == [("bwd", 16384, "plain")]
+    peak, ms = rows["peak_allocated"] / MIB, rows["time"] / MS
+    yield "Its forward pass alone needs {:.0f} MiB", peak["fwd", 16384, "plain"]
+    compiled = [(mode, 16384, "plain_compiled") for mode in ("fwd", "bwd")]
+    yield "with {:.0f} and {:.0f} MiB", *(peak[case] for case in compiled)
+    yield "They take {:.1f} and {:.1f} ms", *(ms[case] for case in compiled)
+
+
+@claims
 def cogvideox_step(e: Example) -> Iterator[Claim]:
     rows = ran(e).set_index("impl")
     yield "{} implementations in {}", word(len(rows)), together(e)
@@ -896,6 +908,10 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "includes 32 MiB of cuBLAS's workspace",
         "head dims of 16 to 128 and 256, 1024, 4096, 8192 and 16384 tokens; ours",
         "at head dim 64 and 16384 tokens", "At head dim 64 and 16384 tokens", "a card of 24 GiB",
+    ),
+    "attention_memory_cap": (
+        "a card of 24 GiB", "torch may use 24 GiB", "formula at 16384 tokens", "another 8 GiB",
+        "compiled cases of 16384 tokens",
     ),
     "transformer_lm": (
         # held by tests/test_transformer_lm.py
