@@ -25,8 +25,8 @@ class Example:
         self.rows = pd.concat(
             [rows.drop(columns=["params", "flags"]), params, pd.Series(flags, rows.index, name="flags")], axis=1
         )
-        metrics = self._read("metrics")
-        metrics = metrics[metrics["subject"] == ""]
+        self.metrics = self._read("metrics")
+        metrics = self.metrics[self.metrics["subject"] == ""]
         wide = metrics.pivot_table(
             index=["workload", "case", "profiler"], columns="metric", values="value", aggfunc="last"
         )

@@ -480,6 +480,39 @@ def attention_memory(e: Example) -> Iterator[Claim]:
 
 
 @claims
+def ncu_full(e: Example) -> Iterator[Claim]:
+    (case,) = e.plain.to_dict("records")
+    seconds = sum(job["seconds"] for job in e.run["jobs"])
+    yield "One case in {} jobs, {:.0f} s together", jobs(e), seconds
+    counted = e.metrics[(e.metrics["profiler"] == "ncu") & (e.metrics["subject"] != "")]
+    of = counted.set_index("metric")["value"]
+    yield "ncu measures {:.1f} us, and CUDA events {:.1f} us", of["gpu__time_duration.sum"] / US, case["time"] / US
+    yield (
+        "The tensor cores work in {:.1f} % of the cycles",
+        of["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"],
+    )
+    yield (
+        "DRAM is at {:.1f} % of its peak, and {:.1f} % of the reads hit the L2 cache",
+        of["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"],
+        of["lts__t_sector_hit_rate.pct"],
+    )
+    assert of["launch__occupancy_limit_registers"] == of["launch__occupancy_limit_shared_mem"] == 1
+    yield (
+        "A block has {:.0f} threads of {:.0f} registers and {:.0f} KiB of shared memory",
+        of["launch__block_size"],
+        of["launch__registers_per_thread"],
+        of["launch__shared_mem_per_block"] / 1024,
+    )
+    yield "{:.0f} % of the warps that fit", of["sm__maximum_warps_per_active_cycle_pct"]
+    yield "{:.1f} % are active on average", of["sm__warps_active.avg.pct_of_peak_sustained_active"]
+    stalls = of[of.index.str.contains("_stalled_")]
+    assert stalls.idxmax() == "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
+    yield "(`wait`, {:.2f} warps for each issued instruction)", stalls.max()
+    rules = of[of.index.str.startswith("rule:")].dropna()
+    yield "`{}`: {:.1f} %", rules.idxmax().removeprefix("rule:"), rules.max()
+
+
+@claims
 def attention_memory_cap(e: Example) -> Iterator[Claim]:
     yield "{} cases in {:.0f} s on an H200", count(e), sum(job["seconds"] for job in e.run["jobs"])
     rows = e.plain.set_index(["mode", "seqlen", "impl"])
@@ -909,6 +942,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "head dims of 16 to 128 and 256, 1024, 4096, 8192 and 16384 tokens; ours",
         "at head dim 64 and 16384 tokens", "At head dim 64 and 16384 tokens", "a card of 24 GiB",
     ),
+    "ncu_full": ("batch 2, 16 heads of 64, 4096 tokens", "FlashAttention 3 in bf16"),
     "attention_memory_cap": (
         "a card of 24 GiB", "torch may use 24 GiB", "formula at 16384 tokens", "another 8 GiB",
         "compiled cases of 16384 tokens",
