@@ -131,7 +131,7 @@ def _device(found: Sequence[stats_output.Table]) -> str:
     named = {
         cell for table in found if table.kind == "trace" and table.has("device") for cell in table.column("device")
     }
-    return ", ".join(sorted({re.sub(r"\s*\([0-9]{1,9}\)$", "", name) for name in named} - {""}))
+    return ", ".join(sorted({stats_output.DEVICE_ORDINAL.sub("", name) for name in named} - {""}))
 
 
 def _notes(frame: pd.DataFrame, found: Sequence[stats_output.Table]) -> list[str]:

@@ -492,10 +492,15 @@ def ncu_full(e: Example) -> Iterator[Claim]:
         of["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"],
     )
     yield (
-        "DRAM is at {:.1f} % of its peak, and {:.1f} % of the reads hit the L2 cache",
+        "DRAM is at {:.1f} % of its peak, because {:.1f} % of the sectors hit in the L2 cache",
         of["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"],
         of["lts__t_sector_hit_rate.pct"],
     )
+    units = of[
+        ["l1tex__throughput.avg.pct_of_peak_sustained_active", "lts__throughput.avg.pct_of_peak_sustained_elapsed"]
+    ]
+    assert units.idxmax().startswith("l1tex")
+    yield "L1 and shared memory are the busiest part of the memory: {:.1f} %", units.max()
     assert of["launch__occupancy_limit_registers"] == of["launch__occupancy_limit_shared_mem"] == 1
     yield (
         "A block has {:.0f} threads of {:.0f} registers and {:.0f} KiB of shared memory",
@@ -509,7 +514,7 @@ def ncu_full(e: Example) -> Iterator[Claim]:
     assert stalls.idxmax() == "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
     yield "(`wait`, {:.2f} warps for each issued instruction)", stalls.max()
     rules = of[of.index.str.startswith("rule:")].dropna()
-    yield "`{}`: {:.1f} %", rules.idxmax().removeprefix("rule:"), rules.max()
+    yield "`{}` has the largest estimated speed-up: {:.1f} %", rules.idxmax().removeprefix("rule:"), rules.max()
 
 
 @claims
@@ -945,7 +950,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "ncu_full": ("batch 2, 16 heads of 64, 4096 tokens", "FlashAttention 3 in bf16"),
     "attention_memory_cap": (
         "a card of 24 GiB", "torch may use 24 GiB", "formula at 16384 tokens", "another 8 GiB",
-        "compiled cases of 16384 tokens",
+        "compiled cases of 16384 tokens", "a tensor of 60 MiB",
     ),
     "transformer_lm": (
         # held by tests/test_transformer_lm.py

@@ -409,7 +409,7 @@ def test_a_broken_number_is_refused(parser: ModuleType, tmp_path: Path, broken: 
 
 @pytest.mark.parametrize("broken", ["7.5", "1e30", "-1e30"])
 @pytest.mark.parametrize("column", ["instances", "stream", "process of a range"])
-def test_a_count_or_an_id_that_is_no_small_whole_number_is_refused(
+def test_a_count_or_an_id_that_is_a_fraction_or_too_large_is_refused(
     parser: ModuleType, tmp_path: Path, column: str, broken: str
 ) -> None:
     text = {
@@ -417,7 +417,7 @@ def test_a_count_or_an_id_that_is_no_small_whole_number_is_refused(
         "stream": TRACE.replace(",1,8,g", f",1,{broken},g"),
         "process of a range": RANGE_KERNELS.replace("PushPop,1,", f"PushPop,{broken},"),
     }[column]
-    assert "where a small whole number should" in refusal(parser, tmp_path, text)
+    assert "where a whole number up to 2^53 should" in refusal(parser, tmp_path, text)
 
 
 @pytest.mark.parametrize("ordinal", ["٣", "0٣", "9" * 10, "9" * 400])

@@ -932,7 +932,7 @@ def test_under_a_profiler_no_event_is_recorded_and_nothing_is_held(gpu: StandInG
 
 
 def test_the_flush_buffer_is_no_part_of_a_block_that_the_call_needs_whole(gpu: StandInGpu) -> None:
-    """A call of three products of 8 GiB ran out of 24 GiB where the buffer lay in a free block of 8 GiB."""
+    """A call of two tensors of 8 GiB ran out of 24 GiB on an H200: the buffer lay in a free block of 8 GiB."""
     pools: list[tuple[object, int]] = []
 
     @contextmanager

@@ -87,7 +87,7 @@ def _read_launches(table: stats_output.Table) -> pd.DataFrame:
         if table.has(column):
             launches[key] = pd.array(table.whole_numbers(column), dtype="Float64").astype("Int64")
     if table.has("device") and table.kind == "trace":
-        ordinals = pd.Series(table.column("device")).str.extract(r"\(([0-9]{1,9})\)\s*$")[0]
+        ordinals = pd.Series(table.column("device")).str.extract(stats_output.DEVICE_ORDINAL)[0]
         launches["device"] = pd.to_numeric(ordinals).astype("Int64")
     if launches["duration_ns"].isna().any():
         raise stats_output.Damaged("a launch has no duration")

@@ -43,7 +43,9 @@ _ALIASES: Final = {
 }  # fmt: skip
 
 #: A float holds each whole number up to here.
-_MOST_COUNTED: Final = 2**53
+_LARGEST_WHOLE: Final = 2**53
+#: The ordinal behind the name of a device: `NVIDIA H200 (0)`.
+DEVICE_ORDINAL: Final = re.compile(r"\s*\(([0-9]{1,9})\)\s*$")
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,12 +85,12 @@ class Table:
         return value
 
     def whole_numbers(self, name: str) -> Floats:
-        """Return a column of whole numbers, NaN for missing ones. Raises ``Damaged`` for anything else."""
+        """Return a column of whole numbers, NaN for missing ones. Raises ``Damaged`` for fractions and beyond 2^53."""
         values = self.numbers(name)
         known = values[~np.isnan(values)]
-        broken = known[(np.abs(known) > _MOST_COUNTED) | (known % 1 != 0)]
+        broken = known[(np.abs(known) > _LARGEST_WHOLE) | (known % 1 != 0)]
         if broken.size:
-            raise Damaged(f"{broken[0]:g} stands in the column {name!r}, where a small whole number should")
+            raise Damaged(f"{broken[0]:g} stands in the column {name!r}, where a whole number up to 2^53 should")
         return values
 
     def times(self, name: str) -> Floats:
