@@ -133,6 +133,13 @@ def test_readings_before_the_measurement_are_dropped() -> None:
     assert watched.conditions().sm_clock_min_hz == 1980 * MHZ
 
 
+class GpuOf:
+    """A mock of a GPU: the given readings, one after another."""
+
+    def __init__(self, *readings: Reading) -> None:
+        self.reading = iter(readings).__next__
+
+
 @pytest.mark.parametrize(
     ("bits", "mhz", "is_slowed"),
     [(0x4, 1500, True), (0x40, 1500, True), (0x4, 1965, False), (0x2, 1500, False), (0, 1500, False)],
@@ -140,16 +147,20 @@ def test_readings_before_the_measurement_are_dropped() -> None:
 def test_power_or_heat_slows_a_clock_that_is_noticeably_below_the_highest(bits: int, mhz: int, is_slowed: bool) -> None:
     reading = Reading(mhz * MHZ, reasons=bits, highest_hz=1980 * MHZ)
 
-    class Gpu:
-        """A mock of a GPU with one reading."""
-
-        def reading(self) -> Reading:
-            return reading
-
-    watched = gpu_monitor.GpuMonitor(Gpu())  # type: ignore[arg-type]
+    watched = gpu_monitor.GpuMonitor(GpuOf(reading))  # type: ignore[arg-type]
     watched.read()
     watched.clear()
     assert (reading.is_slowed, watched.is_slowed) == (is_slowed, is_slowed), "a reading before the measurement counts"
+
+
+def test_a_lowered_clock_of_the_case_before_does_not_count_for_long() -> None:
+    low, high = (Reading(mhz * MHZ, reasons=0x4, highest_hz=1980 * MHZ) for mhz in (1500, 1980))
+    watched = gpu_monitor.GpuMonitor(GpuOf(*[low] * 5, *[high] * 20))  # type: ignore[arg-type]
+    limited = []
+    for _ in range(25):
+        watched.read()
+        limited.append(watched.is_slowed)
+    assert (sum(limited), limited[-6:]) == (19, [False] * 6), "0.3 s from the last low reading on"
 
 
 # --- reading NVML, a mock --------------------------------------------------------------------------------------------

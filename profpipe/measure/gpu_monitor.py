@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
@@ -17,6 +18,9 @@ from typing import Any, Final
 from profpipe.measure.conditions import Conditions, Reading
 
 _INTERVAL_S: Final = 0.02
+
+#: ``is_slowed`` looks at so many readings, 0.3 s. The first 0.1 s of them may still show the case before.
+_RECENT: Final = 15
 
 #: Readings this close to an idle one saw the clock rise or fall.
 _NEAR_IDLE: Final = 2
@@ -29,8 +33,13 @@ class GpuMonitor:
         self._gpu = gpu
         self._other_processes: list[int] = []
         self.readings: list[Reading] = []
-        #: Whether power or heat lowered the clock in any reading, those before ``clear`` included.
-        self.is_slowed = False
+        # Not cleared with the readings: a load before the measurement shows what the measurement will meet.
+        self._recent: deque[Reading] = deque(maxlen=_RECENT)
+
+    @property
+    def is_slowed(self) -> bool:
+        """Return True if power or heat lowered the clock in a reading of the last 0.3 s."""
+        return any(reading.is_slowed for reading in tuple(self._recent))
 
     def conditions(self) -> Conditions:
         """Return the readings under load so far: neither idle nor next to idle, where the clock was changing."""
@@ -45,7 +54,7 @@ class GpuMonitor:
     def read(self) -> None:
         if self._gpu is not None:
             self.readings.append(reading := self._gpu.reading())
-            self.is_slowed |= reading.is_slowed
+            self._recent.append(reading)
 
     def count_other_processes(self) -> None:
         if self._gpu is not None and (count := self._gpu.other_processes()) is not None:

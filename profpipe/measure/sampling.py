@@ -220,7 +220,7 @@ def sample(
 
     On a GPU, calls outside any range come first: they profile the launch and load the GPU. Then ``on_start()`` is
     called, and sampling begins. A batch in which more than one sample in ten was not queued in time is taken again.
-    ``is_slowed()`` returns True once power or heat has lowered the clock. Several processes start and repeat each batch
+    ``is_slowed()`` returns True while power or heat lowers the clock. Several processes start and repeat each batch
     together, so their ``rule`` must not depend on times.
     """
     with TIMERS[device](flush=flush) as timer:
