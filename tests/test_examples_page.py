@@ -387,6 +387,43 @@ PUBLISHED_H100 = {"fwd": (234, 276, 317, 337, 346), "fwd_bwd": (221, 264, 294, 3
 
 
 @claims
+def accuracy_fa3(e: Example) -> Iterator[Claim]:
+    rows = ran(e)
+    assert len(rows) == count(e) and not len(flagged(rows, "inaccurate"))
+    yield "{} cases in {} jobs, {:.0f} s together", count(e), jobs(e), sum(job["seconds"] for job in e.run["jobs"])
+    columns = [name for name in rows if str(name).startswith("error_rel_l1")]
+    worst = rows.assign(worst=rows[columns].max(axis=1)).groupby(["workload", "impl"])["worst"].max()
+    rounded = {dtype: {f"{worst[dtype, impl]:.{n}f}" for impl in ("fa3", "fa2", "sdpa_cudnn")}
+               for dtype, n in (("fp16", 5), ("bf16", 4))}  # fmt: skip
+    (fp16,), (bf16,) = rounded["fp16"], rounded["bf16"]
+    yield "at most {} in fp16 and {} in bf16, as that of `fa2` and cuDNN", fp16, bf16
+
+
+@claims
+def attention_scaling_fa3(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {}.", count(e), together(e)
+    rows = e.where(causal=False).set_index(["mode", "impl", "seqlen"])["tflops"]
+    for mode, title in (("fwd", "forward"), ("fwd_bwd", "forward and backward")):
+        for impl, name in (("fa3", "`fa3`"), ("sdpa_cudnn", "cuDNN"), ("fa2", "`fa2`")):
+            cells = (f"{rows[mode, impl, seqlen]:.0f}" for seqlen in (1024, 4096, 16384, 65536))
+            yield (f"| {title}, {name} | {' | '.join(cells)} |",)
+    times = e.plain.pivot_table(index=["mode", "causal", "seqlen"], columns="impl", values="time")
+    assert (times.idxmin(axis=1) == "fa3").all()
+    yield (
+        "in all {} shapes: {} times as fast as `fa2` and {} times as fast as cuDNN",
+        len(times), span(times["fa2"] / times["fa3"]), span(times["sdpa_cudnn"] / times["fa3"]),
+    )  # fmt: skip
+    (error,) = {f"{e.where(impl=impl)['error_rel_l1'].max():.4f}" for impl in ("fa3", "fa2")}
+    yield "Its relative L1 is that of `fa2`: {}", error
+    forward, both = (e.where(impl="fa3", seqlen=1024, causal=False, mode=mode).iloc[0] for mode in ("fwd", "fwd_bwd"))
+    yield (
+        "the host needs {:.2f} ms to launch a forward pass of `fa3`, and the GPU {:.3f} ms to run it at 1024 tokens. "
+        "With the backward pass it needs {:.2f} ms",
+        forward["issue"] / MS, forward["time"] / MS, both["issue"] / MS,
+    )  # fmt: skip
+
+
+@claims
 def attention_scaling_fp16(e: Example) -> Iterator[Claim]:
     yield "{} cases in {}, on the same kind of machine", count(e), together(e)
     rates = e.where(causal=False, status="ok").set_index(["mode", "seqlen", "impl"])["tflops"]
@@ -905,7 +942,10 @@ def _agreement(e: Example) -> Iterator[Claim]:
 # --- the page --------------------------------------------------------------------------------------------------------
 
 #: Examples whose claims stand in the section of another one.
-PLACES = {"attention_scaling_fp16": "attention_scaling", "cogvideox_step": "cogvideox"}
+PLACES = {
+    "accuracy_fa3": "accuracy", "attention_scaling_fa3": "attention_scaling",
+    "attention_scaling_fp16": "attention_scaling", "cogvideox_step": "cogvideox",
+}  # fmt: skip
 
 #: Digits of each section that follow from no table of the example, by what they are.
 GIVEN: dict[str, tuple[str, ...]] = {
@@ -965,7 +1005,8 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "compiles for 8 s for each shape", "with 0.3 s a case", "Above 10 TFLOP of reference",
         "batch 2, 16 heads, head dim 128, not causal", "flash-attn 2.8.3",
         "| sequence | 4096 | 8192 | 16384 | 32768 | 65536 |", "Peak memory at 4096 tokens",
-        "| batch | 2 | 8 | 16 | 64 |",
+        "| batch | 2 | 8 | 16 | 64 |", "| TFLOP/s, not causal | 1024 | 4096 | 16384 | 65536 |",
+        "Without a mask at 1024 tokens forward",
         "| forward, published, H100 | 234 | 276 | 317 | 337 | 346 |",
         "| forward and backward, published, H100 | 221 | 264 | 294 | 303 | 307 |",
         "| published, MiB | 321 | 1284 | 2568 | 10272 |",
