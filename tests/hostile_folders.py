@@ -52,6 +52,20 @@ def make_run(folder: Path) -> Path:
     return project / "out"
 
 
+def make_pairs(folder: Path) -> Path:
+    """Run one pair of a small pipeline, and return its results folder."""
+    from profpipe import cli
+
+    project = folder / "pairs"
+    if not project.is_dir():
+        project.mkdir(parents=True)
+        (project / "sums.py").write_text(WORKLOAD)
+        (project / "pipeline.yaml").write_text(PIPELINE)
+        words = ["ab", str(project / "pipeline.yaml"), "--aa", "--pairs", "1", "--quiet", "--out", str(project / "out")]
+        assert cli.main(words) == 0
+    return project / "out"
+
+
 def make_all(folder: Path) -> None:
     make_tables(folder)
     make_run(folder)

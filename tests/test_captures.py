@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from program import WITHOUT_TORCH, profpipe, rows
 
+from profpipe import cli
 from profpipe.config.loader import load_pipeline
+from profpipe.errors import ConfigError
 from profpipe.ingest import process_repeats
 from profpipe.job import Job, Tool
 from profpipe.measure.statistics import interval_of_processes
@@ -189,3 +191,31 @@ def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others() -> Non
     merged = process_repeats.merge(stored, stopped, 2, 2).metrics
     own = merged[merged["subject"] == ""]
     assert dict(zip(own["case"], own["value"], strict=True)) == {"a": 4.0, "b": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"captures": 10**15}, "--captures: asks for 3,000,000,000,000,000 processes, more than 100,000"),
+        ({"captures": 10**30}, "captures is a number beyond 64 bits"),
+        ({"matrix": {name: list(range(100)) for name in "abcd"}}, "has 100,000,000 points, more than 100,000"),
+        ({"gpus": 10**15}, "its gpus is wrong (less_than_equal)"),
+    ],
+)
+def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], where: str
+) -> None:
+    assert cli.main(["run", str(project / "pipeline.yaml"), "-p", "plain", "--out", str(project / "out")]) == 0
+    (file,) = (project / "out").glob("2*/raw/order.json")
+    document = json.loads(file.read_text())
+    place = {"captures": document, "gpus": document["pipeline"], "matrix": document["pipeline"]["workloads"]["sums"]}
+    place[next(iter(change))].update(change)
+    file.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert cli.main(["resume", str(file.parent.parent)]) == 2
+    assert where in capsys.readouterr().err
+
+
+def test_more_processes_than_any_run_has_are_refused(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--captures: asks for 300,000,000 processes, more than 100,000"):
+        planned(project, 10**8)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 from report_study import ATTENTION, case_row, kernel_row, metric_row, recorded, tables
 
 from profpipe import cli
@@ -166,3 +167,25 @@ def test_python_files_in_the_current_folder_are_not_imported(run: Path, module: 
     )
     assert done.returncode == 0, done.stderr
     assert not (run / "mark").exists() and (run / "SUMMARY.md").exists()
+
+
+def test_a_number_of_run_json_that_is_a_text_of_many_digits_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**document, "files": [{"launches": "9" * 400}]}))
+    assert cli.main(["report", str(run)]) == 2
+    assert "files.0.launches is a number beyond 64 bits" in capsys.readouterr().err
+
+
+def test_a_table_in_parquet_with_damaged_metadata_of_pandas_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.save_parquet(run, store.load(run)[0])
+    file = run / "kernels.parquet"
+    file.with_suffix(".csv").unlink()
+    table = parquet.read_table(file)
+    damaged = table.schema.metadata[b"pandas"].replace(b"pandas_type", b"pandas_tipe")
+    parquet.write_table(table.replace_schema_metadata({"pandas": damaged}), file)
+    assert cli.main(["report", str(run)]) == 2
+    assert f"{file}: cannot be read, and kernels.csv is missing" in capsys.readouterr().err

@@ -148,7 +148,11 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
     made = tmp_path_factory.mktemp("made")
     with contextlib.redirect_stdout(io.StringIO()):
         tables, out = hostile_folders.make_tables(made), hostile_folders.make_run(made)
-    run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest" and not path.is_symlink())
+        of_pairs = hostile_folders.make_pairs(made)
+    run, pairs = (
+        next(path for path in each.iterdir() if path.is_dir() and path.name != "latest" and not path.is_symlink())
+        for each in (out, of_pairs)
+    )
     events = "raw/sums/plain/events.jsonl"
     packed = Path(shutil.copytree(tables, made / "packed", ignore=shutil.ignore_patterns("kernels.csv")))
     kinds: list[tuple[str, Path, str, list[str]]] = [
@@ -161,6 +165,10 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         ("tables, CSV", tables, "kernels.csv", ["compare"]),
         ("tables, CSV", run, "metrics.csv", ["report"]),
         ("tables, Parquet", packed, "kernels.parquet", ["report"]),
+        ("run.json of pairs", pairs, "run.json", ["report"]),
+        ("run.json of pairs", pairs, "run.json", ["resume"]),
+        ("sides.json", pairs, "raw/sides.json", ["resume"]),
+        ("verdicts", pairs, "verdicts.csv", ["report"]),
         ("history", out, "profpipe.db", ["history"]),
     ]
     for number in fuzz.rounds(at_least=len(kinds)):

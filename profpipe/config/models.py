@@ -385,6 +385,7 @@ class Pipeline(StrictModel):
     gpus: int = Field(
         1,
         ge=1,
+        le=1024,
         description="GPUs of the machine on which the cases of workloads with `parallel: true` run side by side",
     )
     workloads: Mapping[WorkloadName, Workload] = Field(min_length=1)

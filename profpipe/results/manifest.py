@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
@@ -405,7 +405,23 @@ _T = TypeVar("_T")
 def parse(kind: type[_T], document: Mapping[str, Any]) -> _T:
     """Return a part of the manifest from its JSON document. Raises ValueError that names each wrong value."""
     value: _T = _adapter(kind).validate_python(document)  # type: ignore[arg-type]
+    _check_numbers(value)
     return value
+
+
+def _check_numbers(value: object, place: str = "") -> None:
+    """Raise ValueError for a whole number beyond 64 bits: pydantic reads a text of any length as one."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{place} is a number beyond 64 bits")
+    elif isinstance(value, Mapping):
+        for key, own in value.items():
+            _check_numbers(own, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, own in enumerate(value):
+            _check_numbers(own, f"{place}.{number}")
+    elif is_dataclass(value):
+        _check_numbers(vars(value), place)
 
 
 @functools.cache

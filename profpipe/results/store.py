@@ -222,7 +222,8 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
     try:
         _check_size(path)
         return _checked(table, pd.read_parquet(path))
-    except (*_DAMAGED, OSError) as error:
+    # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
+    except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
         if table.is_picture:
             raise ConfigError(
                 str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."

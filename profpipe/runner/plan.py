@@ -16,6 +16,9 @@ from profpipe.measure import interleaving
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
 ONLY_CASE = "default"
 
+#: Processes under plain that a run may ask for. A saved request from somebody else may hold any number.
+_MOST_PROCESSES = 100_000
+
 #: The settings of a workload that the profilers, the runner and the harness read.
 _FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
 
@@ -75,10 +78,18 @@ def plan(
             if profiler == "plain" and captures is not None:
                 captured += planned
             elif profiler == "plain" and workload.command is not None:
+                _check_processes(f"workloads.{name}.repeats", planned, workload.repeats)
                 jobs += _in_rounds(planned, workload.repeats, workload.timing.seed)
             else:
                 jobs += planned
+    _check_processes("--captures", captured, captures or 1)
     return [*_in_rounds(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
+
+
+def _check_processes(where: str, jobs: Sequence[Job], count: int) -> None:
+    if len(jobs) * count > _MOST_PROCESSES:
+        what = f"asks for {len(jobs) * count:,} processes, more than {_MOST_PROCESSES:,}."
+        raise ConfigError(where, what, "Choose a smaller number.")
 
 
 def _groups(

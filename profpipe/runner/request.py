@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profpipe import masking, profilers
+from profpipe.config import validation
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
 from profpipe.errors import ConfigError, one_line
@@ -150,6 +151,7 @@ class RunRequest:
     def parse(cls, document: Mapping[str, Any], folder: Path) -> RunRequest:
         """Return the request that ``as_json`` describes, of the run in ``folder``."""
         pipeline, unknown = _parse_pipeline(document["pipeline"])
+        validation.check_points(pipeline, str(folder / REQUEST_FILE))
         values = {
             **{name: document[name] for name in _SAVED if name in document},
             "pipeline": pipeline,
