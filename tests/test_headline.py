@@ -97,6 +97,7 @@ def one_shape() -> Iterator[tuple[str, Study]]:
     yield "a tie of six", (tables(metrics=intervals(**dict.fromkeys("abcdef", 1000.0))), {})
     throttled = [case_row("impl=a"), case_row("impl=b", flags=["throttled"])]
     yield "a throttled case", (tables(throttled, metrics=times(a=2000.0, b=1000.0)), with_baseline("a"))
+    yield "only one was asked for", (tables([case_row("impl=a")], metrics=times(a=1000.0)), with_baseline("a"))
     lost = [case_row("impl=a"), case_row("impl=b", status="failed", reason="why not")]
     yield "only one has a time", (tables(lost, metrics=times(a=1000.0)), with_baseline("a"))
     kernels = [kernel_row("impl=b", ATTENTION, 1, 5.0)]

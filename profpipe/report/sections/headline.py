@@ -207,6 +207,8 @@ def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
+            if len(shape.cases) == 1:
+                return fill(f"{place}{{}} takes {{}}.", name, time)
             only = "only" if place else "Only"
             return fill(f"{place}{only} {{}} has a time{_and_is_accurate(shape)}: {{}}.", name, time)
         case WinVerdict.INCONCLUSIVE:
