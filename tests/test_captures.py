@@ -200,6 +200,7 @@ def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others() -> Non
         ({"captures": 10**30}, "captures is a number beyond 64 bits"),
         ({"matrix": {name: list(range(100)) for name in "abcd"}}, "has 100,000,000 points, more than 100,000"),
         ({"gpus": 10**15}, "its gpus is wrong (less_than_equal)"),
+        ({"processes": "9223372036854775807"}, "its workloads is wrong (less_than_equal)"),
     ],
 )
 def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
@@ -208,8 +209,9 @@ def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
     assert cli.main(["run", str(project / "pipeline.yaml"), "-p", "plain", "--out", str(project / "out")]) == 0
     (file,) = (project / "out").glob("2*/raw/order.json")
     document = json.loads(file.read_text())
-    place = {"captures": document, "gpus": document["pipeline"], "matrix": document["pipeline"]["workloads"]["sums"]}
-    place[next(iter(change))].update(change)
+    workload = document["pipeline"]["workloads"]["sums"]
+    place = {"captures": document, "gpus": document["pipeline"]}
+    place.get(next(iter(change)), workload).update(change)
     file.write_text(json.dumps(document))
     capsys.readouterr()
     assert cli.main(["resume", str(file.parent.parent)]) == 2

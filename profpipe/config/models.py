@@ -204,7 +204,9 @@ class Settings(StrictModel):
     timeout_s: Seconds = Field(900.0, description=_TIMEOUT)
     case_timeout_s: Seconds | None = Field(None, description=_CASE_TIMEOUT)
     isolate: bool = Field(False, description="start one process for each case instead of one for all")
-    processes: int = Field(1, ge=1, description="ranks that run each case together under torchrun, one on each GPU")
+    processes: int = Field(
+        1, ge=1, le=1024, description="ranks that run each case together under torchrun, one on each GPU"
+    )
     parallel: bool = Field(
         False,
         description="allow cases to run side by side on the `gpus` of the machine, one on each; cases that the report "
@@ -250,10 +252,13 @@ class Workload(Settings):
     nodes: int = Field(
         1,
         ge=1,
+        le=16_384,
         description="nodes of a Slurm allocation on which srun starts the command; profpipe then runs inside an "
         "allocation, or with --slurm",
     )
-    tasks_per_node: int = Field(1, ge=1, description="processes of the command that srun starts on each of `nodes`")
+    tasks_per_node: int = Field(
+        1, ge=1, le=1024, description="processes of the command that srun starts on each of `nodes`"
+    )
     srun: Words = Field((), description="further options of srun: [--cpus-per-task=8, --mpi=pmix]")
     hook: bool = Field(
         True, description="find the steps of a `command` that runs PyTorch by a start-up hook in its Python processes"
