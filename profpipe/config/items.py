@@ -38,11 +38,17 @@ def items_of(expression: float | str | None, params: Mapping[str, Any]) -> float
     return float(value)
 
 
+#: Characters. Python's parser and the evaluation below are recursive, and end in a MemoryError or RecursionError.
+_LONGEST = 300
+
+
 def _parse(expression: str) -> ast.Expression:
+    if len(expression) > _LONGEST:
+        raise ValueError(f"{expression[:30]!r}... has {len(expression):,} characters, more than {_LONGEST}")
     try:
         # {batch} is how a command names a parameter.
         tree = ast.parse(expression.replace("{", "(").replace("}", ")").strip(), mode="eval")
-    except SyntaxError:
+    except (SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"{expression!r} is no number and no arithmetic on parameters") from None
     for node in ast.walk(tree):
         if not isinstance(
