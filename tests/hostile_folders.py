@@ -40,29 +40,24 @@ def make_tables(folder: Path) -> Path:
 
 
 def make_run(folder: Path) -> Path:
-    """Run a small pipeline that does not end well, so that `resume` has work, and return its results folder."""
-    from profpipe import cli
-
-    project = folder / "project"
-    if not project.is_dir():
-        project.mkdir(parents=True)
-        (project / "sums.py").write_text(WORKLOAD)
-        (project / "pipeline.yaml").write_text(PIPELINE)
-        assert cli.main(["run", str(project / "pipeline.yaml"), "--quiet", "--out", str(project / "out")]) == 0
-    return project / "out"
+    """Run a small pipeline, and return its results folder."""
+    return _run_in(folder / "project", "run")
 
 
 def make_pairs(folder: Path) -> Path:
-    """Run one pair of a small pipeline, and return its results folder."""
+    """Run one pair of the same pipeline, and return its results folder."""
+    return _run_in(folder / "pairs", "ab", "--aa", "--pairs", "1")
+
+
+def _run_in(project: Path, command: str, *words: str) -> Path:
     from profpipe import cli
 
-    project = folder / "pairs"
     if not project.is_dir():
         project.mkdir(parents=True)
         (project / "sums.py").write_text(WORKLOAD)
         (project / "pipeline.yaml").write_text(PIPELINE)
-        words = ["ab", str(project / "pipeline.yaml"), "--aa", "--pairs", "1", "--quiet", "--out", str(project / "out")]
-        assert cli.main(words) == 0
+        place = [str(project / "pipeline.yaml"), "--quiet", "--out", str(project / "out")]
+        assert cli.main([command, *place, *words]) == 0
     return project / "out"
 
 

@@ -156,11 +156,11 @@ def test_power_or_heat_slows_a_clock_that_is_noticeably_below_the_highest(bits: 
 def test_a_lowered_clock_of_the_case_before_does_not_count_for_long() -> None:
     low, high = (Reading(mhz * MHZ, reasons=0x4, highest_hz=1980 * MHZ) for mhz in (1500, 1980))
     watched = gpu_monitor.GpuMonitor(GpuOf(*[low] * 5, *[high] * 20))  # type: ignore[arg-type]
-    limited = []
+    slowed = []
     for _ in range(25):
         watched.read()
-        limited.append(watched.is_slowed)
-    assert (sum(limited), limited[-6:]) == (19, [False] * 6), "0.3 s from the last low reading on"
+        slowed.append(watched.is_slowed)
+    assert (sum(slowed), slowed[-6:]) == (19, [False] * 6), "0.3 s from the last low reading on"
 
 
 # --- reading NVML, a mock --------------------------------------------------------------------------------------------

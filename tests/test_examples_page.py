@@ -418,7 +418,7 @@ def attention_scaling_fa3(e: Example) -> Iterator[Claim]:
     forward, both = (e.where(impl="fa3", seqlen=1024, causal=False, mode=mode).iloc[0] for mode in ("fwd", "fwd_bwd"))
     yield (
         "the host needs {:.2f} ms to launch a forward pass of `fa3`, and the GPU {:.3f} ms to run it at 1024 tokens. "
-        "With the backward pass it needs {:.2f} ms",
+        "With the backward pass the host needs {:.2f} ms",
         forward["issue"] / MS, forward["time"] / MS, both["issue"] / MS,
     )  # fmt: skip
 

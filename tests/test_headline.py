@@ -118,6 +118,8 @@ def several_shapes() -> Iterator[tuple[str, Study]]:
     yield "the baseline wins everywhere", (data, run)
     rows = [row for i in "ab" for n in (1, 2, 3) for row in intervals(shape=f",seqlen={n}", **{i: 1000.0})]
     yield "ties", (tables(metrics=rows), with_baseline("b"))
+    alone = [row for n in (1, 2, 3) for row in intervals(shape=f",seqlen={n}", a=1000.0)]
+    yield "only one was asked for", (tables(metrics=alone), with_baseline("a"))
     wide = [r for n in (1, 2, 3) for i, ns in (("a", 1e8), ("b", 5e8)) for r in spread(i, ns, 0.03 * n, f",seqlen={n}")]
     yield "uncertain times", (tables(metrics=wide), with_baseline("b"))
     own = {("a", 1): 800.0, ("b", 1): 400.0, ("a", 2): 600.0, ("b", 2): 200.0}

@@ -38,7 +38,8 @@ def items_of(expression: float | str | None, params: Mapping[str, Any]) -> float
     return float(value)
 
 
-#: Characters. Python's parser and the evaluation below are recursive, and end in a MemoryError or RecursionError.
+#: Characters. Python's parser and the evaluation below are recursive: a long expression ends them in a MemoryError or
+#: a RecursionError.
 _LONGEST = 300
 
 
@@ -48,7 +49,7 @@ def _parse(expression: str) -> ast.Expression:
     try:
         # {batch} is how a command names a parameter.
         tree = ast.parse(expression.replace("{", "(").replace("}", ")").strip(), mode="eval")
-    except (SyntaxError, MemoryError, RecursionError):
+    except SyntaxError:
         raise ValueError(f"{expression!r} is no number and no arithmetic on parameters") from None
     for node in ast.walk(tree):
         if not isinstance(

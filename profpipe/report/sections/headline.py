@@ -224,6 +224,13 @@ def _fastest(shapes: Iterable[Shape]) -> str:
     return "the fastest accurate one" if any(s.win.disqualified for s in shapes if s.win) else "fastest"
 
 
+def _only(shapes: Sequence[Shape]) -> str:
+    """Return what is said of a case without a rival: nothing was lost where no other one was asked for."""
+    if all(len(shape.cases) == 1 for shape in shapes):
+        return "{} is the only case"
+    return f"only {{}} has a time{_and_is_accurate(*shapes)}"
+
+
 def _and_is_accurate(*shapes: Shape) -> str:
     return " and is accurate" if any(len(shape.timed) > 1 for shape in shapes) else ""
 
@@ -264,7 +271,7 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
         parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
     unopposed = [
-        fill(f"only {{}} has a time{_and_is_accurate(*own)} {{}}", doc.Code(name), where(own, len(shapes)))
+        fill(_only(own) + " {}", doc.Code(name), where(own, len(shapes)))
         for name, own in _by_variant(shapes, WinVerdict.UNOPPOSED).items()
     ]
     if unopposed:
