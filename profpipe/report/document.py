@@ -12,42 +12,311 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-# Sections and renderers take all values of a document from here.
-from profpipe.report.chart_values import (
-    Axis as Axis,
-    Chart as Chart,
-    ChartKind as ChartKind,
-    Lane as Lane,
-    Mark as Mark,
-    Panel as Panel,
-    Reference as Reference,
-    ReferenceKind as ReferenceKind,
-    Series as Series,
-    Timeline as Timeline,
-)
-from profpipe.report.inline_values import (
-    NO_UNIT as NO_UNIT,
-    CaseLink as CaseLink,
-    Code as Code,
-    Format as Format,
-    Inline as Inline,
-    Link as Link,
-    Missing as Missing,
-    Number as Number,
-    Placement as Placement,
-    Strong as Strong,
-    Text as Text,
-    concat as concat,
-    inlines as inlines,
-    join as join,
-    plain as plain,
-)
+from profpipe.analysis.findings.timeline import Event, LaneKind
 from profpipe.report.units import Unit
 
 _Item = TypeVar("_Item")
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+#: The unit of a plain number.
+NO_UNIT = Unit("", 1.0)
+
+
+class Placement(str, Enum):
+    """Which page shows a block. ``report.html`` shows all of them."""
+
+    SUMMARY = "summary"
+    DETAILS = "details"
+    HTML = "html"  # report.html alone
+
+
+class Format(str, Enum):
+    """How a number is written."""
+
+    NUMBER = "number"  # three or four significant digits, in a unit: 81.7
+    COUNT = "count"  # whole where it is whole: 3
+    RATIO = "ratio"  # 1.42x
+    PERCENT = "percent"  # a share as a percentage, without the sign: 81.3
+    SIGNED = "signed"  # a difference in a unit: +44.0
+    SIGNED_PERCENT = "signed_percent"  # a difference: +8.0 %
+    PLUS_MINUS = "plus_minus"  # half the width of an interval as a share: ±0.2 %
+
+
+class Missing(str, Enum):
+    """Why a cell holds no number."""
+
+    NOT_MEASURED = "not_measured"
+    NOT_REQUESTED = "not_requested"  # the pipeline file has no such case
+
+
+@dataclass(frozen=True)
+class Code:
+    """A name from a program or a file, set in a fixed-width font."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Emphasised text."""
+
+    content: Text
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to a section of the same workload or of the run (``#id``), or to a file of the run's folder."""
+
+    content: Text
+    target: str
+
+
+@dataclass(frozen=True)
+class CaseLink:
+    """The name of a case of the same workload. A page that has the case in full links to it."""
+
+    content: Text
+    case: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in its stored unit (ns, byte, share, ...), written in ``unit`` by ``format``.
+
+    In a sentence the unit's name follows the number. In a table the column's head holds the unit's name.
+    """
+
+    value: float | None
+    unit: Unit = NO_UNIT
+    format: Format = Format.NUMBER
+
+
+Inline: TypeAlias = "str | Code | Strong | Link | CaseLink | Number"
+#: A line of text. ``("fastest is ", Code("fa2"))``; a single inline may stand alone.
+Text: TypeAlias = "Inline | tuple[Inline, ...]"
+
+
+def inlines(text: Text) -> tuple[Inline, ...]:
+    """Return the inlines of ``text``."""
+    return text if isinstance(text, tuple) else (text,)
+
+
+def concat(*parts: Text) -> tuple[Inline, ...]:
+    """Return the parts as one line of text."""
+    return tuple(inline for part in parts for inline in inlines(part))
+
+
+def join(
+    parts: Iterable[Text], separator: str = ", ", last: str = " and ", most: int | None = None
+) -> tuple[Inline, ...]:
+    """Return ``a, b and c``; of more than ``most`` parts the first ones and how many follow."""
+    given = list(parts)
+    if most is not None and len(given) > most:
+        given = [*given[:most], f"{len(given) - most} more"]
+    found: list[Inline] = []
+    for i, part in enumerate(given):
+        if i:
+            found.append(last if i == len(given) - 1 else separator)
+        found.extend(inlines(part))
+    return tuple(found)
+
+
+def plain(text: Text) -> str:
+    """Return the text without markup and without formatting numbers; for tests, anchors and titles of files."""
+    parts = []
+    for inline in inlines(text):
+        if isinstance(inline, (Strong, Link, CaseLink)):
+            parts.append(plain(inline.content))
+        elif isinstance(inline, Code):
+            parts.append(inline.text)
+        elif isinstance(inline, Number):
+            parts.append("" if inline.value is None else f"{inline.value:g}")
+        else:
+            parts.append(inline)
+    return "".join(parts)
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
+
+
+class ChartKind(str, Enum):
+    LINES = "lines"
+    STACKED_BARS = "stacked_bars"
+    #: A point for each label of the x axis, with its interval.
+    INTERVALS = "intervals"
+    #: Points over their number: samples or steps.
+    STRIP = "strip"
+    #: Points over FLOP per byte, below the machine's rates.
+    ROOFLINE = "roofline"
+    #: Times over runs, each with the band of the noise around its level; in it ``low`` and ``high`` are its ends.
+    COURSE = "course"
+    #: Ratios with their intervals, and the difference that counts.
+    FOREST = "forest"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a chart: its title and unit, or the names of its positions.
+
+    ``quantity`` is the stored unit of its values (ns, byte, x, share, change, or empty): ticks are written by it.
+    ``cases`` are the ids of the cases that the labels name; empty where they name something else.
+    """
+
+    title: str
+    unit: Unit | None = None
+    is_log: bool = False
+    labels: tuple[str, ...] = ()
+    quantity: str = ""
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series in stored units, with the 10th and 90th percentile where they are known, and its flags.
+
+    In a chart of intervals ``low`` and ``high`` are the ends of the interval. ``case`` is the id of the case. ``floor``
+    is the smallest difference from zero that counts. ``note`` is a remark that a reader sees beside the point.
+    """
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    flags: tuple[str, ...] = ()
+    case: str = ""
+    floor: float | None = None
+    note: str = ""
+
+    @property
+    def has_visible_range(self) -> bool:
+        """Return True if the percentiles lie more than 5 % apart."""
+        return self.low is not None and self.high is not None and self.high > 1.05 * self.low
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, or one colour of stacked bars. ``key`` chooses the colour, so that a name has one colour everywhere.
+
+    ``is_rejected``: most of its results are inaccurate.
+    """
+
+    name: str
+    key: str
+    marks: tuple[Mark, ...]
+    is_baseline: bool = False
+    is_rejected: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a chart. Several panels share both axes."""
+
+    title: str
+    series: tuple[Series, ...]
+
+    def name_in(self, chart: Chart) -> str:
+        return f"{chart.title}, {self.title}" if self.title else chart.title
+
+
+class ReferenceKind(str, Enum):
+    LEVEL = "level"  # a value that divides good from bad
+    LIMIT = "limit"  # the largest or smallest value that is allowed; named beside the lines
+    PEAK = "peak"  # the machine's limit; drawn where it is near the data
+    ROOF = "roof"  # the machine's limit over FLOP per byte: slanted up to the ridge, then level
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A horizontal line of every panel. A roof is slanted up to ``ridge``, a position of the x axis."""
+
+    kind: ReferenceKind
+    value: float
+    name: str = ""
+    ridge: float | None = None
+
+
+#: Positions of a course.
+_COURSE = 30
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as its series. ``id`` is the stem of its file.
+
+    ``keys`` are the keys of all series that the workload or the study may have, in the order of the palette.
+    """
+
+    id: str
+    title: str
+    kind: ChartKind
+    x: Axis
+    y: Axis
+    panels: tuple[Panel, ...]
+    caption: Text = ""
+    placement: Placement = Placement.SUMMARY
+    subtitle: str = ""
+    keys: tuple[str, ...] = ()
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """All series of all panels."""
+        return tuple(series for panel in self.panels for series in panel.series)
+
+    @property
+    def every_key(self) -> tuple[str, ...]:
+        """The keys of the series in the order of the palette."""
+        return tuple(dict.fromkeys((*self.keys, *(series.key for series in self.series))))
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """All marks of all panels."""
+        return tuple(mark for series in self.series for mark in series.marks)
+
+    @property
+    def is_course(self) -> bool:
+        """True with so many positions that a mark at each would hide the line: ticks are round numbers then."""
+        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _COURSE
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane of a timeline. Lanes of one ``group`` (a rank and its device) stand together.
+
+    The key of a box chooses its colour: a kernel class, or the cause of idle time as ``step_idle_launch``. ``totals``
+    are the number of events and the sum of their times by key, whatever was merged.
+    """
+
+    title: str
+    boxes: tuple[Event, ...]
+    kind: LaneKind
+    group: str = ""
+    totals: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran when: lanes over the time of one steady step, or of the first part of a capture.
+
+    ``labels`` are the names of the keys, in the order of the legend. ``numbered`` are the lane and the start (ns) of
+    the gaps that get a number, in the order of the table beside the picture.
+    """
+
+    id: str
+    title: Text
+    lanes: tuple[Lane, ...]
+    duration_ns: float
+    labels: Mapping[str, str]
+    numbered: tuple[tuple[int, float], ...] = ()
+    caption: Text = ""
+    case: str = ""
+    placement: Placement = Placement.HTML
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
