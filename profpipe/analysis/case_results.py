@@ -194,8 +194,7 @@ def _flags(
     n, requested = case.time.n if case.time else None, declared.get("repeats")
     if requested and n is not None and _lacks_samples(case, basis, requested, is_command=bool(declared.get("command"))):
         flags.append(Flag.TOO_FEW_SAMPLES)
-    idle_share = (case.breakdown.idle_share if case.breakdown else None) or 0.0
-    if basis.quantity == "kernel" and idle_share > roofline.HOST_BOUND:
+    if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
     if basis.is_timed and ranks.has_waited(index, case.id):
         flags.append(Flag.WAITED)

@@ -165,8 +165,7 @@ def _is_host_bound(case: CaseResult, issue: float | None, gpu_ns: float | None) 
         return True
     if issue is not None and gpu_ns is not None:
         return issue > _SLOWER * gpu_ns
-    idle = case.breakdown.idle_share if case.breakdown else None
-    return idle is not None and idle > HOST_BOUND
+    return (case.idle_share or 0.0) > HOST_BOUND
 
 
 def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, float]) -> tuple[float, float] | None:

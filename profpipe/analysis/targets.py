@@ -50,10 +50,7 @@ def _busy_share(case: CaseResult, steps: CaseSteps | None) -> float | None:
     parts = steps.parts_without_profiler if steps else None
     if parts is not None and parts.wall_ns:
         return 1 - parts.idle_ns / parts.wall_ns
-    breakdown = case.breakdown
-    if breakdown is None or breakdown.kind != "kernel" or breakdown.idle_share is None:
-        return None
-    return 1 - breakdown.idle_share
+    return None if case.is_on_cpu or case.idle_share is None else 1 - case.idle_share
 
 
 def _sm_throughput(counters: Iterable[Counters]) -> float | None:

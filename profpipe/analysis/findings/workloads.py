@@ -207,6 +207,10 @@ class CaseResult:
         return self.breakdown is not None and self.breakdown.kind == "cpu_op"
 
     @property
+    def idle_share(self) -> float | None:
+        return self.breakdown.idle_share if self.breakdown else None
+
+    @property
     def is_disqualified(self) -> bool:
         """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
         return self.accuracy is not None and bool(self.accuracy.mark)

@@ -138,12 +138,7 @@ def _sample_counts(counts: Sequence[int], requested: int) -> str:
 
 def flags_of(case: CaseResult, without: Iterable[str] = ()) -> doc.Text:
     """Return the flags of a case in bold, those in ``without`` left out."""
-    return doc.join([_with_idle_share(mark, case) for mark in case.marks if mark not in without], last=", ")
-
-
-def _with_idle_share(mark: str, case: CaseResult) -> doc.Text:
-    """Add how idle the GPU was to the flag of a case without timed calls."""
-    idle = case.breakdown.idle_share if case.breakdown else None
-    if mark == Flag.HOST_BOUND and idle and "time" not in case.values:
-        return fill("{} (GPU idle {})", doc.Strong(mark), percent(idle))
-    return doc.Strong(mark)
+    # The flag of a case without timed calls says how idle the GPU was.
+    idle = fill(" (GPU idle {})", percent(case.idle_share)) if case.idle_share and "time" not in case.values else ""
+    own = [mark for mark in case.marks if mark not in without]
+    return doc.join([doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in own], last=", ")

@@ -67,7 +67,8 @@ def table(
         (doc.Column("gpu", "GPU time", times),
          lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
         (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
-        (doc.Column("idle", "GPU idle %"), lambda c: _idle(c, c.id in slowed)),
+        (doc.Column("idle", "GPU idle %"),
+         lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
         (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
         (doc.Column("tflops", tflops), lambda c: c.tflops_done),
@@ -80,12 +81,6 @@ def table(
     ]  # fmt: skip
     id = "limits" if placement is doc.Placement.SUMMARY else "other_limits"
     return doc.table_of(id, known, columns, title, placement)
-
-
-def _idle(case: CaseResult, is_slowed: bool) -> doc.Cell | None:
-    if case.breakdown is None or case.breakdown.idle_share is None:
-        return None
-    return share_cell(case.breakdown.idle_share, Flag.PROFILER_OVERHEAD if is_slowed else None)
 
 
 def _includes_gaps(case: CaseResult) -> bool:
@@ -143,7 +138,7 @@ def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if any(_includes_gaps(case) for case in workload.cases):
         why = " or wait for other GPUs" if means else ""
         yield f"at most: the kernels were not captured{why}, so this is the time of the call."
-    if any(case.breakdown and case.breakdown.idle_share is not None for case in limited):
+    if any(case.idle_share is not None for case in limited):
         yield "GPU idle: share of a call's range, or of its first to last kernel, in which no kernel runs."
     if any(o.is_large and o.profiler == workload.kernel_profiler for o in workload.overheads):
         yield f"profiler_overhead: the profiler slowed the loop by over {100 * OVERHEAD:.0f} %: idle shares are high."
