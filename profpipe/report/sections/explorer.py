@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from profpipe.analysis.cases import in_words, running_axis
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
@@ -33,27 +33,15 @@ _RECORDED: tuple[tuple[str, str, str, Unit | None], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class _View:
-    """A chart with the values that choose it."""
-
-    quantity: str
-    profiler: str
-    view: str
-    chart: doc.Chart
-
-
 def explorer(workload: WorkloadFindings) -> doc.Section:
     """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
-    views = list(_views(workload))
-    if len(views) < 2:
-        return doc.Section("explorer", "", workload=workload.name)
-    options = tuple(doc.Option((each.quantity, each.profiler, each.view), (each.chart,)) for each in views)
-    choice = doc.Choice("view", ("quantity", "profiler", "view"), options)
-    return doc.Section("explorer", "Charts", (choice,), workload=workload.name)
+    views = tuple(_views(workload))
+    choice = doc.Choice("view", ("quantity", "profiler", "view"), views)
+    return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
-def _views(workload: WorkloadFindings) -> Iterator[_View]:
+def _views(workload: WorkloadFindings) -> Iterator[doc.Option]:
+    """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
     basis = workload.basis.profiler if workload.basis else ""
     names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
@@ -69,7 +57,7 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
         chart = replace(plots.breakdown(workload, shape), placement=doc.Placement.HTML)
-        yield _View("kernel time by class", workload.kernel_profiler or "", "largest shape", chart)
+        yield doc.Option(("kernel time by class", workload.kernel_profiler or "", "largest shape"), (chart,))
 
 
 def _value(case: CaseResult, metric: str) -> float | None:
@@ -82,7 +70,7 @@ def _time(case: CaseResult, times: Mapping[str, float]) -> float | None:
     return times.get(case.id)
 
 
-def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
+def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[doc.Option]:
     """Yield the times of the cases under each profiler that recorded kernels."""
     figures = ((figure.profiler, (each.case, figure.ns)) for each in workload.agreements for figure in each.figures)
     for profiler, times in grouped(figures).items():
@@ -94,12 +82,12 @@ def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View
 
 def _both(
     workload: WorkloadFindings, axis: str | None, quantity: Quantity, name: str, profiler: str
-) -> Iterator[_View]:
+) -> Iterator[doc.Option]:
     """Yield the quantity over the running axis, and of the cases of the largest shape."""
     if axis and (chart := plots.over(workload, axis, quantity)):
-        yield _View(name, profiler, f"over {axis}", replace(chart, placement=doc.Placement.HTML))
+        yield doc.Option((name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),))
     if chart := ranking(workload, quantity):
-        yield _View(name, profiler, "largest shape" if workload.compare else "all cases", chart)
+        yield doc.Option((name, profiler, "largest shape" if workload.compare else "all cases"), (chart,))
 
 
 def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
