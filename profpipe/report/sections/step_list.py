@@ -87,18 +87,16 @@ def every_step(workload: WorkloadFindings) -> doc.Section:
 def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Table:
     unit = step_unit(row.wall_ns for row in own.rows)
     several = len({row.rank for row in own.rows}) > 1
-    columns = [doc.label("rank"), doc.label("step"), doc.label("state"), doc.Column("wall", "time", unit)]
-    columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in StepPart]
-    columns.append(doc.count("kernels", "launches"))
-    rows = map(_step_row, own.rows[:_MOST_ROWS])
+    columns: doc.Columns[StepRow] = [
+        (doc.label("rank"), lambda row: str(row.rank)),
+        (doc.label("step"), lambda row: str(row.step)),
+        (doc.label("state"), lambda row: "between steps" if row.state is StepState.OTHER else row.state.value),
+        (doc.Column("wall", "time", unit), lambda row: row.wall_ns),
+        *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: row.parts.ns[of] if row.parts else "")
+          for part in StepPart),
+        (doc.count("kernels", "launches"), lambda row: "" if row.kernels is None else row.kernels),
+    ]  # fmt: skip
     rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.csv" if len(own.rows) > _MOST_ROWS else ""
     title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
-    table = doc.make_table(f"steps {case.id}".strip(), columns, rows, title, doc.Placement.DETAILS)
-    return table if several else table.without("rank")
-
-
-def _step_row(row: StepRow) -> list[doc.Content]:
-    parts = [row.parts.ns[part] if row.parts else "" for part in StepPart]
-    state = "between steps" if row.state is StepState.OTHER else row.state.value
-    launches = "" if row.kernels is None else float(row.kernels)
-    return [str(row.rank), str(row.step), state, row.wall_ns, *parts, launches]
+    id, rows = f"steps {case.id}".strip(), own.rows[:_MOST_ROWS]
+    return doc.table_of(id, rows, columns if several else columns[1:], title, doc.Placement.DETAILS)
