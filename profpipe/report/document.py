@@ -533,14 +533,8 @@ class Section:
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
-        yield from _walk(_inside(block))
-
-
-def _inside(block: Block) -> Iterable[Block]:
-    """Return the blocks that ``block`` holds."""
-    if isinstance(block, Choice):
-        return (inner for option in block.options for inner in option.blocks)
-    return block.blocks if isinstance(block, Details) else ()
+        for holder in block.options if isinstance(block, Choice) else [block] if isinstance(block, Details) else []:
+            yield from _walk(holder.blocks)
 
 
 def make_section(
@@ -562,12 +556,8 @@ def make_section(
 
 def _holds_something(block: Block) -> bool:
     match block:
-        case Table():
-            return bool(block.rows)
-        case Bullets():
-            return bool(block.items)
-        case Paragraph():
-            return bool(block.content)
+        case Table(rows=content) | Bullets(items=content) | Paragraph(content=content):
+            return bool(content)
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from profpipe.report import document as doc
@@ -31,16 +32,9 @@ def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
     return doc.Number(ns, unit or time_unit([ns]))
 
 
-def ratio(value: float | None) -> doc.Number:
-    return doc.Number(value, format=doc.Format.RATIO)
-
-
-def percent(share: float | None) -> doc.Number:
-    return doc.Number(share, format=doc.Format.PERCENT)
-
-
-def margin(share: float | None) -> doc.Number:
-    return doc.Number(share, format=doc.Format.PLUS_MINUS)
+#: Numbers without a unit, by their format.
+ratio, percent = partial(doc.Number, format=doc.Format.RATIO), partial(doc.Number, format=doc.Format.PERCENT)
+margin = partial(doc.Number, format=doc.Format.PLUS_MINUS)
 
 
 def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:

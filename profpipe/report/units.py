@@ -38,7 +38,7 @@ _SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("G
 
 def time_unit(values_ns: Iterable[float | None]) -> Unit:
     """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
-    return _unit(_TIMES, values_ns, most=9_999.5)
+    return _unit(_TIMES, values_ns)
 
 
 def step_unit(values_ns: Iterable[float | None]) -> Unit:
@@ -49,17 +49,17 @@ def step_unit(values_ns: Iterable[float | None]) -> Unit:
 
 
 def size_unit(values: Iterable[float | None]) -> Unit:
-    return _unit(_SIZES, values, most=9_999.5)
+    return _unit(_SIZES, values)
 
 
-def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) -> Unit:
+def _unit(units: tuple[Unit, ...], values: Iterable[float | None]) -> Unit:
     known = sorted(abs(value) for value in values if value)
     if not known:
         return units[1]
     middle = known[len(known) // 2]
     if known[-1] < units[1].size:
         return units[0]
-    return next((unit for unit in units[1:] if middle / unit.size < most), units[-1])
+    return next((unit for unit in units[1:] if middle / unit.size < 9_999.5), units[-1])
 
 
 #: Stored units other than times and sizes: the units to choose from, and the value from which the next is used.
