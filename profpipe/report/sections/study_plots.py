@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.cases import in_words, is_number
 from profpipe.analysis.findings.studies import Cell, Grid, Study
 from profpipe.config.study_values import StudyValue
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, limit_of
-from profpipe.report import document as doc
+from profpipe.report import document as doc, selection
 from profpipe.report.sections import studies as tables
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
@@ -101,11 +101,7 @@ def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str,
 
 
 def _line_name(study: Study, place: Mapping[str, Any]) -> str:
-    at = ((axis, place[axis]) for axis in study.column_axes if axis != "value")
-    return ", ".join(
-        in_words(((axis, value),)) if isinstance(value, bool) or is_number(value) else shown(value)
-        for axis, value in at
-    )
+    return selection.column(tuple((axis, place[axis]) for axis in study.column_axes if axis != "value"))
 
 
 def _lines(study: Study) -> Iterator[tuple[str, dict[str, Any]]]:
