@@ -62,7 +62,7 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
         busy_ns=own_range.per_call(own_range.busy_ns),
         range_ns=own_range.per_call(own_range.wall_ns),
         span_ns=own_range.per_call(own_range.span_ns),
-        copies=ClassTotal(own.copies / runs, own.copies_ns / runs),
+        copies=ClassTotal(*(sum(column) / runs for column in zip(*own.by_copy.values(), strict=True))),
     )
 
 

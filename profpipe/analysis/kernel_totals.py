@@ -59,14 +59,6 @@ class KernelTotals:
     def total_ns(self) -> float:
         return sum(ns for _, ns in self.work.values())
 
-    @property
-    def copies(self) -> float:
-        return sum(calls for calls, _ in self.by_copy.values())
-
-    @property
-    def copies_ns(self) -> float:
-        return sum(ns for _, ns in self.by_copy.values())
-
     @functools.cached_property
     def by_name(self) -> Mapping[str, tuple[float, float]]:
         """(launches, ns) by name of kernel, over all iterations. Cached, so read it after the last ``add``."""

@@ -23,10 +23,6 @@ class StepPart(str, Enum):
     IDLE_BLOCKED = "idle_blocked"  # the host waited for the GPU when the idle time began
     IDLE_OTHER = "idle_other"  # a dependency, or not recorded
 
-    @property
-    def is_idle(self) -> bool:
-        return self in IDLE_PARTS
-
 
 IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
 

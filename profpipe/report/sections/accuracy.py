@@ -45,7 +45,10 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     if not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
         return doc.Section("accuracy", "", workload=workload.name)
     largest, others = main_cases(workload)
-    placement = doc.Placement.SUMMARY if _is_notable(workload, largest) else doc.Placement.DETAILS
+    found = [error for case in largest if (error := case.values.get("error_rel_l1", case.values.get("error_max")))]
+    varies = max(found, default=0.0) > _VARIES * min(found, default=0.0)
+    is_notable = varies or any(case.is_disqualified for case in workload.cases)
+    placement = doc.Placement.SUMMARY if is_notable else doc.Placement.DETAILS
     if worst := worst_tensors(workload, [*largest, *others]):
         first, second = worst, errors(workload, [*largest, *others], "Every tensor")
     else:
@@ -54,12 +57,6 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
     summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
     return doc.make_section("accuracy", "Accuracy", tables, summary, workload.name, folds_long_tables=True)
-
-
-def _is_notable(workload: WorkloadFindings, among: Sequence[CaseResult]) -> bool:
-    found = [error for case in among if (error := case.values.get("error_rel_l1", case.values.get("error_max")))]
-    varies = max(found, default=0.0) > _VARIES * min(found, default=0.0)
-    return varies or any(case.is_disqualified for case in workload.cases)
 
 
 def _verdicts(workload: WorkloadFindings) -> doc.Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,12 +57,13 @@ Samples = Sequence[tuple[int, float]]
 
 def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Section, ...]:
     """Return a section for each case, in the order of the tables."""
-    every = [(workload, case) for workload in findings.workloads for case in workload.cases][:MOST_PAGES]
     most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
-    return tuple(
+    pages = (
         _page(workload, case, run, limit_samples(raw.samples.get((workload.name, case.id), ()), most), raw)
-        for workload, case in every
+        for workload in findings.workloads
+        for case in workload.cases
     )
+    return tuple(itertools.islice(pages, MOST_PAGES))
 
 
 def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
@@ -141,31 +143,22 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
             if (column.is_numeric or column.id == "limiter") and not cell.is_empty and cell.missing is None:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
-                rows.setdefault(title, _with_unit(cell, column))
+                # The unit follows the number, because each row has another unit.
+                number = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
+                rows.setdefault(title, replace(cell, value=None, text=cell.text if cell.value is None else number))
     columns = [doc.label("figure"), doc.words("value")]
     table = doc.make_table("figures", columns, list(rows.items()), "Figures", doc.Placement.HTML)
     return replace(table, is_divisible=False)
 
 
-def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
-    """Return a cell whose number is followed by its unit, because each row has another unit."""
-    text: doc.Text = cell.text
-    if cell.value is not None:
-        text = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
-    return replace(cell, value=None, text=text)
-
-
 def _classes(alone: WorkloadFindings) -> doc.Chart | None:
     """Return a bar of the kernel time by class; of a program with steps a bar of the step."""
-    case = alone.cases[0]
+    case, chart = alone.cases[0], None
     if alone.steps:
-        charts = (block for block in steps.steps(alone).blocks if isinstance(block, doc.Chart))
-        chart = next(charts, None)
-        return replace(chart, placement=doc.Placement.HTML, subtitle="") if chart else None
-    if case.breakdown is None or not case.breakdown.total.ns:
-        return None
-    chart = plots.breakdown(alone, alone.shapes[0])
-    return replace(chart, id="classes", placement=doc.Placement.HTML, subtitle="")
+        chart = next((block for block in steps.steps(alone).blocks if isinstance(block, doc.Chart)), None)
+    elif case.breakdown and case.breakdown.total.ns:
+        chart = replace(plots.breakdown(alone, alone.shapes[0]), id="classes")
+    return replace(chart, placement=doc.Placement.HTML, subtitle="") if chart else None
 
 
 # --- strips ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _MOST_SLOWER_CALLS = 3
 
 def headline(workload: WorkloadFindings, title: str = "") -> doc.Section:
     """Return the answer to the workload's question, then remarks on it."""
-    blocks: list[doc.Block] = [doc.Paragraph(doc.Strong(answer(workload))), doc.Bullets(tuple(_remarks(workload)))]
+    blocks = (doc.Paragraph(doc.Strong(answer(workload))), doc.Bullets(tuple(_remarks(workload))))
     return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
@@ -52,17 +52,16 @@ def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     columns = (doc.label("workload"), doc.count("cases"), doc.label("fastest"), doc.label("shape", "at"),
                doc.Column("time", "time"), doc.ratio("speedup", "over baseline"),
                doc.words("lowest_memory", "lowest memory"))  # fmt: skip
-    rows = [(*_overview_row(workload), _lowest_memory_cell(workload)) for workload in workloads]
-    table = doc.make_table("overview", columns, rows)
+    table = doc.make_table("overview", columns, map(_overview_row, workloads))
     return doc.make_section("overview", "Overview", [table])
 
 
 def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
-    """Return how often the winner of the largest shape wins, and its time there."""
+    """Return how often the winner of the largest shape wins, its time there, and what needs the least memory."""
     name, cases, shape = doc.Code(workload.name), float(len(workload.cases)), workload.largest
     win = shape.win if shape else None
     if shape is None or win is None or win.best.ns is None:
-        return name, cases, "no times", "", None, None
+        return name, cases, "no times", "", None, None, ""
     unit, fastest = time_unit([win.best.ns]), doc.concat()
     if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
         won = len(_by_variant(workload.shapes, WinVerdict.CLEAR)[win.best.variant])
@@ -70,7 +69,9 @@ def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
     elif _has_comparison(workload):
         fastest = fill("tie: {}", tied_names(win)) if win.tied else (win.verdict.value,)
     time = doc.Cell(win.best.ns, unit=unit, note=unit.name)
-    return name, cases, fastest, in_words(shape.axes), time, win.best.speedup
+    lowest = shape.lowest_memory if _has_comparison(workload) else ()
+    memory = fill("{} {}", names([case.variant for case in lowest], MOST_NAMES), _peak(lowest[0])) if lowest else ""
+    return name, cases, fastest, in_words(shape.axes), time, win.best.speedup, memory
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:
@@ -224,13 +225,6 @@ def _fastest(shapes: Iterable[Shape]) -> str:
     return "the fastest accurate one" if any(s.win.disqualified for s in shapes if s.win) else "fastest"
 
 
-def _only(shapes: Sequence[Shape]) -> str:
-    """Return what is said of a case without a rival: nothing was lost where no other one was asked for."""
-    if all(len(shape.cases) == 1 for shape in shapes):
-        return "{} is the only case"
-    return f"only {{}} has a time{_and_is_accurate(*shapes)}"
-
-
 def _and_is_accurate(*shapes: Shape) -> str:
     return " and is accurate" if any(len(shape.timed) > 1 for shape in shapes) else ""
 
@@ -270,10 +264,12 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
             winners.append(f"{len(others)} others in {sum(map(len, others))}")
         parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
-    unopposed = [
-        fill(_only(own) + " {}", doc.Code(name), where(own, len(shapes)))
-        for name, own in _by_variant(shapes, WinVerdict.UNOPPOSED).items()
-    ]
+    unopposed: list[doc.Text] = []
+    for name, own in _by_variant(shapes, WinVerdict.UNOPPOSED).items():
+        # Nothing was lost where no other case was asked for.
+        is_lone = all(len(shape.cases) == 1 for shape in own)
+        words = "{} is the only case {}" if is_lone else f"only {{}} has a time{_and_is_accurate(*own)} {{}}"
+        unopposed.append(fill(words, doc.Code(name), where(own, len(shapes))))
     if unopposed:
         parts.append(fill("{}.", doc.join(unopposed)))
     return doc.join(map(_capitalise, parts), separator=" ", last=" ")
@@ -408,13 +404,6 @@ def _larger_errors(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
-
-
-def _lowest_memory_cell(workload: WorkloadFindings) -> doc.Cell:
-    lowest = workload.largest.lowest_memory if workload.largest and _has_comparison(workload) else ()
-    if not lowest:
-        return doc.Cell()
-    return doc.Cell(text=fill("{} {}", names([case.variant for case in lowest], MOST_NAMES), _peak(lowest[0])))
 
 
 def _lowest_memory(shape: Shape) -> Iterator[doc.Text]:

@@ -286,17 +286,17 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:
               for name in other_classes.classes(breakdowns) if name in _CLASSES]  # fmt: skip
     found.append(Piece("graph", "graph", operator.methodcaller("category", "graph")))
     kept = [piece for piece in found if _is_visible(piece, breakdowns)]
-    rest = Piece("everything else", "rest", lambda breakdown: _rest(breakdown, kept))
+
+    def left(breakdown: KernelBreakdown) -> ClassTotal:
+        totals, total = [piece.of(breakdown) for piece in kept], breakdown.total
+        return ClassTotal(total.calls - sum(each.calls for each in totals), total.ns - sum(each.ns for each in totals))
+
+    rest = Piece("everything else", "rest", left)
     return [*kept, rest if _is_visible(rest, breakdowns) else Piece("", "rest", rest.of)]
 
 
 def _is_visible(piece: Piece, breakdowns: Sequence[KernelBreakdown]) -> bool:
     return any(piece.of(each).ns >= _VISIBLE * each.total.ns for each in breakdowns)
-
-
-def _rest(breakdown: KernelBreakdown, kept: Sequence[Piece]) -> ClassTotal:
-    totals, total = [piece.of(breakdown) for piece in kept], breakdown.total
-    return ClassTotal(total.calls - sum(each.calls for each in totals), total.ns - sum(each.ns for each in totals))
 
 
 def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:

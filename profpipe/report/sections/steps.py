@@ -69,7 +69,9 @@ _Case: TypeAlias = "tuple[CaseResult, CaseSteps, StepParts]"
 
 def steps(workload: WorkloadFindings) -> doc.Section:
     """Return where a step goes, as a table and as bars; empty where no profiler recorded the parts of a step."""
-    cases = list(_with_parts(workload))
+    # The baseline first, then the fastest.
+    ordered = sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0))
+    cases = [(case, own, own.parts) for case in ordered if (own := workload.steps.of(case.id)) and own.parts]
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
     blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
@@ -86,14 +88,6 @@ def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Tabl
         return table
     title = table.title or doc.join([case_text(case) for case, *_ in cases], most=2)
     return replace(table, id=f"{table.id} {number + 1}", title=title, placement=doc.Placement.DETAILS)
-
-
-def _with_parts(workload: WorkloadFindings) -> Iterator[_Case]:
-    """Yield the cases whose parts are known: the baseline first, then the fastest."""
-    for case in sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0)):
-        own = workload.steps.of(case.id)
-        if own is not None and own.parts is not None:
-            yield case, own, own.parts
 
 
 def _context(cases: Sequence[_Case]) -> doc.Text:

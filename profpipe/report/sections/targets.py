@@ -36,8 +36,6 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
         by_case(workload, largest, title),
         by_case(workload, others, "other cases", doc.Placement.DETAILS),
     ]
-    if not own.targets:
-        blocks = []
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 

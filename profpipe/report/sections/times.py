@@ -78,8 +78,7 @@ def _tables(workload: WorkloadFindings, on_cpu: bool) -> Iterator[doc.Table]:
         if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload, on_cpu)):
             yield every_case(workload, cases)
         return
-    grid = winner_grid(workload)
-    if grid:
+    if grid := winner_grid(workload):
         yield grid
     yield fastest_by_shape(workload, doc.Placement.DETAILS if grid else doc.Placement.SUMMARY)
 
