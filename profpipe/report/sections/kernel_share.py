@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
@@ -37,19 +38,17 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
     """Return a table for each shape, that of the largest first; without a comparison, tables by kernel class."""
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     if workload.compare:
-        tables = [by_category(shape, per_iteration(workload), _placement(shape is shapes[0])) for shape in shapes]
+        tables = [by_category(shape, per_iteration(workload)) for shape in shapes]
     else:
         cases = [case for shape in workload.shapes for case in shape.cases if case.breakdown]
         starts = range(0, len(cases), _CASES_A_TABLE)
         make = _of_steps if workload.iteration is Iteration.STEP else by_class
-        tables = [make(cases[i : i + _CASES_A_TABLE], _placement(i == 0)) for i in starts]
+        tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
+        tables[:1] = [replace(first, title="") for first in tables[:1]]
+    tables[1:] = [replace(table, placement=doc.Placement.DETAILS) for table in tables[1:]]
     notes = [ranks.means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
     blocks: list[doc.Block] = [*map(doc.Paragraph, notes), *tables]
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)
-
-
-def _placement(is_first: bool) -> doc.Placement:
-    return doc.Placement.SUMMARY if is_first else doc.Placement.DETAILS
 
 
 def _context(workload: WorkloadFindings) -> doc.Text:
@@ -74,7 +73,7 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     return fill(text, doc.Code("direct_copy_kernel"))
 
 
-def by_category(shape: Shape, per: str = "/call", placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+def by_category(shape: Shape, per: str = "/call") -> doc.Table:
     """Return implementations as columns, the baseline first, then the fastest; categories of kernels as rows.
 
     ``per`` follows the unit of each time. The table has no rows where no kernel of the shape is known.
@@ -93,15 +92,12 @@ def by_category(shape: Shape, per: str = "/call", placement: doc.Placement = doc
     heads = [
         fill("{} (baseline)", name) if case.is_baseline else name for name, (case, _) in zip(names, pairs, strict=True)
     ]
-    return _table(f"share {title}".strip(), heads, rows, title, placement)
+    return _table(f"share {title}".strip(), heads, rows, title)
 
 
-def _table(
-    id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text, placement: doc.Placement
-) -> doc.Table:
+def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.Table:
     columns = (doc.label("row", ""), *(doc.Column(str(i), head) for i, head in enumerate(heads)))
-    cells = tuple((doc.Cell(text=label), *cells) for label, cells in rows)
-    return doc.Table(id, columns, cells, title, placement, is_divisible=False)
+    return doc.Table(id, columns, tuple((doc.cell(label), *own) for label, own in rows), title, is_divisible=False)
 
 
 def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = "/call") -> Iterator[_Row]:
@@ -147,16 +143,15 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         yield "launches", [doc.Cell(b.total.calls, format=doc.Format.COUNT) for b in breakdowns]
 
 
-def _of_steps(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+def _of_steps(cases: Sequence[CaseResult]) -> doc.Table:
     """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     heads = [case_text(case) if case.id else "a step" for case in cases]
-    title = doc.join(heads, most=2) if placement is doc.Placement.DETAILS else ""
     rows = category_rows(breakdowns, time_unit(b.total.ns for b in breakdowns), _STEP)
-    return _table(f"share {cases[0].id}".strip(), heads, rows, title, placement)
+    return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2))
 
 
-def by_class(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+def by_class(cases: Sequence[CaseResult]) -> doc.Table:
     """Return cases as columns and kernel classes as rows, the largest class first."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     unit = time_unit(b.total.ns for b in breakdowns)
@@ -174,5 +169,4 @@ def by_class(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placeme
     rows.append(("launches" if breakdowns[0].kind == "kernel" else "calls", calls))
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]
-    title = doc.join(labels, most=2) if placement is doc.Placement.DETAILS else ""
-    return _table(f"classes {cases[0].id}", heads, rows, title, placement)
+    return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2))

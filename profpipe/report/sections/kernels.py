@@ -82,11 +82,12 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
     noun = "operators" if workload.is_on_cpu else "kernels"
-    first = top_kernels(workload, largest, limit, placement=doc.Placement.SUMMARY if is_lone else doc.Placement.DETAILS)
+    first = top_kernels(workload, largest, limit)
+    first = replace(first, placement=doc.Placement.SUMMARY) if is_lone else first
     if not first.rows:
         return doc.Section("kernels", "", workload=workload.name)
     title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
-    rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title=title).without("top stall", "misses")
+    rest = replace(top_kernels(workload, others, _OTHERS, _LEAST_SHARE), title=title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
     summary = " ".join(filter(None, [ranks.means_note(workload), _ncu_note(workload)]))
     heading = "Top CPU operators" if workload.is_on_cpu else "Top kernels"
@@ -114,12 +115,7 @@ def _target_name(target: str) -> str:
 
 
 def top_kernels(
-    workload: WorkloadFindings,
-    cases: Sequence[CaseResult],
-    limit: int,
-    least_share: float = 0.0,
-    title: doc.Text = "",
-    placement: doc.Placement = doc.Placement.DETAILS,
+    workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int, least_share: float = 0.0
 ) -> doc.Table:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
     own = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
@@ -139,7 +135,8 @@ def top_kernels(
     ][len(cases) == 1 :]  # fmt: skip
     heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
-    return doc.make_table("top_kernels", [*heads, doc.words("top stall"), doc.words("misses")], cells, title, placement)
+    heads += [doc.words("top stall"), doc.words("misses")]
+    return doc.make_table("top_kernels", heads, cells, placement=doc.Placement.DETAILS)
 
 
 def _ncu_cells(row: Counters | None) -> list[doc.Content]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
@@ -33,23 +34,17 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     first = table(part, largest, is_one_shape, title)
-    second = table(part, others, False, "other cases" if first.rows else "", doc.Placement.DETAILS)
+    second = table(part, others, False, "other cases" if first.rows else "")
+    second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
     if not (first.rows or second.rows):
         return doc.Section("limits", "", workload=workload.name)
     notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
     rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
-    remark = doc.Paragraph(rates, doc.Placement.DETAILS)
-    blocks: list[doc.Block] = [doc.Paragraph(_definition(workload)), first, second, notes, remark]
+    blocks = (doc.Paragraph(_definition(workload)), first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
     return doc.make_section("limits", "What limits it", blocks, workload=workload.name)
 
 
-def table(
-    workload: WorkloadFindings,
-    cases: Sequence[CaseResult],
-    is_one_shape: bool,
-    title: str = "",
-    placement: doc.Placement = doc.Placement.SUMMARY,
-) -> doc.Table:
+def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
     """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
@@ -79,8 +74,7 @@ def table(
         (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
-    id = "limits" if placement is doc.Placement.SUMMARY else "other_limits"
-    return doc.table_of(id, known, columns, title, placement)
+    return doc.table_of("limits", known, columns, title)
 
 
 def _includes_gaps(case: CaseResult) -> bool:

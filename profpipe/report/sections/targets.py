@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.targets import Grade, Target
@@ -31,11 +32,10 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     ids = {case.id for case in largest}
     others = [case for case in part.cases if case.time and case.id not in ids]
     title = in_words(largest[0].shape) if largest and others else ""
-    blocks: list[doc.Block] = [
-        doc.Bullets(tuple(_counts(workload, name, target) for name, target in own.targets.items())),
-        by_case(workload, largest, title),
-        by_case(workload, others, "other cases", doc.Placement.DETAILS),
-    ]
+    counts = doc.Bullets(tuple(_counts(workload, name, target) for name, target in own.targets.items()))
+    # The cases of the short page have one shape, which the title names: they differ in the compared value alone.
+    first, second = by_case(workload, largest, title, workload.compare), by_case(workload, others, "other cases")
+    blocks = (counts, first, replace(second, id="other_targets", placement=doc.Placement.DETAILS))
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 
@@ -55,23 +55,15 @@ def _counts(workload: WorkloadFindings, name: str, target: Target) -> doc.Text:
 
 
 def by_case(
-    workload: WorkloadFindings,
-    cases: Sequence[CaseResult],
-    title: doc.Text = "",
-    placement: doc.Placement = doc.Placement.SUMMARY,
+    workload: WorkloadFindings, cases: Sequence[CaseResult], title: str, compare: str | None = None
 ) -> doc.Table:
-    """Return a row for each case: what it reaches of each target, with its grade.
-
-    The cases of the short page have one shape, which the title names: they differ in the compared value alone.
-    """
-    own, compare = workload.targets, workload.compare if placement is doc.Placement.SUMMARY else None
+    """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
+    own = workload.targets
     columns = [doc.label("case", compare or "case")]
     columns += [doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")) for name in own.targets]
     name_of = variant_text if compare else case_text
     rows = [(name_of(case), *_cells(workload, case)) for case in cases if own.values.get(case.id)]
-    return doc.make_table(
-        "targets" if placement is doc.Placement.SUMMARY else "other_targets", columns, rows, title, placement
-    )
+    return doc.make_table("targets", columns, rows, title)
 
 
 def _cells(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Cell | None]:
