@@ -129,12 +129,12 @@ def phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = 
     return [Phase(case, name, s.calls / runs, s.ns / runs, s.ns / total) for name, s in sums.items() if s.ns > 0]
 
 
-def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, float, tuple[tuple[str, float], ...]]:
-    """Return total ns, the classified share, and the largest unclassified kernels as (name, share)."""
+def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Return the classified share, and the largest unclassified kernels as (name, share)."""
     rows = device_rows(rows)
     total = float(rows["total_ns"].sum())
     if not total:
-        return 0.0, 1.0, ()
+        return 1.0, ()
     other = rows[rows["kernel_class"] == "other"].groupby("kernel")["total_ns"].sum().sort_values(ascending=False)
     largest = tuple((str(name), float(ns) / total) for name, ns in other.head(limit).items())
-    return total, 1 - float(other.sum()) / total, largest
+    return 1 - float(other.sum()) / total, largest

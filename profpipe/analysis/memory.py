@@ -9,6 +9,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings.phases import Allocation, Memory, PhaseMemory
+from profpipe.analysis.grouping import grouped
 from profpipe.results.schema import PATH_SEPARATOR
 
 _RANKED = re.compile(r"allocation:(\d+)")
@@ -19,15 +20,12 @@ def read_memory(
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
 ) -> Iterator[Memory]:
     """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
-    own: dict[str, dict[str, Mapping[str, Number]]] = {}
-    for (case, profiler, subject), found in numbers.items():
-        if profiler == "plain" and subject:
-            own.setdefault(case, {})[subject] = found
+    own = grouped((case, (subject, found)) for (case, profiler, subject), found in numbers.items()
+                  if profiler == "plain" and subject)  # fmt: skip
     for case in cases:
-        subjects = own.get(case, {})
+        subjects = dict(own.get(case, ()))
         with_peak = {name: found for name, found in subjects.items() if "peak_allocated" in found}
-        phases = tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak))
-        if phases:
+        if phases := tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak)):
             kept = {name: found["kept"].value for name, found in subjects.items() if "kept" in found}
             files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
             yield Memory(case, phases, tuple(_allocations(subjects)), files)
@@ -42,10 +40,10 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
 
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
-    start, end = (found[key].value if key in found else None for key in ("allocated_at_start", "allocated_at_end"))
+    start = found["allocated_at_start"].value if "allocated_at_start" in found else None
     points = ((match, number.value) for metric, number in found.items() if (match := _POINT.fullmatch(metric)))
     course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, found["peak_allocated"].value, end, tuple(course))
+    return PhaseMemory(name, start, found["peak_allocated"].value, tuple(course))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:

@@ -33,13 +33,11 @@ def _counters(
     case: str, kernel: str, numbers: Mapping[str, Number], totals: KernelTotals, targets: Mapping[str, float]
 ) -> Counters:
     calls, ns = totals.by_name.get(kernel, (0, 0.0))
-    kernel_class = next((known.kernel_class for known in totals.work if known.name == kernel), "")
     values = {name: (number.value, number.unit) for name, number in numbers.items() if not name.startswith(RULE)}
     # A throughput that was not measured misses no target.
     known = {name: values[metric][0] for name, metric in THROUGHPUT.items() if metric in values}
     missed = tuple(name for name, target in targets.items() if name in known and known[name] < target)
-    mean_ns = ns / calls if calls else None
-    return Counters(case, kernel, kernel_class, int(calls), mean_ns, values, _rules(numbers), missed)
+    return Counters(case, kernel, int(calls), ns / calls if calls else None, values, _rules(numbers), missed)
 
 
 def _rules(numbers: Mapping[str, Number]) -> tuple[Rule, ...]:

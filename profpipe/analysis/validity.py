@@ -148,9 +148,8 @@ def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
             inside = own[own["case"] != ""]
             # An ingested file may have no case at all.
             own = device_rows(inside if len(inside) else own)
-            total, classified, largest = unclassified(own, limit=5)
             kind = str(own["kind"].iloc[0])
-            found.append(Coverage(str(workload), profiler, kind, total, classified, largest, minimum))
+            found.append(Coverage(str(workload), profiler, kind, *unclassified(own, limit=5), minimum))
     return tuple(found)
 
 

@@ -17,7 +17,6 @@ class KernelRow:
     calls: float
     ns: float
     share: float
-    phase: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class Counters:
 
     case: str
     kernel: str
-    kernel_class: str
     calls: int
     mean_ns: float | None
     values: Mapping[str, tuple[float, str]]

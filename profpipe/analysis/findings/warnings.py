@@ -60,7 +60,6 @@ class Coverage:
     workload: str
     profiler: str
     kind: str
-    total_ns: float
     classified: float
     largest: tuple[tuple[str, float], ...] = ()
     minimum: float | None = None
