@@ -139,7 +139,10 @@ def _workload(
         id: kernel_breakdown.phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None)
         for id, count, _ in divided
     }
-    highest_clock = _highest_clock(run, name)
+    # The maximum SM clock of the GPUs that the workload's jobs ran on, where they share it.
+    devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
+    clocks = {gpu.max_sm_clock_hz for gpu in run.machine.gpus or () if not devices or gpu.name in devices}
+    highest_clock = clocks.pop() if len(clocks) == 1 else None
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
         profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
@@ -152,7 +155,6 @@ def _workload(
     return WorkloadFindings(
         name=name,
         fixed=layout.fixed,
-        varying=layout.varying,
         compare=layout.compare,
         baseline=layout.baseline,
         basis=basis,
@@ -221,13 +223,6 @@ def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int
     """Count kernel launches by the columns ``by``; copies and sets are none."""
     launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
     return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
-
-
-def _highest_clock(run: Manifest, workload: str) -> float | None:
-    """Return the maximum SM clock in Hz of the GPUs that the workload's jobs ran on; None where these differ."""
-    names = {entry.device for job in run.jobs_of(workload) for entry in job.devices}
-    clocks = {gpu.max_sm_clock_hz for gpu in run.machine.gpus or () if not names or gpu.name in names}
-    return clocks.pop() if len(clocks) == 1 else None
 
 
 def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[Counters]) -> Limit:

@@ -11,8 +11,7 @@ from profpipe.analysis import ranks
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.ranks import RankResult
-from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown
+from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown, RankResult
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, Key

@@ -14,7 +14,6 @@ from typing import Any
 from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
 from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
-from profpipe.analysis.findings.ranks import RankResult
 from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.studies import Study
 from profpipe.analysis.findings.targets import TargetFindings
@@ -355,10 +354,6 @@ class Shape:
         return found if len(found) < len(known) else ()
 
     @property
-    def verdict(self) -> WinVerdict | None:
-        return self.win.verdict if self.win else None
-
-    @property
     def baseline(self) -> CaseResult | None:
         return next((point for point in self.cases if point.is_baseline), None)
 
@@ -388,6 +383,20 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class RankResult:
+    """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
+
+    ``numbers`` are by metric, in ns, bytes and %: time, memory and errors without a profiler, and the communication
+    and its overlap with computation under ``profiler``.
+    """
+
+    case: str
+    name: str
+    numbers: Mapping[str, float]
+    profiler: str = ""
+
+
+@dataclass(frozen=True)
 class Span:
     """The time that was recorded of a program without steps, in seconds from its start."""
 
@@ -400,9 +409,8 @@ class WorkloadFindings:
     """The findings of one workload or one ingested file."""
 
     name: str
-    #: Parameters with one value, and those whose values differ between cases.
+    #: Parameters with one value.
     fixed: Axes
-    varying: tuple[str, ...]
     compare: str | None
     baseline: Mapping[str, Any]
     basis: Basis | None

@@ -277,7 +277,7 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
 
 def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
     """Return the shapes with ``verdict`` by their best variant, the most frequent variant first."""
-    found = grouped((shape.win.best.variant, shape) for shape in shapes if shape.win and shape.verdict == verdict)
+    found = grouped((shape.win.best.variant, shape) for shape in shapes if shape.win and shape.win.verdict == verdict)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
