@@ -94,7 +94,7 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
     for rank in numbers.get(_CAPTURED[0], {}):
         found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
-        yield Recording(case, profiler, rank.removeprefix(RANK_PREFIX), StepParts(parts))
+        yield Recording(case, rank.removeprefix(RANK_PREFIX), StepParts(parts))
 
 
 def _with_parts(steps: pd.DataFrame) -> str:
@@ -117,9 +117,10 @@ class _Case:
 
     def read(self) -> CaseSteps | None:
         """Return the steps; None where only work between steps is known."""
-        names = [self.profiler, "plain", *PREFERENCE]
+        # The times without a profiler come first.
+        every, times = ("plain", *PREFERENCE), self.index.step_times
         seen = set(self.steps.loc[self.steps["state"] != StepState.OTHER.value, "profiler"])
-        profiler = next((name for name in names if name in seen), None)
+        profiler = next((name for name in (self.profiler, *every) if name in seen), None)
         if profiler is None:
             return None
         own = self.steps[self.steps["profiler"] == profiler]
@@ -128,11 +129,12 @@ class _Case:
         steady = own[own["state"] == StepState.STEADY.value]
         numbers = self.index.step_numbers.get((self.id, profiler), {})
         by_rank = own.groupby("rank")["state"].value_counts().unstack(fill_value=0)
+        spreads = {name: _of_case(self.index.step_numbers.get((self.id, name), {}), "step_spread") for name in every}
         return CaseSteps(
             case=self.id,
             profiler=profiler,
             rule=StepRule(own["rule"].iloc[0]),
-            times=self._times(),
+            times={name: times[self.id, name].time for name in every if (self.id, name) in times},
             counts={
                 state: (int(by_rank[state.value].min()), int(by_rank[state.value].max()))
                 for state in StepState
@@ -141,24 +143,13 @@ class _Case:
             steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
             coverage=None if (percent := _of_case(numbers, "step_coverage")) is None else percent / 100,
             pattern_count=None if (count := _of_case(numbers, "step_count_by_pattern")) is None else round(count),
-            uneven=dict(self._uneven()),
+            uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
             ranks=tuple(self._ranks(profiler, steady, numbers.get("step_time", {}))),
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
         )
-
-    def _times(self) -> dict[str, Measure]:
-        """Return the times by profiler, that without a profiler first."""
-        times = self.index.step_times
-        return {name: times[self.id, name].time for name in ("plain", *PREFERENCE) if (self.id, name) in times}
-
-    def _uneven(self) -> Iterator[tuple[str, float]]:
-        for profiler in ("plain", *PREFERENCE):
-            spread = _of_case(self.index.step_numbers.get((self.id, profiler), {}), "step_spread")
-            if spread is not None and spread > UNEVEN_STEPS:
-                yield profiler, spread / 100
 
     def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
         """Return the mean over ranks of the means over their steady steps."""
@@ -190,10 +181,9 @@ class _Case:
         parts, nodes = _parts_by_rank(steady), self.nodes.get((self.id, profiler), {})
         for rank in sorted({int(rank) for rank in steady["rank"]}):
             own = steady[steady["rank"] == rank]
-            device, name = own["device"].iloc[0], f"{RANK_PREFIX}{rank}"
+            name = f"{RANK_PREFIX}{rank}"
             yield RankSteps(
                 rank=rank,
-                device=None if pd.isna(device) else int(device),
                 time=times[name].time if name in times else Measure(float(own["wall_ns"].median()), len(own)),
                 parts=parts.get(rank),
                 peak_memory=self._peak_memory(rank),

@@ -117,7 +117,6 @@ class RankSteps:
     """The steady steps of one rank: their median time, the mean of their parts, and its peak memory in bytes."""
 
     rank: int
-    device: int | None
     time: Measure
     parts: StepParts | None = None
     peak_memory: float | None = None
@@ -231,7 +230,6 @@ class Recording:
     """A whole recording of a case in which no step was found, on one rank, from its first operation to its last."""
 
     case: str
-    profiler: str
     rank: str
     parts: StepParts
 
