@@ -13,6 +13,7 @@ import pandas as pd
 from profpipe.analysis import kernel_totals
 from profpipe.analysis.cases import Layout
 from profpipe.analysis.findings.workloads import Basis, KernelBreakdown, Measure
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import break_down
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
 from profpipe.results import schema
@@ -183,11 +184,9 @@ class CaseIndex:
     @functools.cached_property
     def recorders(self) -> Mapping[str, Set[str]]:
         """The profilers that recorded a metric of a case, by metric."""
-        found: dict[str, set[str]] = {}
-        for (_, profiler, subject), own in self.numbers.items():
-            for metric in own if not subject else ():
-                found.setdefault(metric, set()).add(profiler)
-        return found
+        of_cases = ((profiler, own) for (_, profiler, subject), own in self.numbers.items() if not subject)
+        found = grouped((metric, profiler) for profiler, own in of_cases for metric in own)
+        return {metric: set(profilers) for metric, profilers in found.items()}
 
     def iterations(self, case: str, profiler: str) -> int:
         """Return the iterations of a case that a profiler recorded; 0 where they are not known."""

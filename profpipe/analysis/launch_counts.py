@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.case_index import WorkloadData
 from profpipe.analysis.findings.warnings import LaunchCounts
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import Key, rows
 
@@ -31,11 +32,9 @@ def _counts(data: WorkloadData) -> dict[Key, _Counts]:
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
     sums = table[table["kind"] == "kernel"].groupby(key, sort=False)["calls"].sum().reset_index()
-    found: dict[Key, dict[str, int]] = {}
-    for case, profiler, kernel, calls in rows(sums, *key, "calls"):
-        found.setdefault((case, profiler), {})[kernel] = int(calls)
+    found = grouped((tuple(pair), (kernel, int(calls))) for *pair, kernel, calls in rows(sums, *key, "calls"))
     graphs = set(rows(table[table["kind"] == "graph"], "case", "profiler"))
-    return {pair: own for pair, own in found.items() if pair not in graphs}
+    return {pair: dict(own) for pair, own in found.items() if pair not in graphs}
 
 
 def _compare_pair(

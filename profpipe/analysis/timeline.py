@@ -52,13 +52,13 @@ def find_timelines(
     cases = sorted(recorded["case"].unique(), key=lambda case: rank.get(case, len(rank)))[:MOST_TIMELINES]
     known = {case: set(own["profiler"]) for case, own in recorded.groupby("case", sort=False)}
     chosen = {case: next((name for name in PREFERENCE if name in known[case]), min(known[case])) for case in cases}
-    by_case: dict[str, list[_Row]] = {case: [] for case in cases}
-    for row in _records(timeline[timeline["case"].isin(cases)]):
-        if row["profiler"] == chosen[row["case"]]:
-            by_case[row["case"]].append(row)
-    whole = _whole_steps(steps[steps["case"].isin(cases)])
+    every = _records(timeline[timeline["case"].isin(cases)])
+    by_case = grouped((row["case"], row) for row in every if row["profiler"] == chosen[row["case"]])
+    # The time of each step, by the place of its rows.
+    own = steps.loc[steps["case"].isin(cases) & (steps["state"] != StepState.OTHER.value), [*_PLACE, "wall_ns"]]
+    whole = {_place(row): float(row["wall_ns"]) for row in _records(own) if row["wall_ns"] is not None}
     most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
-    found = (_of_case(case, chosen[case], rows, whole) for case, rows in by_case.items())
+    found = (_of_case(case, chosen[case], by_case[case], whole) for case in cases)
     return tuple(_merged(each, most) for each in found if each is not None)
 
 
@@ -73,12 +73,6 @@ def _values(column: pd.Series[Any]) -> list[Any]:
     if not missing.any():
         return column.tolist()
     return [None if is_missing else value for value, is_missing in zip(column.tolist(), missing.tolist(), strict=True)]
-
-
-def _whole_steps(steps: pd.DataFrame) -> dict[tuple[Any, ...], float]:
-    """Return the time of each step, by the place of its rows."""
-    rows = _records(steps.loc[steps["state"] != StepState.OTHER.value, [*_PLACE, "wall_ns"]])
-    return {_place(row): float(row["wall_ns"]) for row in rows if row["wall_ns"] is not None}
 
 
 def _place(row: _Row) -> tuple[Any, ...]:

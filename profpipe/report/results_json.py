@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Measure, WorkloadFindings
+from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_totals import rows
 from profpipe.measure.tolerance import worst
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -55,11 +57,11 @@ def _finite(value: Any) -> Any:
 def _statuses(tables: Tables, workload: str) -> dict[str, dict[str, dict[str, str]]]:
     """Return the status of each case by profiler, with the reason where there is one."""
     own = tables.cases[tables.cases["workload"] == workload]
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    rows = own[["case", "profiler", "status", "reason"]].itertuples(index=False, name=None)
-    for case, profiler, status, reason in rows:
-        found.setdefault(case, {})[profiler] = {"status": status, **({"reason": reason} if reason else {})}
-    return found
+    ended = grouped(
+        (case, (profiler, {"status": status, **({"reason": reason} if reason else {})}))
+        for case, profiler, status, reason in rows(own, "case", "profiler", "status", "reason")
+    )
+    return {case: dict(by_profiler) for case, by_profiler in ended.items()}
 
 
 def _case(
