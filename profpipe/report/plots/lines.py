@@ -8,7 +8,7 @@ from typing import Any
 
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.plots.style import COLOURS, GREY, INK, MARKERS, RC, STROKES, figure_of, head, spread
+from profpipe.report.plots.style import COLOURS, DPI, GREY, INK, MARKERS, RC, STROKES, spread
 from profpipe.report.units import Unit, number
 
 #: From this share of a panel's width on a line ends at its right.
@@ -27,6 +27,8 @@ Style = Mapping[str, Any]
 def figure(chart: doc.Chart) -> Any:
     """Return the figure of a chart: panels with common scales."""
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     panels, styles = _with_limits(chart), _styles(chart)
     columns = _columns(panels)
@@ -40,7 +42,9 @@ def figure(chart: doc.Chart) -> Any:
     width = _LEFT + columns * _WIDTHS[columns] + (columns - 1) * _APART + right
     total = above + len(rows) * height + (len(rows) - 1) * _BETWEEN + _BELOW
     with matplotlib.rc_context(RC):
-        made = figure_of(width, total)
+        # Without pyplot's global state, which needs no display.
+        made = Figure(figsize=(width, total), dpi=DPI)
+        FigureCanvasAgg(made)
         grid = made.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
         made.subplots_adjust(
             left=_LEFT / width, right=1 - right / width, top=1 - above / total, bottom=_BELOW / total,
@@ -51,7 +55,8 @@ def figure(chart: doc.Chart) -> Any:
             axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
         _label_columns(grid, len(panels), chart.x.title)
         unit = f", {chart.y.unit.name}" if chart.y.unit and chart.y.unit.name else ""
-        head(made, chart.title + unit, chart.subtitle)
+        made.text(0.02, 1 - 0.1 / total, chart.title + unit, fontsize=11, fontweight="bold", color=INK, va="top")
+        made.text(0.02, 1 - 0.32 / total, chart.subtitle, fontsize=8.5, color=GREY, va="top")
         for axes, row in zip(grid, rows, strict=True):
             _label_lines(axes[len(row) - 1], row, styles, size)
     return made

@@ -49,22 +49,6 @@ DPI = 150
 PALETTE_COLOURS = 128
 
 
-def figure_of(width: float, height: float) -> Any:
-    """Return a figure without pyplot's global state, which needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def head(figure: Any, title: str, below: str) -> None:
-    height = figure.get_figheight()
-    figure.text(0.02, 1 - 0.1 / height, title, fontsize=11, fontweight="bold", color=INK, va="top")
-    figure.text(0.02, 1 - 0.32 / height, below, fontsize=8.5, color=GREY, va="top")
-
-
 def rasterise(figure: Any) -> Image.Image:
     """Return the picture of a figure."""
     import matplotlib
