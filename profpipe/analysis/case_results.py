@@ -53,7 +53,11 @@ def case_results(
         beside = {
             case for job in run.jobs_of(data.name) if job.lane and job.profiler == basis.profiler for case in job.cases
         }
-        cases |= {id: _sharing_host(cases[id]) for id in beside & cases.keys()}
+        # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was
+        # timed. Programs are timed as a whole, by the step or the process.
+        for case in (cases[id] for id in beside & cases.keys()):
+            if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
+                cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
         overheads = roofline.overheads(data.recorded.numbers)
         slowed = {o.case for o in overheads if o.profiler == basis.profiler and o.is_large}
@@ -122,15 +126,6 @@ def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) ->
     if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
         return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
     return case
-
-
-def _sharing_host(case: CaseResult) -> CaseResult:
-    """Return a case that ran beside others: its time has a flag where the host sets that time.
-
-    Only on a GPU the launch was timed. Programs are timed as a whole, by the step or the process.
-    """
-    is_limited = {Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values
-    return replace(case, marks=(*case.marks, Flag.SHARED_HOST)) if case.time and is_limited else case
 
 
 def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], basis: Basis) -> Measure | None:

@@ -170,9 +170,12 @@ def judge(
     limit, logs_a, logs_b = math.log1p(floor), a.logs, b.logs
     shift, p = rank_sum.shift(logs_a, logs_b), rank_sum.two_sided_p(logs_a, logs_b)
     least = min(abs(shift), abs(math.log(b.median_ns / a.median_ns)))
-    hindrance = _hindrance(a, b, imbalance, noise)
-    verdict = Verdict.INCONCLUSIVE
+    verdict, hindrance = Verdict.INCONCLUSIVE, None
     margin = _run_margin(a, b, imbalance, noise, ALPHA / 2)
+    if margin == math.inf:
+        hindrance = Hindrance.NOT_INTERLEAVED if abs(imbalance) > MOST_IMBALANCE else Hindrance.ONE_RUN_A_SIDE
+    elif rank_sum.smallest_two_sided_p(len(logs_a), len(logs_b)) > ALPHA:
+        hindrance = Hindrance.TOO_FEW_PROCESSES
     if hindrance is None and p <= ALPHA and least > limit and abs(shift) > margin:
         verdict = Verdict.FASTER if shift < 0 else Verdict.SLOWER
     elif _is_same(a, b, imbalance, noise, limit):
@@ -185,14 +188,6 @@ def judge(
         p=p, floor=floor, hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
         p_slower=None if gate is None else _p_slower(a, b, imbalance, noise, math.log1p(gate / 100)),
     )  # fmt: skip
-
-
-def _hindrance(a: Side, b: Side, imbalance: float, noise: Noise) -> Hindrance | None:
-    if _run_margin(a, b, imbalance, noise, ALPHA / 2) == math.inf:
-        return Hindrance.NOT_INTERLEAVED if abs(imbalance) > MOST_IMBALANCE else Hindrance.ONE_RUN_A_SIDE
-    if rank_sum.smallest_two_sided_p(len(a.logs), len(b.logs)) > ALPHA:
-        return Hindrance.TOO_FEW_PROCESSES
-    return None
 
 
 def _run_margin(a: Side, b: Side, imbalance: float, noise: Noise, tail: float) -> float:

@@ -208,11 +208,10 @@ def compare_cases(
             changed.append(_changed_case(name, params[0], other))
         else:
             changes.append(judge(name, key, before, after))
-    gpus = (_differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))
+    names = ((_gpu_names(x), _gpu_names(y)) for (_, x), (_, y) in itertools.product(a, b))
+    gpus = next((pair for pair in names if all(pair) and pair[0] != pair[1]), None)
     is_unfinished = any(run.is_run and not run.ended for _, run in b)
-    return Comparison(
-        tuple(changes), lost, tuple(absent), tuple(changed), next(filter(None, gpus), None), is_unfinished
-    )
+    return Comparison(tuple(changes), lost, tuple(absent), tuple(changed), gpus, is_unfinished)
 
 
 def where_inaccurate(before: Iterable[TimedCase], after: Iterable[TimedCase]) -> tuple[str, ...]:
@@ -329,12 +328,6 @@ def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
 
 
-def _differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
-    """Return the GPUs of two runs where both are known and they differ."""
-    names = _gpu_names(a), _gpu_names(b)
-    return names if all(names) and names[0] != names[1] else None
-
-
 def are_devices_different(key: tuple[str, str], runs: Iterable[Manifest]) -> bool:
     """Return True if a case, given by workload and id, ran on other devices in some of the runs than in others.
 
@@ -342,14 +335,10 @@ def are_devices_different(key: tuple[str, str], runs: Iterable[Manifest]) -> boo
     recorded the device of the case, as for a program without torch, the GPUs of the machines count.
     """
     runs = list(runs)
-    recorded = {_devices_of(key, run) for run in runs} - {frozenset()}
+    jobs = [[job for job in run.jobs_of(key[0]) if job.profiler == "plain" and key[1] in job.cases] for run in runs]
+    recorded = {frozenset(device.device for job in own for device in job.devices) for own in jobs} - {frozenset()}
     used = recorded or {frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs} - {frozenset()}
     return len(used) > 1
-
-
-def _devices_of(key: tuple[str, str], run: Manifest) -> frozenset[str]:
-    jobs = (job for job in run.jobs_of(key[0]) if job.profiler == "plain" and key[1] in job.cases)
-    return frozenset(device.device for job in jobs for device in job.devices)
 
 
 def _gpu_names(manifest: Manifest) -> str:

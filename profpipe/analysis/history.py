@@ -137,18 +137,13 @@ def _pipeline(
         driver = rows[-1].get("driver") or ""
         model = known.setdefault((device, driver), find_noise(name, device, driver))
         noise = model.get((workload, str(rows[-1].get("case_id", case))), Noise())
-        courses.append(_course(workload, case, device, rows, noise))
+        logs = [math.log(row["value"]) for row in rows]
+        sigma, sources = _sigma(logs, noise)
+        found = [] if sigma is None else change_points.find(logs, sigma, math.log1p(LEAST_FLOOR))
+        band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
+        points = _points(rows, found, band)
+        courses.append(Course(workload, case, device, points, band, sources, tuple(_changes(points, found))))
     return PipelineHistory(name, tuple(own), tuple(courses))
-
-
-def _course(workload: str, case: str, device: str, rows: Sequence[Mapping[str, Any]], noise: Noise) -> Course:
-    logs = [math.log(row["value"]) for row in rows]
-    sigma, sources = _sigma(logs, noise)
-    found = [] if sigma is None else change_points.find(logs, sigma, math.log1p(LEAST_FLOOR))
-    band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
-    points = _points(rows, found, band)
-    changes = tuple(_changes(points, found))
-    return Course(workload, case, device, points, band, sources, changes)
 
 
 def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[Source, int]]:

@@ -32,11 +32,11 @@ def text(found: Compared) -> str:
     """Return one line for each case, what hinders a verdict, and one line for each difference between the runs."""
     if isinstance(found, GroupComparison):
         lines = [f"A: {plural(found.runs[0], 'run')}, B: {plural(found.runs[1], 'run')}"]
-        lines += _group_table(found.changes) or ["No case has a time in both groups."]
+        lines += _group_table(found.changes) if found.changes else ["No case has a time in both groups."]
         lines += [*missing(found), *hindrances(found)]
     else:
         same = "is the same" if found.changed_params else "has a time"
-        lines = _run_table(found.changes) or [f"No case {same} in both runs."]
+        lines = _run_table(found.changes) if found.changes else [f"No case {same} in both runs."]
         lines += missing(found)
         if any(change.is_beyond_noise is None for change in found.changes):
             lines.append(
@@ -66,8 +66,6 @@ def differences(found: Compared) -> Iterator[str]:
 
 
 def _group_table(changes: Sequence[GroupChange]) -> list[str]:
-    if not changes:
-        return []
     unit = time_unit([time for change in changes for time in (change.a.median_ns, change.b.median_ns)])
     rows = [tuple(f"{name} {unit.name}" if name in ("A", "B") else name for name in _COLUMNS)]
     for change in changes:
@@ -83,8 +81,6 @@ def _group_table(changes: Sequence[GroupChange]) -> list[str]:
 
 
 def _run_table(changes: Sequence[Change]) -> list[str]:
-    if not changes:
-        return []
     width = column_width(change.name for change in changes)
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
     lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]

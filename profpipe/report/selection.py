@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
@@ -95,15 +94,6 @@ def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> d
 def column(others: Axes) -> str:
     """Return ``fwd, fp16, not causal``: a combination as the head of a column."""
     return ", ".join(in_words(((a, v),)) if isinstance(v, bool) or is_number(v) else shown(v) for a, v in others)
-
-
-def by_group(workload: WorkloadFindings, axis: str, chosen: Sequence[Axes]) -> dict[Axes, dict[Any, Shape]]:
-    """Return the shapes of each group by their value on ``axis``."""
-    found: dict[Axes, dict[Any, Shape]] = {others: {} for others in chosen}
-    for shape in workload.shapes:
-        if (others := without(shape.axes, axis)) in found:
-            found[others][dict(shape.axes)[axis]] = shape
-    return found
 
 
 def main_cases(workload: WorkloadFindings) -> tuple[list[CaseResult], list[CaseResult]]:

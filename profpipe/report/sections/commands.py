@@ -7,23 +7,18 @@ from collections.abc import Iterable, Iterator
 
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
-from profpipe.report.document import Code, CodeBlock, Details, Paragraph, Section
+from profpipe.report.document import Block, Code, CodeBlock, Details, Paragraph, Section
 from profpipe.results.manifest import JobEntry, Manifest
 
 
 def commands(run: Manifest) -> Section:
     """Return the command of the run, and the commands that each job started."""
-    command = shlex.join(run.command)
-    code = (CodeBlock(command),) if command else ()
-    return Section("commands", "How to repeat it", (*code, *_pipeline_file(run), *jobs(run.jobs)))
-
-
-def _pipeline_file(run: Manifest) -> Iterator[Paragraph]:
-    """Yield a paragraph for a program from the command line, whose pipeline file is in the run's folder."""
+    blocks: list[Block] = [CodeBlock(shlex.join(run.command))] if run.command else []
+    # The pipeline file of a program from the command line is in the run's folder.
     if "--" in run.command:
-        file = Code("pipeline.yaml")
         how = (": its first line is the command.",) if run.ab else (": ", Code("profpipe run pipeline.yaml"), ".")
-        yield Paragraph((file, " in the folder of this run repeats it", *how))
+        blocks.append(Paragraph((Code("pipeline.yaml"), " in the folder of this run repeats it", *how)))
+    return Section("commands", "How to repeat it", (*blocks, *jobs(run.jobs)))
 
 
 def jobs(entries: Iterable[JobEntry]) -> Iterator[Details]:

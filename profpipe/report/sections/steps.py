@@ -182,7 +182,7 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
     others = [sum(ns for name, ns in parts.classes.items() if name not in names) for parts in every]
     if any(others) and names:
         yield "compute: other kernels", others
-    for part in (StepPart.COMMUNICATION, StepPart.COPY):
+    for part in _EXPOSED_MEANS:
         if any(of(part)):
             yield doc.Strong(PART_NAMES[part]), of(part)
     yield doc.Strong("idle"), [parts.idle_ns for parts in every]
@@ -262,7 +262,7 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
         return ""
-    shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED)]
+    shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED_MEANS)]
     shares.append(("idle", parts.idle_ns))
     named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
@@ -276,9 +276,6 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     return fill(
         f"{{}} is {{}}{idle}{'. Upper bounds of a speed-up: ' if largest else ''}{{}}.", whose, doc.join(named), most
     )
-
-
-_EXPOSED = (StepPart.COMMUNICATION, StepPart.COPY)
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profpipe.analysis.cases import in_words, is_number, running_axis, shown
+from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
 from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc, selection
@@ -183,7 +183,8 @@ def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
     axis = running_axis(shape.axes for shape in workload.shapes)
     if axis is None or len(workload.shapes) <= selection.SHAPES:
         return None
-    groups = selection.by_group(workload, axis, selection.groups(workload, axis))
+    by_group = grouped((without(shape.axes, axis), (dict(shape.axes)[axis], shape)) for shape in workload.shapes)
+    groups = {others: dict(by_group[others]) for others in selection.groups(workload, axis)}
     if len(groups) < 2:
         return None
     values = sorted({value for own in groups.values() for value in own if is_number(value)})
