@@ -68,11 +68,6 @@ class Side:
         return [math.log(time) for time in itertools.chain.from_iterable(self.runs)]
 
     @property
-    def run_logs(self) -> list[float]:
-        """The log of the median of each run."""
-        return [math.log(statistics.median(run)) for run in self.runs]
-
-    @property
     def median_ns(self) -> float:
         return statistics.median(itertools.chain.from_iterable(self.runs))
 
@@ -115,11 +110,6 @@ class GroupComparison(Comparison[GroupChange]):
     runs: tuple[int, int] = (0, 0)
     imbalance: float = 0.0
 
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether all runs of one side came before all runs of the other."""
-        return abs(self.imbalance) == 1
-
 
 def compare_groups(
     a: Sequence[Run], b: Sequence[Run], noise: Model = MappingProxyType({}), gate: float | None = None
@@ -130,7 +120,9 @@ def compare_groups(
     percentage.
     """
     manifests_a, manifests_b = ([run for _, run in runs] for runs in (a, b))
-    imbalance = _imbalance([run.started for run in manifests_a], [run.started for run in manifests_b])
+    starts = [(after.started, before.started) for before, after in itertools.product(manifests_a, manifests_b)]
+    # The share of pairs of runs in which B is later, less the others.
+    imbalance = sum((after > before) - (after < before) for after, before in starts) / len(starts)
     processes_a, processes_b = ([_times(data) for data, _ in runs] for runs in (a, b))
 
     def judge_case(name: str, key: Key, before: Sequence[TimedCase], after: Sequence[TimedCase]) -> GroupChange:
@@ -146,14 +138,8 @@ def compare_groups(
 
 def _times(data: Tables) -> Mapping[Key, tuple[float, ...]]:
     """Return the times of the processes of each case; of a case that one process measured, its time."""
-    single = {key: (case.median_ns,) for key, case in timed_cases(data).items()}
+    single = {key: (case.time.ns,) for key, case in timed_cases(data).items()}
     return single | {key: tuple(times) for key, times in plain_processes(data).items()}
-
-
-def _imbalance(a: Sequence[str], b: Sequence[str]) -> float:
-    """Return how much later the runs of B started: the share of pairs of runs in which B is later, less the others."""
-    pairs = list(itertools.product(a, b))
-    return sum((after > before) - (after < before) for before, after in pairs) / len(pairs)
 
 
 def judge(
@@ -203,7 +189,7 @@ def _run_margin(a: Side, b: Side, imbalance: float, noise: Noise, tail: float) -
         return student_t.quantile(1 - tail, known.degrees) * math.log1p(known.spread) if known else math.inf
     if all(len(run) == 1 for run in (*a.runs, *b.runs)):
         return 0.0
-    own = [side.run_logs for side in (a, b) if len(side.runs) > 1]
+    own = [[math.log(statistics.median(run)) for run in side.runs] for side in (a, b) if len(side.runs) > 1]
     samples = [(statistics.variance(logs), len(logs) - 1.0) for logs in own]
     if noise.between:
         # Its spread is that of a difference of two runs.

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pandas as pd
 
+from profpipe.analysis.findings.steps import Measure
 from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.student_t import quantile
 from profpipe.analysis.verdict import LEAST_FLOOR, Gate
@@ -175,8 +176,9 @@ def compare_runs(
         is_one_device = not are_devices_different(key, [manifest_a, manifest_b])
         known = noise.get(key, Noise()) if is_one_device else Noise()
         limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
-        times, overlaps = (before[0].median_ns, after[0].median_ns), before[0].overlaps(after[0])
-        return Change(name, *times, overlaps, where_inaccurate(before, after), limit, known.between is not None)
+        a_time, b_time, inaccurate = before[0].time, after[0].time, where_inaccurate(before, after)
+        overlaps = a_time.overlaps(b_time)
+        return Change(name, a_time.ns, b_time.ns, overlaps, inaccurate, limit, known.between is not None)
 
     return compare_cases([(a, manifest_a)], [(b, manifest_b)], judge)
 
@@ -253,17 +255,11 @@ _WITHIN: Final = 0.995
 
 @dataclass(frozen=True)
 class TimedCase:
-    """The median time in ns without a profiler and its confidence interval, which may be missing."""
+    """The median time without a profiler. Where its interval is missing its ends are NaN, with which none overlaps."""
 
-    median_ns: float
-    ci_low: float
-    ci_high: float
+    time: Measure
     params: Mapping[str, Any]
     is_inaccurate: bool
-
-    def overlaps(self, after: TimedCase) -> bool:
-        """Return True if both intervals are known and overlap: no comparison with NaN holds."""
-        return self.ci_low <= after.ci_high and after.ci_low <= self.ci_high
 
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -304,7 +300,7 @@ def timed_cases(data: Tables) -> dict[Key, TimedCase]:
     failed = failed_cases(data)
     numbers = times[["value", "ci_low", "ci_high"]].astype(float).to_numpy().tolist()
     return {
-        key: TimedCase(median, low, high, params.get(key, {}), key in inaccurate)
+        key: TimedCase(Measure(median, None, low, high), params.get(key, {}), key in inaccurate)
         for key, (median, low, high) in zip(_keys(times), numbers, strict=True)
         if key not in failed and not math.isnan(median)
     }

@@ -98,7 +98,7 @@ def hindrances(found: GroupComparison) -> Iterator[str]:
     hindrances = {change.hindrance for change in found.changes}
     if Hindrance.NOT_INTERLEAVED in hindrances:
         first, other = ("A", "B") if found.imbalance > 0 else ("B", "A")
-        which = "All" if found.is_in_blocks else "Most"
+        which = "All" if abs(found.imbalance) == 1 else "Most"
         yield (
             f"{which} runs of {first} came before those of {other}. A drift of the machine then looks like a"
             " difference, so no case gets a verdict. Let the runs of A and B take turns, or use `profpipe ab`."
