@@ -195,11 +195,6 @@ def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return True if two values are written the same; one may come from a case's name."""
-    return shown(one) == shown(other)
-
-
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

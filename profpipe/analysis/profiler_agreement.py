@@ -212,15 +212,12 @@ class _ReferenceCase:
 _Reasons = tuple[Reason, ...]
 
 
-#: A row of a table of causes: the cause, whether it holds, and its numbers.
-_Row = tuple[Cause, bool, Mapping[str, "float | str"]]
-
-
 def _reason(cause: Cause, **numbers: float | str) -> _Reasons:
     return (Reason(cause, numbers),)
 
 
-def _holding(*causes: _Row) -> _Reasons:
+def _holding(*causes: tuple[Cause, bool, Mapping[str, float | str]]) -> _Reasons:
+    """Return the causes that hold: each stands with whether it does, and its numbers."""
     return tuple(Reason(cause, numbers) for cause, holds, numbers in causes if holds)
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from profpipe.analysis import kernel_breakdown, ranks
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
-from profpipe.analysis.cases import is_number, same, shown
+from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings.studies import Cell, Grid, NoValue, Study
 from profpipe.analysis.findings.workloads import Axes, Basis, CaseResult, ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
@@ -385,7 +385,8 @@ class _Reader:
         request, known = self._request, {VALUE, PHASE, PROFILER, *self._data.layout.axes}
         for result in self._results.values():
             axes = self._axes(result)
-            if all(any(same(axes.get(axis), v) for v in values) for axis, values in request.where.items()):
+            # A value may come from a case's name.
+            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.where.items()):
                 # A metric that is an axis is missing where the case ended before it was written.
                 missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
                 shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}

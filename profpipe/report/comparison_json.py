@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,8 +28,17 @@ def document(
         {**_unknown(case.name), "differing_params": dict(case.differences), "gate": failed}
         for case in found.changed_params
     ]
+    # All keys that ``profpipe ab`` writes, of which most have no value here.
+    nothing = verdict_json.document(
+        PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
+    )
+    unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
+    warnings = {"not_compared": comparison_text.missing(found), "runs_differ": comparison_text.differences(found)}
+    if isinstance(found, GroupComparison):
+        warnings["no_verdict"] = comparison_text.hindrances(found)
     return {
-        **_empty(run, exit_code),
+        **nothing,
+        **dict.fromkeys(key for key in unknown if key in nothing),
         "kind": "compare_groups" if isinstance(found, GroupComparison) else "compare",
         "a": {"runs": list(names[0])},
         "b": {"runs": list(names[1])},
@@ -39,16 +48,8 @@ def document(
         },
         "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
         "cases": cases,
-        "warnings": list(_warnings(found)),
+        "warnings": [{"kind": kind, "text": text} for kind, texts in warnings.items() for text in texts],
     }  # fmt: skip
-
-
-def _empty(run: Manifest, exit_code: int) -> dict[str, Any]:
-    """Return the document without a case: all keys that ``profpipe ab`` writes, of which most have no value here."""
-    alone = Manifest(name=run.name, ab=PairsEntry())
-    nothing = verdict_json.document(PairFindings((), 0.0), Tables(), alone, "", exit_code)
-    unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
-    return {**nothing, **dict.fromkeys(key for key in unknown if key in nothing)}
 
 
 def _case(change: Change | GroupChange, gate: float | None) -> dict[str, Any]:
@@ -74,10 +75,3 @@ def _unknown(name: str) -> dict[str, Any]:
     nan = float("nan")
     known = verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
     return {**known, "kernels": [], "differing_params": None}
-
-
-def _warnings(found: Compared) -> Iterator[dict[str, str]]:
-    yield from ({"kind": "not_compared", "text": text} for text in comparison_text.missing(found))
-    yield from ({"kind": "runs_differ", "text": text} for text in comparison_text.differences(found))
-    if isinstance(found, GroupComparison):
-        yield from ({"kind": "no_verdict", "text": text} for text in comparison_text.hindrances(found))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.phases import Memory
-from profpipe.analysis.findings.workloads import Axes, CaseResult, WorkloadFindings
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.sections.plots import Point, line_chart
@@ -47,11 +47,8 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
     shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
     shown.sort(key=lambda pair: not pair[0].is_baseline)
 
-    def panel(case: CaseResult) -> Axes:
-        return ((compare, case.params.get(compare)),) if compare else ()
-
     points = [
-        Point(panel(case), phase.phase, doc.Mark(at / 1000, size))
+        Point(((compare, case.params.get(compare)),) if compare else (), phase.phase, doc.Mark(at / 1000, size))
         for case, record in shown
         for phase in record.phases
         for at, size in phase.course

@@ -29,13 +29,12 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         for case in workload.cases
         if not case.id and case.breakdown and case.breakdown.kind == "kernel"
     ]
-    if len(found) < 2:
-        return doc.Section("recordings", "")
     summary = (
         "The files were recorded elsewhere, by the tools and on the GPUs that they name. The shares of their kernel"
         " time can be compared; their times are of different programs and machines."
     )
-    return doc.make_section("recordings", "Recordings side by side", [_table(found), _chart(found)], summary)
+    blocks = (_table(found), _chart(found)) if len(found) > 1 else ()
+    return doc.make_section("recordings", "Recordings side by side", blocks, summary)
 
 
 def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:

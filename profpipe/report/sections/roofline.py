@@ -36,12 +36,11 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     first = table(part, largest, is_one_shape, title)
     second = table(part, others, False, "other cases" if first.rows else "")
     second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
-    if not (first.rows or second.rows):
-        return doc.Section("limits", "", workload=workload.name)
     notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
     rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
     blocks = (doc.Paragraph(_definition(workload)), first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
-    return doc.make_section("limits", "What limits it", blocks, workload=workload.name)
+    shown = blocks if first.rows or second.rows else ()
+    return doc.make_section("limits", "What limits it", shown, workload=workload.name)
 
 
 def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
