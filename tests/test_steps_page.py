@@ -47,7 +47,7 @@ from profpipe.cli import main
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
 from profpipe.report.plots import matplotlib_charts
-from profpipe.report.sections import headline, kernel_share, recording, step_list, step_times, steps, warnings
+from profpipe.report.sections import headline, kernel_share, recording, step_times, steps, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import StepState, Tables
 
@@ -292,7 +292,7 @@ def test_an_outlier_is_listed_with_what_is_in_it() -> None:
     (outlier,) = steps_of(workload, "compile=false").outliers
     assert (outlier.step, outlier.causes) == (21, (OutlierCause.IDLE_LAUNCH,))
     assert outlier.wall_ns - outlier.median_ns == 2e8
-    sentences = texts(step_list.outliers(workload))
+    sentences = texts(step_times.outliers(workload))
     why = "200.0 ms more idle time because the host launched late."
     assert f"`compile=false`: step 21 took 233.2 ms, the median 33.2 ms: {why}" in sentences
 
@@ -310,7 +310,7 @@ def test_each_profiler_stands_beside_the_time_without_one() -> None:
 
 
 def test_every_step_is_listed_with_its_state_on_the_second_page() -> None:
-    section = step_list.every_step(only(two_ranks()))
+    section = step_times.every_step(only(two_ranks()))
     (table,) = tables_of(section).values()
     assert table.placement is doc.Placement.DETAILS and len(table.rows) == 48
     states = [doc.plain(row[2].text) for row in table.rows[:24]]

@@ -38,7 +38,6 @@ from profpipe.report.sections import (
     recording,
     recordings,
     roofline,
-    step_list,
     step_times,
     steps,
     studies,
@@ -143,7 +142,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield explorer.explorer(workload)
     yield explorer.roofline(workload)
     yield step_times.ranks(workload)
-    yield step_list.outliers(workload)
+    yield step_times.outliers(workload)
     yield step_times.by_profiler(workload)
     yield kernel_share.kernel_share(part)
     yield switch_cost.switch_cost(part)
@@ -159,7 +158,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield memory.memory(workload)
     yield ranks.ranks(part)
     yield kernels.kernels(part)
-    yield step_list.every_step(workload)
+    yield step_times.every_step(workload)
 
 
 def write(document: Document, folder: Path, template: Path) -> None:

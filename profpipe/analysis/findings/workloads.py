@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any
 
 from profpipe.analysis.findings.agreement import Agreement
-from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
-from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
+from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
 from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.studies import Study
 from profpipe.analysis.findings.targets import TargetFindings

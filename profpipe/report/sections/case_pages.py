@@ -29,7 +29,6 @@ from profpipe.report.sections import (
     ranks,
     recording,
     roofline,
-    step_list,
     step_times,
     steps,
 )
@@ -91,7 +90,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         agreement.agreement(alone),
         memory.memory(alone),
         ranks.ranks(alone),
-        step_list.outliers(alone),
+        step_times.outliers(alone),
         _repeat(workload, case, run, raw),
     )
     title = case_text(case) if case.id else workload.name
