@@ -82,11 +82,6 @@ class Layout:
         axes = dict.fromkeys([*(axis for axis in self.varying if axis not in self.extra), *self.baseline])
         return tuple(shown(params.get(axis)) for axis in axes)
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """All parameters of all cases."""
-        return tuple(dict.fromkeys(axis for params in self.params.values() for axis in params))
-
     @functools.cached_property
     def extra(self) -> tuple[str, ...]:
         """The varying axes that only some cases have: options of what is compared, not part of a shape."""

@@ -28,7 +28,7 @@ def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, 
             is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low
             if longer.workload != shorter.workload and is_apart and longer.ns > _LEAST_RATIO * shorter.ns:
                 unlike.append(DuplicateTimes(longer, shorter))
-    return tuple(sorted(unlike, key=lambda pair: -pair.factor))
+    return tuple(sorted(unlike, key=lambda pair: -pair.longer.ns / pair.shorter.ns))
 
 
 def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:

@@ -61,7 +61,10 @@ def find_steps(
     whose name ``workload`` is.
     """
     by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
-    profiler = _with_parts(index.tables.steps)
+    # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
+    with_parts = index.tables.steps[index.tables.steps["compute_ns"].notna()]
+    counts = with_parts.groupby("profiler", sort=False)["case"].nunique()
+    profiler = max((name for name in PREFERENCE if name in counts), key=lambda name: counts[name], default="")
     nodes = {(case, job.profiler): job.rank_nodes or {} for job in run.jobs_of(workload) for case in job.cases}
     found = {case: _Case(index, case, profiler, by_case[case], nodes).read() for case in cases if case in by_case}
     items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
@@ -95,13 +98,6 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
         found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
         yield Recording(case, rank.removeprefix(RANK_PREFIX), StepParts(parts))
-
-
-def _with_parts(steps: pd.DataFrame) -> str:
-    """Return the profiler whose partition is shown: that of the most cases, of equals the most trusted."""
-    counts = steps[steps["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
-    known = [name for name in PREFERENCE if name in counts.index]
-    return max(known, key=lambda name: counts[name], default="")
 
 
 @dataclass(frozen=True)

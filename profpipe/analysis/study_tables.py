@@ -124,6 +124,9 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
     compare = next((data.layout.compare for data in workloads if data.layout.compare), None)
     breakdown = _any_breakdown(workloads, profiler)
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
+    # The flags of all cases, where several ran.
+    first = next((value.name for value in request.values if value.source is Source.CALL), None)
+    ran = [cell.flags for cell in frame.loc[frame[VALUE] == first, _CELL] if cell.flags or cell.value is not None]
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
     cases = frame.drop_duplicates(_CASE)
     compared = cases[compare] if compare in cases else [None] * len(cases)
@@ -142,7 +145,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         has_cases=not frame.empty,
         absent=absent,
         empty_phases=_empty_phases(frame, (*rows, *columns)),
-        shared_flags=_shared_flags(frame, request.values),
+        shared_flags=tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else (),
         fixed=_fixed(request, frame, (*dividing, *rows, *columns)),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         requested_units=tuple(request.entry.get("unit") or ()),
@@ -224,14 +227,6 @@ def _empty_phases(frame: pd.DataFrame, axes: Sequence[str]) -> tuple[str, ...]:
     is_filled = frame[_CELL].map(lambda cell: cell.value is not None or bool(cell.missing))
     filled = set(frame.loc[is_filled.astype(bool), PHASE])
     return tuple(phase for phase in frame[PHASE].unique() if phase and phase not in filled)
-
-
-def _shared_flags(frame: pd.DataFrame, values: Iterable[StudyValue]) -> tuple[str, ...]:
-    """Return the flags of all cases, where several ran."""
-    first = next((value.name for value in values if value.source is Source.CALL), None)
-    cells = frame.loc[frame[VALUE] == first, _CELL]
-    ran = [cell.flags for cell in cells if cell.flags or cell.value is not None]
-    return tuple(flag for flag in ran[0] if all(flag in flags for flags in ran)) if len(ran) > 1 else ()
 
 
 # --- rows and columns ------------------------------------------------------------------------------------------------
@@ -382,7 +377,7 @@ class _Reader:
 
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
-        request, known = self._request, {VALUE, PHASE, PROFILER, *self._data.layout.axes}
+        request, known = self._request, {VALUE, PHASE, PROFILER, *itertools.chain(*self._data.layout.params.values())}
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.

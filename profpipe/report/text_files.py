@@ -91,8 +91,7 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 def _baseline(workload: WorkloadFindings) -> str:
     """Return the baseline's cases; without a baseline, every case."""
-    chosen = [case for case in workload.cases if case.time and (case.is_baseline or not workload.baseline)]
-    return _cases(workload, chosen) if chosen else ""
+    return _cases(workload, [case for case in workload.cases if case.is_baseline or not workload.baseline])
 
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:

@@ -134,7 +134,3 @@ class DuplicateTimes:
 
     longer: TimedCase
     shorter: TimedCase
-
-    @property
-    def factor(self) -> float:
-        return self.longer.ns / self.shorter.ns

@@ -73,7 +73,11 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     limits = doc.join([f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items()])
     measures = {measure for case in judged for measure in case.values if measure in MEASURES}
     gradients = ", for gradients as for the output" if any(parts(measure)[1] != "out" for measure in measures) else ""
-    counted = _count_within(len(judged) - len(missed), len(judged) - len(unchecked), is_all=not unchecked)
+    within, compared = len(judged) - len(missed), len(judged) - len(unchecked)
+    of = plural(compared, "compared case" if unchecked else "case")
+    counted = f"{within} of {of} {'is' if within == 1 else 'are'} within that" if compared else "No case was compared"
+    if within == len(judged):
+        counted = "Every case is within that"
     misses = (" Not: ", *_named(outside), ".") if outside else ()
     rest = (" Not compared: ", *_named(unchecked, with_reason=False), ".") if unchecked else ()
     return ("Allowed: ", *limits, f"{gradients}. {counted}.", *misses, *rest)
@@ -82,15 +86,6 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
 def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[doc.Inline, ...]:
     reasons = (f" ({case.accuracy.why})" if with_reason and case.accuracy else "" for case in among)
     return doc.join(map(doc.concat, map(case_text, among), reasons), most=_NAMED)
-
-
-def _count_within(within: int, compared: int, is_all: bool) -> str:
-    if not compared:
-        return "No case was compared"
-    if is_all and within == compared:
-        return "Every case is within that"
-    of = plural(compared, "case" if is_all else "compared case")
-    return f"{within} of {of} {'is' if within == 1 else 'are'} within that"
 
 
 def _reference_note(workload: WorkloadFindings) -> str:

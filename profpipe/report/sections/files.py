@@ -28,8 +28,14 @@ _NAMED = 3
 
 def files(findings: Findings, run: Manifest) -> doc.Section:
     """Return what the run's files hold, and remarks on them."""
-    further = notes(findings, run, are_warnings=False)
-    remarks = (*_private_files(run), *_reused(run), *_outside_cases(findings), *further)
+    # Set-up, warm-up and the cache flush explain this kernel time.
+    setup = ": set-up, warm-up and the cache flush between samples"
+    apart = (
+        doc.concat(outside(found, findings), f"{setup if found.has_setup else ''}.")
+        for found in findings.unattributed
+        if found.has_setup or found.unexplained < LEAST_UNEXPLAINED
+    )
+    remarks = (*_private_files(run), *_reused(run), *apart, *notes(findings, run, are_warnings=False))
     return doc.make_section("files", "Files", [_table(run), doc.Bullets(remarks, doc.Placement.DETAILS)])
 
 
@@ -52,8 +58,12 @@ def _table(run: Manifest) -> doc.Table:
         total = float(sum(known))
         return doc.Cell(text=doc.Number(total, time_unit([total]))) if total else doc.Cell(0.0)
 
+    def place(group: Sequence[FileEntry]) -> doc.Text:
+        own = doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
+        return own if len(group) > 1 else doc.Code(group[0].source)
+
     columns: doc.Columns[list[FileEntry]] = [
-        (doc.label("file"), _place),
+        (doc.label("file"), place),
         (doc.label("format"), lambda group: group[0].format),
         (doc.label("tool"), lambda group: f"{group[0].tool} {group[0].tool_version}".strip()),
         (doc.Column("size", "size"), size),
@@ -75,12 +85,6 @@ def _table(run: Manifest) -> doc.Table:
 
 def _folder(file: FileEntry) -> str:
     return str(PurePosixPath(file.source).parent)
-
-
-def _place(group: Sequence[FileEntry]) -> doc.Text:
-    if len(group) == 1:
-        return doc.Code(group[0].source)
-    return doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
 
 
 _PLACEMENTS: Final = {
@@ -160,15 +164,6 @@ def _reused(run: Manifest) -> Iterator[doc.Text]:
             some = doc.concat(": ", named) if len(reused) < len(jobs) and named else ""
             which = doc.concat(doc.Code(workload), " under ", doc.Code(profiler))
             yield doc.concat("Measured by the run ", doc.Code(source), ": ", which, some, ".")
-
-
-def _outside_cases(findings: Findings) -> Iterator[doc.Text]:
-    """Yield the kernel time outside every case that set-up, warm-up and the cache flush explain."""
-    for found in findings.unattributed:
-        if found.has_setup:
-            yield doc.concat(outside(found, findings), ": set-up, warm-up and the cache flush between samples.")
-        elif found.unexplained < LEAST_UNEXPLAINED:
-            yield doc.concat(outside(found, findings), ".")
 
 
 def outside(found: Unattributed, findings: Findings) -> doc.Text:

@@ -78,7 +78,10 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences."""
     judged = [shape for shape in workload.shapes if shape.win]
     if workload.largest is None or not judged:
-        return _without_times(workload)
+        if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
+            return "Nothing was measured: every case was skipped."
+        launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
+        return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
     if not _has_comparison(workload):
         return _plain_times(workload)
     is_wall = workload.basis is not None and workload.basis.quantity == "wall"
@@ -135,14 +138,6 @@ def _has_comparison(workload: WorkloadFindings) -> bool:
 
 
 # --- nothing to compare ----------------------------------------------------------------------------------------------
-
-
-def _without_times(workload: WorkloadFindings) -> doc.Text:
-    if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
-        return "Nothing was measured: every case was skipped."
-    launches = [fill(f"{n} launches under {{}}", doc.Code(profiler)) for profiler, n in workload.launches.items() if n]
-    unknown = fill("; {}, of unknown duration", doc.join(launches)) if launches else ""
-    return fill("No case has a time{}.", unknown)
 
 
 def _plain_times(workload: WorkloadFindings) -> doc.Text:

@@ -69,7 +69,11 @@ def phase_work(workload: WorkloadFindings) -> doc.Section:
     largest, others = main_cases(workload)
     tables = [_moved(work(workload, largest), "Work by phase"), _moved(work(workload, others))]
     blocks: list[doc.Block] = [doc.Bullets(tuple(disproportions(workload))), *tables]
-    note = _work_note(workload)
+    note = "FLOPs and bytes are those that the workload declares: each operand read once, each result written once."
+    if any(phase.limited_by for phase in workload.phase_work):
+        note += " Limited by: the nearer of the two limits of the roofline."
+    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phase_work):
+        note += " Bytes above the memory's rate came from a cache."
     return doc.make_section("phase_work", "Work by phase", blocks, note, workload.name, folds_long_tables=True)
 
 
@@ -183,15 +187,6 @@ def _short_names(paths: Collection[str]) -> dict[str, str]:
     """Return each path by its last range, unless two end alike."""
     last = {path: path.split(PATH_SEPARATOR)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
-
-
-def _work_note(workload: WorkloadFindings) -> str:
-    notes = ["FLOPs and bytes are those that the workload declares: each operand read once, each result written once."]
-    if any(phase.limited_by for phase in workload.phase_work):
-        notes.append("Limited by: the nearer of the two limits of the roofline.")
-    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phase_work):
-        notes.append("Bytes above the memory's rate came from a cache.")
-    return " ".join(notes)
 
 
 def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
