@@ -166,12 +166,11 @@ def judge(
         verdict = Verdict.FASTER if shift < 0 else Verdict.SLOWER
     elif _is_same(a, b, imbalance, noise, limit):
         verdict = Verdict.SAME
-    low, high = rank_sum.interval(logs_a, logs_b, CONFIDENCE) or (None, None)
+    low, high = (None if end is None else math.exp(end)
+                 for end in rank_sum.interval(logs_a, logs_b, CONFIDENCE) or (None, None))  # fmt: skip
     return GroupChange(
-        name, a, b, verdict, math.exp(shift),
-        ci_low=None if low is None else math.exp(low),
-        ci_high=None if high is None else math.exp(high),
-        p=p, floor=floor, hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
+        name, a, b, verdict, math.exp(shift), low, high, p, floor,
+        hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
         p_slower=None if gate is None else _p_slower(a, b, imbalance, noise, math.log1p(gate / 100)),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from profpipe.analysis import kernel_breakdown, ranks
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings.studies import Cell, Grid, NoValue, Study
-from profpipe.analysis.findings.workloads import Axes, Basis, CaseResult, ClassTotal, KernelBreakdown
+from profpipe.analysis.findings.workloads import Basis, CaseResult, ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.kernel_categories import CATEGORIES
 from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
@@ -129,6 +129,9 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
     ran = [cell.flags for cell in frame.loc[frame[VALUE] == first, _CELL] if cell.flags or cell.value is not None]
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
     cases = frame.drop_duplicates(_CASE)
+    # The axes with one value: placed ones and those of `where` first, then what the pipeline file fixes.
+    named = dict.fromkeys((*request.placed, *request.unplaced))
+    others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [result.is_baseline for result in cases[_RESULT]]
     limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
@@ -146,7 +149,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         absent=absent,
         empty_phases=_empty_phases(frame, (*rows, *columns)),
         shared_flags=tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else (),
-        fixed=_fixed(request, frame, (*dividing, *rows, *columns)),
+        fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         requested_units=tuple(request.entry.get("unit") or ()),
         is_by_profiler=is_by_profiler,
@@ -239,13 +242,6 @@ def _varying(frame: pd.DataFrame, axes: Sequence[str]) -> tuple[str, ...]:
 def _count(frame: pd.DataFrame, axes: Sequence[str]) -> int:
     """Return how many combinations of values ``axes`` have; None counts as a value."""
     return len(frame[list(axes)].drop_duplicates()) if axes else min(1, len(frame))
-
-
-def _fixed(request: _Request, frame: pd.DataFrame, axes: Sequence[str]) -> Axes:
-    """Return the axes with one value: placed ones and those of `where` first, then what the pipeline file fixes."""
-    named = dict.fromkeys((*request.placed, *request.unplaced))
-    others = [axis for axis in named if axis not in (*axes, VALUE, PHASE, WORKLOAD)]
-    return tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1)
 
 
 def _dividing_axes(frame: pd.DataFrame, row_axes: Sequence[str]) -> tuple[str, ...]:

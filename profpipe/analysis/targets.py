@@ -29,23 +29,18 @@ def compare(
 def _values(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
     """Return the known quantities of a case in the units of the targets, without rates above the peak."""
     is_wrong = Flag.ABOVE_PEAK in case.marks
-    bandwidth, busy = case.limit.bandwidth_share, _busy_share(case, steps)
+    bandwidth = case.limit.bandwidth_share
+    # The share of a call, or of a step without its profiler, in which a kernel or a copy runs.
+    parts = steps.parts_without_profiler if steps else None
+    idle = parts.idle_ns / parts.wall_ns if parts is not None and parts.wall_ns else case.idle_share
     found = {
         "tflops": None if is_wrong else case.tflops_done,
-        "gpu_busy": None if busy is None else 100 * busy,
+        "gpu_busy": None if idle is None else 100 * (1 - idle),
         "memory_bandwidth": None if is_wrong or bandwidth is None else 100 * bandwidth,
         "sm": _sm_throughput(counters),
         "speedup": None if case.is_baseline else case.speedup,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _busy_share(case: CaseResult, steps: CaseSteps | None) -> float | None:
-    """Return the share of a call, or of a step without its profiler, in which a kernel or a copy runs."""
-    parts = steps.parts_without_profiler if steps else None
-    if parts is not None and parts.wall_ns:
-        return 1 - parts.idle_ns / parts.wall_ns
-    return None if case.is_on_cpu or case.idle_share is None else 1 - case.idle_share
 
 
 def _sm_throughput(counters: Iterable[Counters]) -> float | None:

@@ -22,9 +22,10 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
         if status != Status.INTERRUPTED and run.ab is None
     }
     lacking = grouped(
-        ((task.workload, task.state, task.details, profilers), (task, cases))
+        ((task.workload, task.state, task.details, profilers), (task, case))
         for task in open_tasks(run)
-        for profilers, cases in _missing(task, ended)
+        for case in task.cases
+        if (profilers := tuple(name for name in task.profilers if (task.workload, case, name) not in ended))
     )
     return tuple(
         NotRun(
@@ -32,8 +33,8 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
             Status.INTERRUPTED,
             details,
             profilers,
-            tuple(dict.fromkeys(case for _, cases in own for case in cases)),
-            logs=tuple(f"slurm/logs/{task.job}.txt" for task, _ in own if task.attempt),
+            tuple(dict.fromkeys(case for _, case in own)),
+            logs=tuple(dict.fromkeys(f"slurm/logs/{task.job}.txt" for task, _ in own if task.attempt)),
             task_state=state,
             nodes=tuple(dict.fromkeys(task.node for task, _ in own if task.node)),
         )
@@ -44,12 +45,3 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 def open_tasks(run: Manifest) -> Iterator[TaskEntry]:
     """Yield the tasks that are not done."""
     return (task for task in run.tasks if task.state is not TaskState.DONE)
-
-
-def _missing(task: TaskEntry, ended: set[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the cases that the same profilers lack."""
-
-    def lacking(case: str) -> tuple[str, ...]:
-        return tuple(name for name in task.profilers if (task.workload, case, name) not in ended)
-
-    yield from grouped((lacking(case), case) for case in task.cases if lacking(case)).items()

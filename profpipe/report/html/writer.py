@@ -67,7 +67,9 @@ class Html:
             case doc.Strong():
                 return element("strong", self.text(inline.content))
             case doc.Link():
-                return self._link(inline)
+                content, target = self.text(inline.content), self._target(inline.target)
+                rel = "noreferrer" if "://" in target else None
+                return element("a", content, href=target, rel=rel) if target else content
             case doc.CaseLink():
                 content, id = self.text(inline.content), self._case_id(inline.case)
                 return element("a", content, href=f"#{id}") if id else content
@@ -75,10 +77,6 @@ class Html:
                 return Markup.escape(format_number(inline))
             case _:
                 return short(inline, _MOST_TEXT)
-
-    def _link(self, link: doc.Link) -> Markup:
-        content, target = self.text(link.content), self._target(link.target)
-        return element("a", content, href=target, rel="noreferrer" if "://" in target else None) if target else content
 
     def _target(self, target: str) -> str:
         """Return the address of a link; empty where there is nothing to link to."""
@@ -104,7 +102,9 @@ class Html:
             case doc.Table():
                 return self.table(block)
             case doc.Chart():
-                return self._chart(block)
+                id = self.id_of("chart", block.id)
+                values = replace(self, place=id).table(value_table(block), is_sortable=False)
+                return charts.figure(block, id, self.text(block.caption), values, self._content_id)
             case doc.Details():
                 inner = element("div", *map(self.block, block.blocks))
                 return element("details", element("summary", self.without_links().text(block.summary)), inner)
@@ -122,11 +122,6 @@ class Html:
     def without_links(self) -> Html:
         """Return a writer for text inside a button or a summary, which may hold no link."""
         return replace(self, anchors={}, cases={}, exists=lambda path: False)
-
-    def _chart(self, chart: doc.Chart) -> Markup:
-        id = self.id_of("chart", chart.id)
-        values = replace(self, place=id).table(value_table(chart), is_sortable=False)
-        return charts.figure(chart, id, self.text(chart.caption), values, self._content_id)
 
     def _timeline(self, block: doc.Timeline) -> Markup:
         id = self.id_of("timeline", block.id)

@@ -128,23 +128,19 @@ def _draw_bar(
 ) -> None:
     start, half = 0.0, _pixels(_BAR) // 2
     for each in series:
+        # Mixed with white by its strength.
+        colour = tuple(round(255 - strength * (255 - part)) for part in bytes.fromhex(_colour(each)[1:]))
         length = sum(mark.y for mark in each.marks if mark.x == row)
         left, right = round(x(start)), round(x(start + length))
         # A white line divides two pieces, unless it would hide one of them.
         right -= right - left > 2
         if length > 0 and right > left:
-            draw.rectangle((left, middle - half, right - 1, middle + half), _blend(_colour(each), strength))
+            draw.rectangle((left, middle - half, right - 1, middle + half), colour)
         start += length
 
 
 def _colour(series: Series) -> str:
     return _COLOURS.get(series.key, _OTHER)
-
-
-def _blend(colour: str, strength: float) -> tuple[int, int, int]:
-    """Mix ``colour`` with white."""
-    red, green, blue = (round(255 - strength * (255 - part)) for part in bytes.fromhex(colour[1:]))
-    return red, green, blue
 
 
 def legend_columns(names: Sequence[str], inches: float) -> int:

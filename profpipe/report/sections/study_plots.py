@@ -39,6 +39,10 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     stored, unit = study.units.get(value.name, ""), tables.choose_unit(study, value)
     name, is_titled = tables.value_name(study, value), len(study.values) > 1
     points = list(_points(study, value))
+    limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
+    references = [doc.Reference(doc.ReferenceKind.LEVEL, 1.0)] if value.name == "speedup" else []
+    if limit is not None:
+        references.append(doc.Reference(doc.ReferenceKind.LIMIT, limit, bound(value.subject, limit)))
     panels = list(dict.fromkeys(point.panel for point in points))
     if len({point.mark.x for point in points if point.panel in panels[:GROUPS]}) < 2:
         return None
@@ -53,7 +57,7 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
         baseline=baseline_name(study),
         spans_decades=stored in _DECADES or value.name.startswith(_ERRORS),
         subtitle=", ".join(filter(None, ["" if is_titled else name, in_words(study.fixed)])),
-        references=tuple(_references(study, value)),
+        references=tuple(references),
         notes=(
             *tables.basis_note(study, [value]),
             *tables.kernels_note(study, [value]),
@@ -72,14 +76,6 @@ def _points(study: Study, value: StudyValue) -> Iterator[Point]:
             is_wrong = Flag.INACCURATE in cell.flags and not value.name.startswith(_ERRORS)
             mark = doc.Mark(float(x), float(cell.value), flags=flags)
             yield Point(grid.others, _line_name(study, place), mark, is_wrong)
-
-
-def _references(study: Study, value: StudyValue) -> Iterator[doc.Reference]:
-    if value.name == "speedup":
-        yield doc.Reference(doc.ReferenceKind.LEVEL, 1.0)
-    limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
-    if limit is not None:
-        yield doc.Reference(doc.ReferenceKind.LIMIT, limit, bound(value.subject, limit))
 
 
 def _without_value(study: Study, value: StudyValue) -> str:

@@ -21,6 +21,8 @@ from profpipe.results.manifest import Manifest, RefusedFile
 #: Cases and duplicates that a warning names; more are counted.
 _NAMED = 3
 
+_NCU_RANGES = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
+
 
 def warnings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the warnings of a run."""
@@ -32,13 +34,14 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
         *(_unseen(each, findings) for each in findings.unseen),
-        *_outside(findings),
+        *(doc.concat(files.outside(each, findings), ".", _NCU_RANGES if each.profiler == "ncu" else "")
+          for each in findings.unattributed if each.unexplained >= files.LEAST_UNEXPLAINED),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
         *(line for workload in findings.workloads for line in steps.warnings(workload)),
         *_duplicates(findings.duplicates),
         *files.notes(findings, run, are_warnings=True),
-    )
+    )  # fmt: skip
     return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(dict.fromkeys(lines)))])
 
 
@@ -125,13 +128,6 @@ def _incident(incident: Incident) -> doc.Text:
     what, meaning = _INCIDENTS[incident.kind]
     details = f" ({' '.join(incident.details.split())})" if incident.details else ""
     return doc.concat(doc.Code(incident.source), f": {what}{details}. {meaning}")
-
-
-def _outside(findings: Findings) -> Iterator[doc.Text]:
-    hint = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
-    for found in findings.unattributed:
-        if found.unexplained >= files.LEAST_UNEXPLAINED:
-            yield doc.concat(files.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
