@@ -266,10 +266,8 @@ def _switch_costs(
         # Without a check the kernel times are still shown, with the flag.
         if Flag.INACCURATE not in accuracy:
             # Kernels of a whole process are not compared with its steps.
-            is_alike = (data.basis is not None and data.basis.quantity == "step") == (
-                _iteration(data) is Iteration.STEP
-            )
-            is_measured = is_alike and "time" in case.values and "time" in base.values
-            measured = case.speedup if is_measured else None
+            of_steps = data.basis is not None and data.basis.quantity == "step"
+            is_alike = of_steps == (_iteration(data) is Iteration.STEP)
+            measured = case.speedup if is_alike and "time" in case.values.keys() & base.values.keys() else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
             yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

@@ -82,7 +82,7 @@ def _with_node_mark(case: CaseResult, nodes: Nodes, cases: Mapping[str, CaseResu
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
-    if len(timed) < 2 or not nodes.are_several(timed):
+    if len(timed) < 2 or len(nodes.of(timed)) < 2:
         return case
     flag = Flag.UNLIKE_NODES if nodes.differences(timed) else Flag.SEVERAL_NODES
     return replace(case, marks=(*case.marks, flag))

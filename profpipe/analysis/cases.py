@@ -123,15 +123,12 @@ def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
     own = {*(declared.get("params") or {}), *(declared.get("matrix") or {})}
     set_here = {*own, *_ALWAYS_SHOWN} if own else set(axes)
-    fixed = tuple(
-        (axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying and axis in set_here
-    )
     baseline = {axis: value for axis, value in (declared.get("baseline") or {}).items() if axis in axes}
-    compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), None)
-    if compare is None and COMPARED in axes:
-        compare = COMPARED
-        fixed = tuple(pair for pair in fixed if pair[0] != COMPARED)
-    return Layout(params, fixed, tuple(varying), compare, baseline)
+    only = COMPARED if COMPARED in axes else None
+    compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), only)
+    fixed = [axis for axis in axes if axis not in (*varying, compare) and axis in set_here]
+    values = tuple((axis, next(iter(params.values()))[axis]) for axis in fixed)
+    return Layout(params, values, tuple(varying), compare, baseline)
 
 
 def _params(tables: Tables, planned: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -47,14 +47,12 @@ def of_processes(source: Source, origin: str, workload: str, case: str, times: S
 
 def of_run(run: str, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> Iterator[Sample]:
     """Yield what a run that has ended shows of each of its cases. ``found`` are the verdicts of an `ab` run."""
-    if manifest.ab is not None:
-        if manifest.ab.is_aa:
-            for case in (found or pairs.analyze(data, manifest)).cases:
-                if case.judgement:
-                    yield of_pairs(run, case.workload, case.case, case.log_ratios)
-        return
-    processes = plain_processes(data).items()
-    yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
+    if manifest.ab is None:
+        processes = plain_processes(data).items()
+        yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
+    elif manifest.ab.is_aa:
+        judged = [case for case in (found or pairs.analyze(data, manifest)).cases if case.judgement]
+        yield from (of_pairs(run, case.workload, case.case, case.log_ratios) for case in judged)
 
 
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:

@@ -6,6 +6,7 @@ are independent and symmetric around a common centre; nothing else is assumed of
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import statistics
@@ -69,12 +70,9 @@ def rejection_rate(count: int, alpha: float) -> float:
 
 def double_ranks(values: Sequence[float]) -> list[int]:
     """Return twice the rank of each value, from 2. Equal values share their mean rank, which may be a half."""
-    first: dict[float, int] = {}
-    last: dict[float, int] = {}
-    for rank, value in enumerate(sorted(values), start=1):
-        first.setdefault(value, rank)
-        last[value] = rank
-    return [first[value] + last[value] for value in values]
+    ordered = sorted(values)
+    # The first rank of a value and its last one.
+    return [bisect.bisect_left(ordered, value) + 1 + bisect.bisect_right(ordered, value) for value in values]
 
 
 def _walsh_means(differences: Sequence[float]) -> list[float]:

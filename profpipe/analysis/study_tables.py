@@ -327,15 +327,8 @@ class _PhaseData:
     def read(cls, data: WorkloadData, phase: str) -> _PhaseData:
         kernels, ranges = data.recorded.tables.kernels, data.recorded.tables.ranges
         # The range itself, not one nested in it: its time would count twice.
-        paths = (
-            {
-                path
-                for path in ranges["range"].unique()
-                if _is_within(path, phase) and not _is_within(path.rpartition(PATH_SEPARATOR)[0], phase)
-            }
-            if phase
-            else {""}
-        )
+        within = [path for path in ranges["range"].unique() if _is_within(path, phase)]
+        paths = [p for p in within if not _is_within(p.rpartition(PATH_SEPARATOR)[0], phase)] if phase else [""]
         found: dict[Key, tuple[float, ...]] = {}
         names = ("case", "profiler", "instances", "wall_ns", "busy_ns")
         for case, profiler, *figures in rows(ranges[ranges["range"].isin(paths)], *names):

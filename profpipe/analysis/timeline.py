@@ -206,7 +206,6 @@ def _merged(timeline: CaseTimeline, most: int) -> CaseTimeline:
 
 
 def _merge_lane(lane: Lane, shortest: float) -> Lane:
-
     def slot(place: tuple[int, Event]) -> tuple[str, float]:
         number, event = place
         return ("long", number) if event.duration_ns >= shortest else ("short", event.start_ns // shortest)

@@ -142,8 +142,7 @@ def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
     minimum = (run.pipeline.get("coverage") or {}).get("min_classified")
     found = []
     for workload, recorded in tables.kernels.groupby("workload", sort=False):
-        profiler = preferred(recorded)
-        if profiler is not None:
+        if (profiler := preferred(recorded)) is not None:
             own = recorded[recorded["profiler"] == profiler]
             inside = own[own["case"] != ""]
             # An ingested file may have no case at all.

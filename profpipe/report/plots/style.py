@@ -93,7 +93,4 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
         placed[k] = max(position, low + k * gap, placed[k - 1] + gap if k else low)
     for k in range(len(placed) - 1, -1, -1):
         placed[k] = min(placed[k], high - (len(placed) - 1 - k) * gap)
-    result = [0.0] * len(wanted)
-    for position, i in zip(placed, order, strict=True):
-        result[i] = position
-    return result
+    return [position for _, position in sorted(zip(order, placed, strict=True))]
