@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
+from profpipe.analysis.history import Course, HistoryFindings
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
 from profpipe.report.text import align
@@ -73,16 +73,14 @@ def state(course: Course) -> str:
     """Return the changes of a course, and whether its last run stands out."""
     if course.band is None:
         return "noise unknown"
-    parts = [_change(change) for change in course.changes]
+    parts = []
+    for change in course.changes:
+        what = f" (other {' and '.join(change.differs)})" if change.differs else ""
+        parts.append(f"{100 * (change.ratio - 1):+.1f} % since {change.run}{what}")
     if course.points[-1].is_outside:
         share = course.points[-1].time_ns / course.level_ns - 1
         parts.append(f"the last run is {100 * share:+.1f} % off its level: outside the band, not yet a change")
     return "; ".join(parts) or "no change"
-
-
-def _change(change: ChangePoint) -> str:
-    what = f" (other {' and '.join(change.differs)})" if change.differs else ""
-    return f"{100 * (change.ratio - 1):+.1f} % since {change.run}{what}"
 
 
 def source(course: Course) -> str:

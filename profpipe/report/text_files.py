@@ -19,15 +19,12 @@ from profpipe.results.schema import Tables
 
 def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
     """Return the contents by file name; a file without content is left out."""
+    compared = [write_section(studies.study_table(study)) for study in findings.studies]
+    compared.append(_by_workload(findings, lambda workload: _comparison(workload, findings)))
     made = {
         "gpu_info.txt": _gpu_info(run),
         "baseline_benchmark.txt": _by_workload(findings, _baseline),
-        "comparison_results.txt": "\n\n".join(
-            [
-                *(write_section(studies.study_table(study)) for study in findings.studies),
-                _by_workload(findings, lambda workload: _comparison(workload, findings)),
-            ]
-        ),
+        "comparison_results.txt": "\n\n".join(compared),
         "nsys_stats.txt": _nsys(tables),
         "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),

@@ -111,7 +111,10 @@ class Html:
             case doc.Choice():
                 return self._choice(block)
             case doc.Timeline():
-                return self._timeline(block)
+                id = self.id_of("timeline", block.id)
+                lanes = replace(self, place=id).table(timeline.lane_table(block))
+                texts = self.text(block.title), self.text(block.caption)
+                return timeline.figure(block, id, *texts, lanes, self._case_id(block.case))
 
     def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
         id, name = self.id_of("table", table.id), _FILES.get(self.section_id, "metrics")
@@ -122,12 +125,6 @@ class Html:
     def without_links(self) -> Html:
         """Return a writer for text inside a button or a summary, which may hold no link."""
         return replace(self, anchors={}, cases={}, exists=lambda path: False)
-
-    def _timeline(self, block: doc.Timeline) -> Markup:
-        id = self.id_of("timeline", block.id)
-        lanes = replace(self, place=id).table(timeline.lane_table(block))
-        texts = self.text(block.title), self.text(block.caption)
-        return timeline.figure(block, id, *texts, lanes, self._case_id(block.case))
 
     def _case_id(self, case: str) -> str:
         """Return the id of the element of a case of this workload; empty where the case has no page."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe.report.document import Chart, ChartKind, Document, Placement
-from profpipe.report.html.markup import flat
+from profpipe.report.html.markup import cut, flat
 from profpipe.report.markdown import plot_path
 
 #: Characters of a text in a picture: a name of thousands would make it metres wide.
@@ -64,5 +64,4 @@ def _short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _short(text: str, most: int = _LONGEST) -> str:
-    own = flat(text)
-    return own if len(own) <= most else f"{own[: most - 1]}…"
+    return cut(flat(text), most)

@@ -108,12 +108,9 @@ _PLACEMENTS: Final = {
 
 def _attribution(group: Sequence[FileEntry], noun: str) -> str:
     """Return how launches were placed in ranges, of several files together; ``noun`` names what the first count is."""
-    counts: dict[Placed, int | None] = {}
-    for file in group:
-        for placement, count in file.attribution.items():
-            known = counts.get(placement, 0)
-            counts[placement] = None if known is None or count is None else known + count
-    parts = [_PLACEMENTS[how] if count is None else f"{count} {_PLACEMENTS[how]}" for how, count in counts.items()]
+    counts = grouped(pair for file in group for pair in file.attribution.items())
+    parts = [_PLACEMENTS[how] if None in own else f"{sum(filter(None, own))} {_PLACEMENTS[how]}"
+             for how, own in counts.items()]  # fmt: skip
     if noun and parts:
         parts[0] = parts[0].replace(" ", f" {noun}", 1)
     return "; ".join(parts)

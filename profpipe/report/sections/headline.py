@@ -352,19 +352,16 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 
 def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the cases that took less time than the winner but have no accurate result, and the largest miss."""
-    by_mark: dict[str, dict[str, list[tuple[Shape, CaseResult]]]] = {}
-    for shape in shapes:
-        for case in shape.win.disqualified if shape.win else ():
-            if case.accuracy:
-                by_mark.setdefault(case.accuracy.mark, {}).setdefault(case.variant, []).append((shape, case))
-    for mark, by_variant in by_mark.items():
+    missed = [(shape, case) for shape in shapes if shape.win for case in shape.win.disqualified]
+    by_mark = grouped((case.accuracy.mark, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
+    for mark, named in by_mark.items():
+        by_variant = grouped(named)
         found = [pair for own in by_variant.values() for pair in own]
         shape, case = max(found, key=lambda pair: _excess(pair[1]))
         why = case.accuracy.why if case.accuracy else ""
         place = f" at {in_words(shape.axes)}" if len(shapes) > 1 else ""
-        among = (
-            f" {literal(where(list({s.axes: s for s, _ in found}.values()), len(shapes)))}" if len(shapes) > 1 else ""
-        )
+        places = list({s.axes: s for s, _ in found}.values())
+        among = f" {literal(where(places, len(shapes)))}" if len(shapes) > 1 else ""
         takes, are = ("takes", "is") if len(by_variant) == 1 else ("take", "are")
         most = fill(" ({}{}: {})", doc.Code(case.variant), place, why) if why else ""
         sentence = f"{{}} {takes} less time than the winner{among}, but {are} {{}}{{}}."

@@ -38,14 +38,9 @@ def plots(workload: WorkloadFindings) -> doc.Section:
     """Return the charts for which the workload has data."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
     charts = [chart for quantity in quantities(workload) if axis and (chart := over(workload, axis, quantity))]
-    shape = workload.largest
     # Of a program with steps, bars show the whole step.
-    if (
-        workload.compare
-        and not workload.steps
-        and shape
-        and sum(case.breakdown is not None for case in shape.cases) > 1
-    ):
+    shape = workload.largest if workload.compare and not workload.steps else None
+    if shape and sum(case.breakdown is not None for case in shape.cases) > 1:
         charts.append(breakdown(workload, shape))
     return doc.Section("plots", "Plots", tuple(charts), workload=workload.name)
 

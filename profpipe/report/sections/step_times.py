@@ -66,15 +66,8 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
     ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}
     named = [f"{name} {' to '.join(own)}" for name, own in ends.items()]
-    unclear = [
-        name
-        for name in added
-        if all(
-            "plain" in own.times and own.times["plain"].overlaps(own.times[name])
-            for _, own in cases
-            if name in own.times
-        )
-    ]
+    times = [own.times for _, own in cases]
+    unclear = [n for n in added if all("plain" in own and own["plain"].overlaps(own[n]) for own in times if n in own)]
     doubt = fill(" The 95 % intervals with and without {} overlap: no overhead was measured.", doc.join(unclear))
     return fill("Each profiler's own overhead: {}.{}", doc.join(named), doubt if unclear else "")
 

@@ -239,11 +239,9 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
     columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
     every = [own.parts_without_profiler or parts for _, own, parts in cases]
-    rows: list[list[doc.Text | float]] = []
-    for name, values in _removable(every) if len(cases) > 1 else ():
-        speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
-        if max(speedups) >= _LEAST_SPEEDUP:
-            rows.append([name, *speedups])
+    found = ((name, [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)])
+             for name, values in (_removable(every) if len(cases) > 1 else ()))  # fmt: skip
+    rows: list[list[doc.Content]] = [[name, *each] for name, each in found if max(each) >= _LEAST_SPEEDUP]
     return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 
