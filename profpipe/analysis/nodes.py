@@ -49,9 +49,6 @@ class Nodes:
     def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
 
-    def are_several(self, cases: Iterable[CaseResult]) -> bool:
-        return len(self.of(cases)) > 1
-
     def differences(self, cases: Iterable[CaseResult]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
         return _differences([self.facts.get(node, {}) for node in self.of(cases)])
@@ -65,7 +62,7 @@ class Nodes:
 
     def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
         """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
-        if not self.are_several((best, other)) or not best.ns or not other.ns:
+        if len(self.of((best, other))) < 2 or not best.ns or not other.ns:
             return
         if self.spread is None or other.ns <= best.ns * (1 + self.spread.ratio):
             yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)

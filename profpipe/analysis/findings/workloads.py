@@ -14,7 +14,7 @@ from typing import Any
 from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
 from profpipe.analysis.findings.steps import Measure, StepFindings
-from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.studies import Axes, Study
 from profpipe.analysis.findings.targets import TargetFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
 from profpipe.analysis.findings.warnings import (
@@ -28,8 +28,6 @@ from profpipe.analysis.findings.warnings import (
 )
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.manifest import HostSharing
-
-Axes = tuple[tuple[str, Any], ...]
 
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
