@@ -43,6 +43,11 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     references = [doc.Reference(doc.ReferenceKind.LEVEL, 1.0)] if value.name == "speedup" else []
     if limit is not None:
         references.append(doc.Reference(doc.ReferenceKind.LIMIT, limit, bound(value.subject, limit)))
+    # The cases that have no mark because of what they compute.
+    marks = (Flag.INACCURATE, Flag.UNCHECKED)
+    lacking = [(cell.missing, _line_name(study, place)) for _, place, cell in _cells(study, value)
+               if cell and cell.missing in marks and is_number(place[study.row_axes[0]])]  # fmt: skip
+    missing = {f"marked {mark}": [name for why, name in lacking if why == mark] for mark in marks}
     panels = list(dict.fromkeys(point.panel for point in points))
     if len({point.mark.x for point in points if point.panel in panels[:GROUPS]}) < 2:
         return None
@@ -62,7 +67,7 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
             *tables.basis_note(study, [value]),
             *tables.kernels_note(study, [value]),
             f"Every case: {', '.join(study.shared_flags)}." if study.shared_flags else "",
-            _without_value(study, value),
+            not_shown({mark: names for mark, names in missing.items() if names}),
             f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",
         ),
     )
@@ -76,15 +81,6 @@ def _points(study: Study, value: StudyValue) -> Iterator[Point]:
             is_wrong = Flag.INACCURATE in cell.flags and not value.name.startswith(_ERRORS)
             mark = doc.Mark(float(x), float(cell.value), flags=flags)
             yield Point(grid.others, _line_name(study, place), mark, is_wrong)
-
-
-def _without_value(study: Study, value: StudyValue) -> str:
-    """Return how many cases have no mark because of what they compute."""
-    missing: dict[str, list[str]] = {Flag.INACCURATE: [], Flag.UNCHECKED: []}
-    for _, place, cell in _cells(study, value):
-        if cell and cell.missing in missing and is_number(place[study.row_axes[0]]):
-            missing[cell.missing].append(_line_name(study, place))
-    return not_shown({f"marked {mark}": names for mark, names in missing.items() if names})
 
 
 # --- the lines -------------------------------------------------------------------------------------------------------
