@@ -29,7 +29,10 @@ def compare(
 def _values(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
     """Return the known quantities of a case in the units of the targets, without rates above the peak."""
     is_wrong = Flag.ABOVE_PEAK in case.marks
-    bandwidth = case.limit.bandwidth_share
+    bandwidth, sm = case.limit.bandwidth_share, THROUGHPUT["sm"]
+    # The mean over the kernels that ncu measured, weighted by their time.
+    known = [(row.mean_ns * row.calls, row.values[sm][0]) for row in counters if row.mean_ns and sm in row.values]
+    all_ns = sum(ns for ns, _ in known)
     # The share of a call, or of a step without its profiler, in which a kernel or a copy runs.
     parts = steps.parts_without_profiler if steps else None
     idle = parts.idle_ns / parts.wall_ns if parts is not None and parts.wall_ns else case.idle_share
@@ -37,18 +40,7 @@ def _values(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | N
         "tflops": None if is_wrong else case.tflops_done,
         "gpu_busy": None if idle is None else 100 * (1 - idle),
         "memory_bandwidth": None if is_wrong or bandwidth is None else 100 * bandwidth,
-        "sm": _sm_throughput(counters),
+        "sm": sum(ns * percent for ns, percent in known) / all_ns if all_ns else None,
         "speedup": None if case.is_baseline else case.speedup,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _sm_throughput(counters: Iterable[Counters]) -> float | None:
-    """Return the mean SM throughput in % of the kernels that ncu measured, weighted by their time."""
-    known = [
-        (row.mean_ns * row.calls, row.values[THROUGHPUT["sm"]][0])
-        for row in counters
-        if row.mean_ns and THROUGHPUT["sm"] in row.values
-    ]
-    all_ns = sum(ns for ns, _ in known)
-    return sum(ns * percent for ns, percent in known) / all_ns if all_ns else None

@@ -174,7 +174,9 @@ def write(document: Document, folder: Path, template: Path) -> None:
         for name, page in pages.items()
         if page.sections or name == SUMMARY
     }
-    former = set().union(*(_plots_of(folder / name) for name in pages))
+    # A user may have edited the pages.
+    shown = [folder / name for name in pages if (folder / name).is_file()]
+    former = {plot for page in shown for plot in _PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))}
     matplotlib_charts.draw_charts(document, folder)
     if DETAILS not in texts:
         atomic.remove(folder / DETAILS)
@@ -193,8 +195,3 @@ def _fill(template: Path, document: Document, writer: Markdown) -> str:
     )
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
-
-
-def _plots_of(page: Path) -> set[str]:
-    """Return the plots that a page shows; a user may have edited the page."""
-    return set(_PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))) if page.is_file() else set()

@@ -23,7 +23,10 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
     compared.append(_by_workload(findings, lambda workload: _comparison(workload, findings)))
     made = {
         "gpu_info.txt": _gpu_info(run),
-        "baseline_benchmark.txt": _by_workload(findings, _baseline),
+        # Without a baseline, every case.
+        "baseline_benchmark.txt": _by_workload(
+            findings, lambda w: _cases(w, [case for case in w.cases if case.is_baseline or not w.baseline])
+        ),
         "comparison_results.txt": "\n\n".join(compared),
         "nsys_stats.txt": _nsys(tables),
         "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
@@ -84,11 +87,6 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 
 # --- cases -----------------------------------------------------------------------------------------------------------
-
-
-def _baseline(workload: WorkloadFindings) -> str:
-    """Return the baseline's cases; without a baseline, every case."""
-    return _cases(workload, [case for case in workload.cases if case.is_baseline or not workload.baseline])
 
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:

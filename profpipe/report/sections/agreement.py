@@ -100,8 +100,7 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
     def busy_ns(found: Agreement) -> float | None:
         """Return the time in which some kernel ran, where that is not the sum of them all."""
         split = splits[found.case]
-        busy = split.busy_ns if split else None
-        return None if split is None or busy is None or abs(busy / split.total.ns - 1) < 0.001 else busy
+        return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
     def difference(found: Agreement, name: str) -> doc.Cell | None:
         figure = next((figure for figure in found.figures[1:] if figure.profiler == name), None)

@@ -57,10 +57,8 @@ def _context(workload: WorkloadFindings) -> doc.Text:
         of = _OF.get(workload.iteration, "of the whole recording")
         text = f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
         if workload.steps and workload.iteration is not Iteration.STEP:
-            advice = (
-                " CPU operators are not divided by step: for one step, divide by the number of recorded steps ({})."
-            )
-            return fill(text + advice, doc.Code("steps.measure"))
+            text += " CPU operators are not divided by step: for one step, divide by the number of recorded steps ({})."
+            return fill(text, doc.Code("steps.measure"))
         return text
     if workload.iteration is Iteration.CAPTURE:
         return f"Sums over the whole recording ({profiler}): the file does not say how many iterations it has."

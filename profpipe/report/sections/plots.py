@@ -105,9 +105,8 @@ def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
 def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Reference, ...]:
     """Return the machine's limit where all cases share it: the limit depends on the data type."""
     peaks = [rate / share for rate, share in rates if rate and share]
-    if peaks and max(peaks) - min(peaks) < 1e-6 * max(peaks):
-        return (doc.Reference(doc.ReferenceKind.PEAK, peaks[0]),)
-    return ()
+    is_shared = bool(peaks) and max(peaks) - min(peaks) < 1e-6 * max(peaks)
+    return (doc.Reference(doc.ReferenceKind.PEAK, peaks[0]),) if is_shared else ()
 
 
 def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart | None:

@@ -39,22 +39,6 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         for case, rank, is_first in rows
     ]
     table = doc.make_table("processes", columns, cells, "Each process", doc.Placement.DETAILS)
-    title, summary = "Processes and GPUs", _summary(workload)
-    return doc.make_section("ranks", title, [table], summary, workload.name, folds_long_tables=True)
-
-
-def means_note(workload: WorkloadFindings) -> str:
-    """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
-    if (most := max((case.breakdown.ranks for case in workload.cases if case.breakdown), default=1)) > 1:
-        return f"Kernel times are means over {most} ranks; communication includes waiting for the others."
-    own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
-    seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
-    if len(seen) == len(set(seen)):
-        return ""
-    return "Kernel times of several GPUs are means over them; communication includes waiting for the others."
-
-
-def _summary(workload: WorkloadFindings) -> str:
     notes = [means_note(workload)]
     if any("time" in rank.numbers for rank in workload.ranks):
         notes.append(
@@ -67,4 +51,16 @@ def _summary(workload: WorkloadFindings) -> str:
             " in which a GPU runs a kernel of either kind, waiting included; hidden is the part of the communication"
             " during which the GPU computes too."
         )
-    return " ".join(filter(None, notes))
+    title, summary = "Processes and GPUs", " ".join(filter(None, notes))
+    return doc.make_section("ranks", title, [table], summary, workload.name, folds_long_tables=True)
+
+
+def means_note(workload: WorkloadFindings) -> str:
+    """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
+    if (most := max((case.breakdown.ranks for case in workload.cases if case.breakdown), default=1)) > 1:
+        return f"Kernel times are means over {most} ranks; communication includes waiting for the others."
+    own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
+    seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
+    if len(seen) == len(set(seen)):
+        return ""
+    return "Kernel times of several GPUs are means over them; communication includes waiting for the others."

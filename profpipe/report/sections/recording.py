@@ -62,8 +62,16 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield which time was recorded, and what the sum of the kernels leaves out: idle time and copies."""
-    yield from _of_span(workload)
+    """Yield which span of time was recorded, the memory of the only case, and what the sum of the kernels leaves out.
+
+    The sum leaves out idle time and copies.
+    """
+    if span := workload.span:
+        yield f"Recorded: {span.for_s:g} s, from {span.after_s:g} s after the start of the program."
+        values = workload.cases[0].values if len(workload.cases) == 1 else {}
+        peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
+        if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
+            yield f"Peak memory of a process: {' and '.join(parts)}."
     if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
         return
     if found := workload.steps.recordings:
@@ -76,19 +84,6 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
-
-
-def _of_span(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield the span of time that was recorded, and the memory of the only case."""
-    if workload.span is None:
-        return
-    yield f"Recorded: {workload.span.for_s:g} s, from {workload.span.after_s:g} s after the start of the program."
-    if len(workload.cases) == 1:
-        values = workload.cases[0].values
-        peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
-        parts = [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]
-        if parts:
-            yield f"Peak memory of a process: {' and '.join(parts)}."
 
 
 #: Metrics of the peak memory of a process, and whose memory it is.

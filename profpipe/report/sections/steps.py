@@ -144,16 +144,12 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
     else:
         columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
         rows = [
-            (name, *(with_share(ns, parts.share(ns), unit, _is_part(name))
+            (name, *(with_share(ns, parts.share(ns), unit, not isinstance(name, str))
                      for ns, (*_, parts) in zip(values, cases, strict=True)))
             for name, values in _rows(cases)
         ]  # fmt: skip
     cells = tuple(tuple(map(doc.cell, row)) for row in rows)
     return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
-
-
-def _is_part(name: doc.Text) -> bool:
-    return not isinstance(name, str)
 
 
 def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
@@ -162,7 +158,7 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
     unprofiled = own.parts_without_profiler or parts
     idle: dict[doc.Text, float] = {PART_NAMES[part]: unprofiled.ns[part] for part in IDLE_PARTS}
     idle[doc.Strong("idle")] = unprofiled.idle_ns
-    yield doc.Cell(ns, is_strong=_is_part(name))
+    yield doc.Cell(ns, is_strong=not isinstance(name, str))
     yield doc.Cell(parts.share(ns))
     # Nothing is left of a step without compute.
     is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))

@@ -16,7 +16,7 @@ from profpipe.report.labels import case_text, case_texts, of_workload
 from profpipe.report.sections import classification, files, steps
 from profpipe.report.sections.not_run import OUTCOMES
 from profpipe.report.units import time_unit
-from profpipe.results.manifest import Manifest, RefusedFile
+from profpipe.results.manifest import Manifest
 
 #: Cases and duplicates that a warning names; more are counted.
 _NAMED = 3
@@ -30,7 +30,8 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *_incomplete(findings),
         *_failed(findings),
         *_unexpected_kernels(findings),
-        *(_unread(each) for each in run.refused),
+        *(doc.concat("Not read: ", doc.Code(each.source), ": ",
+                     files.as_sentence(f"{files.as_sentence(each.what)} {each.remedy}")) for each in run.refused),
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
         *(_unseen(each, findings) for each in findings.unseen),
@@ -92,11 +93,6 @@ def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
             doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
             doc.join(map(doc.Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
         )  # fmt: skip
-
-
-def _unread(refused: RefusedFile) -> doc.Text:
-    reason = " ".join(files.as_sentence(text) for text in (refused.what, refused.remedy) if text)
-    return doc.concat("Not read: ", doc.Code(refused.source), f": {reason}")
 
 
 def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
