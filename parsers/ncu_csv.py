@@ -31,7 +31,10 @@ _PERMISSION = (
 
 def sniff(path: Path) -> bool:
     """Return True for text with a header of ncu's CSV, a kernel of its text page, or one of its messages."""
-    head = _decoded(json_stream.read_head(path, 1 << 22))
+    begin = json_stream.read_head(path, 1 << 22)
+    if begin.startswith(bounds.SQLITE_HEAD):
+        return False  # Decoding a megabyte of what is no text is slow.
+    head = _decoded(begin)
     if _MESSAGE.search(head):
         return True
     if not any(words in head for words in _KNOWN_BY):

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import kernel_classes
+from profpipe.ingest import bounds, kernel_classes
 from profpipe.ingest.nsys import kernel_rows, range_rows, stats_output
 from profpipe.results import schema
 
@@ -50,6 +50,8 @@ def sniff(path: Path) -> bool:
     """Return True for text with a banner or a table of `nsys stats`."""
     with path.open("rb") as file:
         content = file.read(_SNIFFED_BYTES)
+    if content.startswith(bounds.SQLITE_HEAD):
+        return False  # Decoding a megabyte of what is no text is slow.
     text = stats_output.decode(content)
     return "\0" not in text[:4096] and stats_output.holds_tables(text.split("\n"))
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
+from profpipe.ingest import attribution, bounds, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
 from profpipe.ingest.groupby import combine, factorize, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
 from profpipe.ingest.recording import Recording
@@ -41,7 +41,7 @@ def sniff(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         head = file.read(1 << 16)
-    if not head.startswith(columns.SQLITE_HEAD):
+    if not head.startswith(bounds.SQLITE_HEAD):
         return False
     try:
         return any(_is_ours(table) for table in columns.Database(path).tables())
@@ -114,8 +114,8 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         del calls
         placed = attribution.attribute(ranges, launches)
         notes += placed.paths.notes()
-        range_rows = range_stats.table(ranges, launches, placed, work.start, work.end, activities.pids)
-        # Not beside the sums of the ranges, which need as much memory.
+        found = executor.submit(range_stats.table, ranges, launches, placed, work.start, work.end, activities.pids)
+        # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
@@ -123,6 +123,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         del launches
         launched = comm_overlap.kernels(given, placed, activities.pids)
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
+    range_rows = found.result()
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     return schema.Tables(
         kernels=kernels.result().assign(profiler="nsys"),
@@ -194,20 +195,23 @@ def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.D
         # Negative pids and ordinals stand for NULL.
         return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 
-    launches = pd.DataFrame(
-        {
-            "case": labelled(path, cases),
-            "process": numbered(work.process, activities.pids),
-            "device": numbered(work.device),
-            "stream": numbered(work.stream),
-            "phase": labelled(path, phases),
-            "kind": labelled(work.kind, schema.KINDS),
-            "kernel": labelled(work.name, work.names),
-            "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
-        },
-        copy=False,
+    # Without a name for the launches, which ``summarise`` frees as soon as it can.
+    rows = launch_sums.summarise(
+        pd.DataFrame(
+            {
+                "case": labelled(path, cases),
+                "process": numbered(work.process, activities.pids),
+                "device": numbered(work.device),
+                "stream": numbered(work.stream),
+                "phase": labelled(path, phases),
+                "kind": labelled(work.kind, schema.KINDS),
+                "kernel": labelled(work.name, work.names),
+                "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
+            },
+            copy=False,
+        )
     )
-    return kernel_classes.annotate(launch_sums.summarise(launches))
+    return kernel_classes.annotate(rows)
 
 
 def _waits(calls: activities.Calls) -> operations.Calls:

@@ -39,7 +39,7 @@ def sniff(path: Path) -> bool:
     """Return True for an SQLite file with the tables of rocpd or rocprof v1."""
     with path.open("rb") as file:
         head = file.read(1 << 16)
-    if not head.startswith(b"SQLite format 3\0"):
+    if not head.startswith(bounds.SQLITE_HEAD):
         return False
     try:
         with closing(_connect(path)) as database, budget.interrupting(database):

@@ -606,6 +606,48 @@ def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_p
     assert parsed.origin.launches == 3
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM {0} WHERE correlationId = 2",
+        "UPDATE {0} SET rowid = 10 * correlationId",
+        "UPDATE {0} SET rowid = 9223372036854775807 WHERE correlationId = 3",
+        "UPDATE {0} SET rowid = -correlationId",
+    ],
+    ids=["a gap", "numbers beyond the rows", "the largest number", "negative numbers"],
+)
+def test_the_numbers_of_rows_need_not_count_them(parser: ModuleType, tmp_path: Path, change: str) -> None:
+    export = Export()
+    for correlation in range(1, 4):
+        export.launch(100 * correlation, correlation)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
+            database.execute(change.format(table))
+        database.commit()
+    parsed = parser.parse(path)
+    check_sums(parsed)
+    assert parsed.origin.launches == (2 if change.startswith("DELETE") else 3)
+
+
+def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    for correlation in range(1, 4):
+        export.launch(100 * correlation, correlation)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
+            (schema_text,) = database.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+            database.execute(f"ALTER TABLE {table} RENAME TO old")
+            database.execute(schema_text[:-1] + ", PRIMARY KEY (correlationId)) WITHOUT ROWID")
+            database.execute(f"INSERT INTO {table} SELECT * FROM old")
+            database.execute("DROP TABLE old")
+        database.commit()
+    parsed = parser.parse(path)
+    check_sums(parsed)
+    assert parsed.origin.launches == 3
+
+
 def mutated(content: bytes, random: Random) -> bytes:
     """``content`` cut short, with bytes changed, removed, copied elsewhere or zeroed."""
     data = bytearray(content)

@@ -224,7 +224,7 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
     opens = np.repeat([0, 1], count)
     order = np.lexsort((np.concatenate([-rank, rank]), opens, when))
     starts, ends = start.tolist(), end.tolist()
-    own = np.zeros(count, dtype=np.int32)
+    own = [0] * count
     path, until, opened = [0], [_NEVER], [_NEVER]
     stack: list[int] = []
     open_path, open_until = [0], [_NEVER]
@@ -245,19 +245,23 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
             push(other)
 
     for step in order.tolist():
-        r = step % count
         if step >= count:
+            r = step - count
             while open_until[-1] <= starts[r]:
                 close(next(other for other in reversed(stack) if ends[other] <= starts[r]))
             push(r)
             own[r] = open_path[-1]
-        elif not closed[r]:
-            close(r)
+        elif stack and stack[-1] == step:
+            # As ``close``: nearly all ranges end in the order of their nesting.
+            del stack[-1], open_path[-1], open_until[-1]
+            closed[step] = True
+        elif not closed[step]:
+            close(step)
         path.append(open_path[-1])
         until.append(open_until[-1])
         opened.append(starts[stack[-1]] if stack else _NEVER)
     since = np.concatenate([[np.iinfo(np.int64).min], when[order]]).astype(np.int64)
-    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), own
+    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), np.array(own, dtype=np.int32)
 
 
 def _place_by_time(

@@ -31,6 +31,8 @@ LONGEST_RANGE: Final = 1_000
 #: Lines of a text, and entries of a trace that are no events.
 MOST_LINES: Final = 20_000_000
 MOST_OTHER_ENTRIES: Final = 1_000_000
+#: The first bytes of every SQLite file.
+SQLITE_HEAD: Final = b"SQLite format 3\0"
 #: The tables of a profiler's database. A view or a virtual table is a program, which may never end.
 SELECT_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
 

@@ -36,19 +36,23 @@ _MOST_CACHED: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of ``kernel_classes.yaml``: the class and family of the names that ``pattern`` finds.
+    """One rule of ``kernel_classes.yaml``: the class and family of the names that ``expression`` finds.
 
     A family such as ``sage2|sparge`` means that the name is the same in both.
-    ``company`` (family -> pattern) is for projects that share a kernel name: if exactly one of its patterns finds
+    ``company`` (family -> expression) is for projects that share a kernel name: if exactly one of its expressions finds
     another kernel of the same case, the family is that one, else ``family``.
     """
 
     kernel_class: str
     family: str
-    pattern: re.Pattern[str]
+    expression: str
     source: str = ""
     examples: tuple[str, ...] = ()
-    company: Mapping[str, re.Pattern[str]] = field(default_factory=dict, hash=False)
+    company: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return _compiled(self.expression)
 
 
 def user_rules(entries: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
@@ -56,7 +60,14 @@ def user_rules(entries: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
 
     The optional keys are ``family``, ``source``, ``examples`` and ``company``. The error has the rule's index.
     """
-    return tuple(_rule(index, entry) for index, entry in enumerate(entries))
+    found = tuple(_rule(index, entry) for index, entry in enumerate(entries))
+    for index, rule in enumerate(found):
+        for expression in (rule.expression, *rule.company.values()):
+            try:
+                _compiled(expression)
+            except re.error as error:
+                raise ValueError(f"rule {index}: bad regular expression {expression!r}: {error}") from error
+    return found
 
 
 def _rule(index: int, entry: Mapping[str, Any]) -> Rule:
@@ -70,31 +81,34 @@ def _rule(index: int, entry: Mapping[str, Any]) -> Rule:
     return Rule(
         kernel_class=entry["class"],
         family=str(entry.get("family") or ""),
-        pattern=_compiled(index, entry["pattern"]),
+        expression=_expression(index, entry["pattern"]),
         source=str(entry.get("source") or ""),
         examples=tuple(entry.get("examples") or ()),
-        company={family: _compiled(index, pattern) for family, pattern in (entry.get("company") or {}).items()},
+        company={family: _expression(index, pattern) for family, pattern in (entry.get("company") or {}).items()},
     )
 
 
-def _compiled(index: int, pattern: object) -> re.Pattern[str]:
+def _expression(index: int, pattern: object) -> str:
     if not isinstance(pattern, str) or not pattern:
         raise ValueError(f"rule {index}: the pattern must be a text, not {pattern!r}")
-    try:
-        # The two spellings of a name are two lines.
-        return re.compile(pattern, re.MULTILINE)
-    except re.error as error:
-        raise ValueError(f"rule {index}: bad regular expression {pattern!r}: {error}") from error
+    return pattern
 
 
-_UNKNOWN: Final = Rule("", "", re.compile(""))
+@functools.cache
+def _compiled(expression: str) -> re.Pattern[str]:
+    # The two spellings of a name are two lines.
+    return re.compile(expression, re.MULTILINE)
+
+
+_UNKNOWN: Final = Rule("", "", "")
 #: The results of ``first_rules``.
 _FIRST_RULES: Final[dict[tuple[str, tuple[Rule, ...]], Rule | None]] = {}
 
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    return user_rules(plugins.kernel_classes()["rules"])
+    """Return the engine's rules. Their patterns are compiled when the first name may match: most never are."""
+    return tuple(_rule(index, entry) for index, entry in enumerate(plugins.kernel_classes()["rules"]))
 
 
 def first_rules(names: Iterable[str], own: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
@@ -129,7 +143,7 @@ def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
     can_find = np.ones((len(rules()), len(texts)), dtype=bool)
     for row, rule in zip(can_find, rules(), strict=True):
         with suppress(pa.ArrowInvalid):  # RE2 does not know the syntax of this pattern
-            pattern = "(?m)" + _LOOK_AROUND.sub("", rule.pattern.pattern)
+            pattern = "(?m)" + _LOOK_AROUND.sub("", rule.expression)
             row[:] = pyarrow.compute.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
     can_find[:, np.logical_not(is_plain)] = True
     return [[rules()[number] for number in np.flatnonzero(numbers)] for numbers in can_find.T]
@@ -199,6 +213,6 @@ def _by_company(
         inside = case == number
         company = "\n".join(_both_spellings(names[code]) for code in np.unique(codes[inside]))
         for code, rule in ambiguous.items():
-            families = [family for family, pattern in rule.company.items() if pattern.search(company)]
+            families = [family for family, expression in rule.company.items() if _compiled(expression).search(company)]
             if len(families) == 1:
                 yield inside & (codes == code), families[0]

@@ -42,7 +42,11 @@ _EDG_LOCAL = re.compile(r"\[(lambda\([^\[\]]*\)|unnamed type) \(instance (\d+)\)
 _LLVM_LAMBDA = re.compile(r"'lambda(\d*)'(\((?:[^()]|\([^()]*\))*\))")
 _NSYS_COPY = re.compile(r"^\[CUDA memcpy ([HDAP])to([HDAP])\]$")
 _CALLABLE = re.compile(r"[\w$>}]$|operator\(\)$")
+_TAKES_ARGUMENTS = re.compile(r"[\w$}]$|^operator\(\)$")
 _WORD, _NEEDS_SPACE = re.compile(r"[\w$]"), re.compile(r"[\w$>}*&]$")
+_NUMBER_BEGINS, _SUFFIXED = re.compile(r"-?\d|-$"), re.compile(r"^(\d+)[uUlL]+$")
+_OPERATOR = re.compile(r"^operator\s+")
+_BOOLS = {"true": "1", "false": "0"}
 _NAMESPACE = re.compile(r"[A-Za-z_]\w*|\(anonymous namespace\)")
 _PLACES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
 
@@ -90,7 +94,7 @@ class _Parser:
     tokens: list[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = [(m.lastgroup or "", m.group()) for m in _TOKEN.finditer(self.text)]
+        self.tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(self.text)]
 
     def name(self) -> str:
         """Return the whole name, or "" where it is cut."""
@@ -107,7 +111,7 @@ class _Parser:
         """Read the comma-separated items and the ``closer``."""
         items = []
         while True:
-            item = self._item(closers="," + closer, depth=depth)
+            item = self._single(closer) or self._item(closers="," + closer, depth=depth)
             end = self._peek()
             if not end:
                 raise _Unbalanced
@@ -117,10 +121,25 @@ class _Parser:
             if end == closer:
                 return items
 
+    def _single(self, closer: str) -> str:
+        """Read an item that is one number or one word, as most template arguments are; "" for any other."""
+        at, tokens = self.at, self.tokens
+        if at < len(tokens) and tokens[at][0] == "space":
+            at += 1
+        if at + 1 >= len(tokens) or tokens[at + 1][1] not in (",", closer):
+            return ""
+        kind, token = tokens[at]
+        if kind not in ("word", "number"):
+            return ""
+        self.at = at + 1
+        return _plain_number(token) if kind == "number" else _plain_word(token)
+
     def _item(self, closers: str, depth: int) -> str:
-        written = _Item(depth)
-        while self.at < len(self.tokens) and not (self._peek() in closers and closers):
-            kind, token = self.tokens[self.at]
+        written, tokens = _Item(depth), self.tokens
+        while self.at < len(tokens):
+            kind, token = tokens[self.at]
+            if closers and token in closers:
+                break
             self.at += 1
             if not closers and token in (">", ")", "]", "}"):
                 # ncu 2025 loses brackets and the text before them.
@@ -140,7 +159,7 @@ class _Parser:
 
     def _parenthesis(self, written: _Item, inner: list[str]) -> None:
         if not written.callable():
-            written.parenthesised(inner, before_number=bool(re.match(r"-?\d|-$", self._peek())))
+            written.parenthesised(inner, before_number=bool(_NUMBER_BEGINS.match(self._peek())))
             return
         mark = self.at
         while self._peek().strip() in ("", "const", "&", "&&") and self._peek():
@@ -174,15 +193,14 @@ class _Item:
 
     def token(self, kind: str, token: str) -> None:
         if kind in ("word", "anonymous"):
-            plain = re.sub(r"^operator\s+", "operator", token)
-            self.word({"true": "1", "false": "0"}.get(plain, plain) if self.depth else plain)
+            self.word(_plain_word(token) if self.depth else _joined_operator(token))
         elif kind == "number":
-            self.word(re.sub(r"^(\d+)[uUlL]+$", r"\1", token))
+            self.word(_plain_number(token))
         else:
             self._add(token)
 
     def takes_arguments(self) -> bool:
-        return bool(self.pieces) and not self.space and bool(re.search(r"[\w$}]$|^operator\(\)$", self.pieces[-1]))
+        return bool(self.pieces) and not self.space and bool(_TAKES_ARGUMENTS.search(self.pieces[-1]))
 
     def callable(self) -> bool:
         return bool(self.pieces) and not self.space and bool(_CALLABLE.search(self.pieces[-1]))
@@ -210,6 +228,9 @@ class _Item:
 
     def text(self) -> str:
         pieces = _east_const(self.pieces) if self.depth else self.pieces
+        if len(pieces) == 1:
+            # Most arguments are one number or one word.
+            return "" if pieces == ["void"] and not self.depth else pieces[0].strip()
         if not self.depth and pieces[:1] == ["void"]:
             pieces = pieces[1:]
         written = ""
@@ -217,6 +238,19 @@ class _Item:
             spaced = piece == "const" or (_WORD.match(piece) and _NEEDS_SPACE.search(written))
             written += f" {piece}" if spaced and written else piece
         return written.strip()
+
+
+def _joined_operator(word: str) -> str:
+    return _OPERATOR.sub("operator", word) if word.startswith("operator") else word
+
+
+def _plain_word(word: str) -> str:
+    """Write a word inside brackets: bools are numbers there."""
+    return _BOOLS.get(word) or _joined_operator(word)
+
+
+def _plain_number(number: str) -> str:
+    return number if number.isdigit() else _SUFFIXED.sub(r"\1", number)
 
 
 def _east_const(pieces: list[str]) -> list[str]:
@@ -227,8 +261,10 @@ def _east_const(pieces: list[str]) -> list[str]:
     return [*pieces[1:end], "const", *pieces[end:]]
 
 
-def _without_namespaces(pieces: Sequence[str], keep_all: bool) -> list[str]:
+def _without_namespaces(pieces: Sequence[str], keep_all: bool) -> Sequence[str]:
     """Drop PyTorch's ``native``, and all but one namespace before each name unless ``keep_all``."""
+    if "::" not in pieces:
+        return pieces
     kept: list[str] = []
     i = 0
     while i < len(pieces):

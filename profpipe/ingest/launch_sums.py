@@ -25,12 +25,14 @@ def summarise(launches: pd.DataFrame) -> pd.DataFrame:
     keys = [key for key in LAUNCH_KEYS if key in launches.columns]
     codes, first_rows = _combinations([launches[key] for key in keys], len(launches))
     duration = launches["duration_ns"].to_numpy(dtype=np.float64)
+    result = launches[keys].iloc[first_rows].reset_index(drop=True)
+    # The launches of a caller that keeps no name for them are freed before the sort: of a million 16 MB.
+    del launches
     codes, duration = _sorted_within(codes, duration)
     start = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
     count = np.diff(np.r_[start, len(codes)])
     total = np.add.reduceat(duration, start)
     mean = total / count
-    result = launches[keys].iloc[first_rows].reset_index(drop=True)
     for key in keys:
         if isinstance(result[key].dtype, pd.CategoricalDtype):
             result[key] = result[key].astype(object)
@@ -72,16 +74,16 @@ def _combinations(keys: list[pd.Series[Any]], rows: int) -> tuple[np.ndarray[Any
 def _sorted_within(
     codes: np.ndarray[Any, Any], duration: np.ndarray[Any, np.dtype[np.float64]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Return both arrays ordered by code, then by duration."""
+    """Return both arrays ordered by code, then by duration. ``codes`` is used for the result."""
     low, high = float(duration.min()), float(duration.max())
     bits = int(codes.max()).bit_length()
     if low >= 0 and high < 2.0 ** (62 - bits) and np.array_equal(duration, np.rint(duration)):
         # Whole ns in the low bits of an integer, the code above: ten times as fast as a sort by two keys.
         shift = 62 - bits
-        packed = codes << shift
+        packed = np.left_shift(codes, shift, out=codes)
         packed |= duration.astype(np.int64)
         packed.sort()
-        codes = packed >> shift
+        codes = (packed >> shift).astype(np.int32)
         packed &= (1 << shift) - 1
         return codes, packed.astype(np.float64)
     order = np.lexsort((duration, codes))

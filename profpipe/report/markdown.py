@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 import zlib
@@ -168,6 +169,7 @@ class Markdown:
         return " ".join(filter(None, [content, self.text(cell.note, in_table=True), flags]))
 
 
+@functools.lru_cache(maxsize=4096)
 def escape_inline(text: str) -> str:
     """Escape text, and keep a blank at either end."""
     flat = escape(text)

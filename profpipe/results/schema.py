@@ -455,7 +455,7 @@ def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | 
     given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
     if unknown := set(given.columns) - set(table.names):
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
-    return pd.DataFrame({column.name: _cast(given, column) for column in table.columns})
+    return pd.DataFrame({column.name: _cast(given, column) for column in table.columns}, copy=False)
 
 
 def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:

@@ -218,8 +218,10 @@ def _period(tokens: Tokens, longest: int) -> int:
     phases = np.exp(2j * np.pi * np.random.default_rng(0).random(int(tokens.max()) + 1))
     phase = phases.astype(np.complex64)[tokens]
     size = 1 << (2 * n - 1).bit_length()
-    power = np.abs(np.fft.fft(phase, size)) ** 2
-    match = np.fft.ifft(power).real[1 : longest + 1] / (n - np.arange(1, longest + 1))
+    spectrum = np.fft.fft(phase, size)
+    power = spectrum.real**2 + spectrum.imag**2
+    # The real part of the inverse transform of real numbers is that of their transform, which takes half the time.
+    match = np.fft.rfft(power).real[1 : longest + 1] / (size * (n - np.arange(1, longest + 1)))
     noise = 3 / np.sqrt(n)
     likely = np.flatnonzero(match >= (1 - _NEARLY_BEST) * match.max() - 2 * noise)[:_CANDIDATES] + 1
     exact: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 import zlib
@@ -15,12 +16,20 @@ from profpipe.stdio import visible
 
 #: Attributes whose names are words of Python.
 _NAMES = {"class_": "class", "for_": "for"}
+_BLANKS = re.compile(r" {2,}")
+#: Words of tables and charts that are kept: the same classes, units and names stand in hundreds of cells.
+_MOST_CACHED = 4096
 
 
 def flat(text: object) -> str:
     """Return ``text`` in one line, and a blank at either end where it has one."""
-    own = visible(shortened(str(text)).replace("\n", " ").replace("\r", " ").replace("\t", " "))
-    return re.sub(r" {2,}", " ", own)
+    return _flat(str(text))
+
+
+@functools.lru_cache(maxsize=_MOST_CACHED)
+def _flat(text: str) -> str:
+    own = visible(shortened(text).replace("\n", " ").replace("\r", " ").replace("\t", " "))
+    return _BLANKS.sub(" ", own)
 
 
 def element(name: str, *content: object, **attributes: object) -> Markup:
@@ -60,7 +69,12 @@ def _value(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, int):
         return str(value)
-    return escape_text(visible(value))
+    return _attribute(str(value))
+
+
+@functools.lru_cache(maxsize=_MOST_CACHED)
+def _attribute(text: str) -> str:
+    return escape_text(visible(text))
 
 
 def cut(text: str, most: int) -> str:

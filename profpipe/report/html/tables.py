@@ -88,11 +88,15 @@ def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str,
     own_flags = [explain(flag, flags) for flag in cell.flags]
     value = f"{cell.value:.6g}" if cell.value is not None and can_sort else None
     inner = join([content, note, *own_flags], " ")
-    is_long = any(len(word) > _LONG_WORD for word in doc.plain(cell.text).split())
-    kind = "n" if column.is_numeric else "long" if is_long else None
+    kind = "n" if column.is_numeric else "long" if _has_long_word(cell.text) else None
     if column.is_label:
         return element("th", inner, scope="row", class_=kind, data_v=value)
     return element("td", inner, class_=kind, data_v=value)
+
+
+def _has_long_word(text: doc.Text) -> bool:
+    plain = doc.plain(text)
+    return len(plain) > _LONG_WORD and any(len(word) > _LONG_WORD for word in plain.split())
 
 
 def explain(flag: str, flags: Mapping[str, str]) -> Markup:
