@@ -313,10 +313,14 @@ def test_the_study_reads_a_torch_trace_of_each_process(study):
 
 def test_the_study_reports_each_process_in_a_table(study):
     summary = read_pages(study)
-    table = summary.split("## Processes and GPUs")[1].split("\n## ")[0]
-    rows = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")]
-    assert rows == ["rank", "---", "0", "1", "0", "1"]
-    assert "that of its slowest process" in table and "of dQ" in table
+    section = summary.split("## Processes and GPUs")[1].split("\n## ")[0]
+    figures, differences = section.split("of each process from the reference")
+    for table in (figures, differences):
+        rows = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")]
+        assert rows == ["rank", "---", "0", "1", "0", "1"]
+    assert "that of its slowest process" in figures and "of dQ" in figures
+    for tensor in ("output", "dQ", "dK", "dV"):
+        assert f"| {tensor}: max | {tensor}: mean |" in differences
 
 
 def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):

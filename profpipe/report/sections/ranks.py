@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.units import size_unit, time_unit
 
+#: Endings of the metrics of errors, and the tensors that they are of.
+_TENSORS = {"": "output", "_dq": "dQ", "_dk": "dK", "_dv": "dV"}
+_DIFFERENCES = {"error_max": "max", "error_mean": "mean"}
 _ERRORS = {
     "error_rel_l1": "rel. L1 error",
     "error_rel_l1_dq": "of dQ",
@@ -16,7 +21,7 @@ _ERRORS = {
 
 
 def ranks(workload: WorkloadFindings) -> doc.Section:
-    """Return a table with a row a process; empty where a single process ran each case."""
+    """Return the figures of each process and its differences from the reference; empty without several processes."""
     own = {case.id: [rank for rank in workload.ranks if rank.case == case.id] for case in workload.cases}
     rows = [(case, rank, i == 0) for case in workload.cases for i, rank in enumerate(own[case.id])]
 
@@ -33,12 +38,24 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         doc.Column("compute_busy", "computes", busy),
         doc.Column("communication_overlap", "hidden %"),
     ]
-    columns = [doc.label("case"), doc.label("rank"), *metrics]
-    cells = [
-        [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in metrics)]
-        for case, rank, is_first in rows
+    differences = [
+        doc.Column(f"{error}{ending}", f"{tensor}: {title}")
+        for ending, tensor in _TENSORS.items()
+        for error, title in _DIFFERENCES.items()
     ]
-    table = doc.make_table("processes", columns, cells, "Each process", doc.Placement.DETAILS)
+
+    def table(id: str, title: str, numbers: Sequence[doc.Column]) -> doc.Table:
+        cells = [
+            [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in numbers)]
+            for case, rank, is_first in rows
+            if any(column.id in rank.numbers for column in numbers)
+        ]
+        return doc.make_table(id, [doc.label("case"), doc.label("rank"), *numbers], cells, title, doc.Placement.DETAILS)
+
+    tables = [
+        table("processes", "Each process", metrics),
+        table("differences", "Largest and mean difference of each process from the reference", differences),
+    ]
     notes = [means_note(workload)]
     if any("time" in rank.numbers for rank in workload.ranks):
         notes.append(
@@ -52,7 +69,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
             " during which the GPU computes too."
         )
     title, summary = "Processes and GPUs", " ".join(filter(None, notes))
-    return doc.make_section("ranks", title, [table], summary, workload.name, folds_long_tables=True)
+    return doc.make_section("ranks", title, tables, summary, workload.name, folds_long_tables=True)
 
 
 def means_note(workload: WorkloadFindings) -> str:
