@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     print(text(examine(profilers.ALL, executor.ask)))
     if args.measure_peaks:
         variables = {"PYTHONPATH": environment.python_path()}
-        found = measured_peaks.renew(args.out, lambda argv: executor.ask(argv, measured_peaks.LONGEST_S, variables))
+        found = measured_peaks.renew(args.out, lambda argv: executor.ask(argv, variables, measured_peaks.LONGEST_S))
         path = args.out / measured_peaks.FILE
         print(f"\nHighest rates of {found['device']}, kept in {path}:\n{measured_peaks.text(found)}")
     return errors.OK

@@ -98,7 +98,7 @@ def remove_abandoned(out: Path) -> None:
 def _check_out(repository: Path, commit: str, target: Path) -> None:
     kind = ["--object-format=sha256"] if len(commit) == 64 else []
     # Without templates there are no hooks.
-    printed = [executor.ask(["git", "init", "--quiet", "--template=", *kind, str(target)], _TIMEOUT_S)]
+    printed = [executor.ask(["git", "init", "--quiet", "--template=", *kind, str(target)], timeout_s=_TIMEOUT_S)]
     objects, shallow = (_path_in_git(repository, name) for name in ("objects", "shallow"))
     info = target / ".git" / "objects" / "info"
     if target.is_dir():
@@ -137,4 +137,4 @@ def _path_in_git(repository: Path, name: str) -> Path:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    return executor.ask(["git", "-C", str(folder), *words], _TIMEOUT_S)
+    return executor.ask(["git", "-C", str(folder), *words], timeout_s=_TIMEOUT_S)

@@ -101,7 +101,7 @@ def run(
                 raise Interrupted(f"Interrupted {when} job {index} of {last}.")
 
 
-def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:
+def ask(argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({}), timeout_s: float = 20.0) -> str | None:
     """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
 
     ``env`` is added to the filtered environment. Raises child.SupervisorError where no command can be started.
@@ -119,10 +119,6 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = M
             process.kill_group(asked)
         output.seek(0)
         return output.read().decode(errors="replace")
-
-
-def _ask_on_cluster(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
-    return ask(argv, env=env)
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,7 @@ def _load_attempts(job: Job, profiler: Profiler, context: Context) -> list[Attem
     (entries, is_damaged), attempts = journal.load(job.folder), []
     if entries or is_damaged:
         process.kill_leftovers(job.folder, context.grace.kill_s)
-        step.end(job, _ask_on_cluster, context.grace.kill_s)
+        step.end(job, ask, context.grace.kill_s)
     if is_damaged:
         part = max(journal.last_part(job.folder), entries[-1].part + 1 if entries else 1)
         entries.append(Entry(part, tuple(case.id for case in job.cases), {}, None))
@@ -335,19 +331,17 @@ def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[Pro
     return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
 
 
-def _describe_case(case: Case, job: Job) -> dict[str, object]:
-    """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
-    hidden = {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}
-    return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
-
-
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
+    cases: list[dict[str, object]] = [{"id": case.id, "params": dict(case.params)} for case in job.cases]
+    for case, described in zip(job.cases, cases, strict=True):
+        if hidden := {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}:
+            described["hidden"] = hidden
     return {
         "workload": job.workload,
         "profiler": job.profiler,
         "script": str(job.script),
-        "cases": [_describe_case(case, job) for case in job.cases],
+        "cases": cases,
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
         "warmup": job.warmup,
         "repeats": job.repeats,
@@ -406,13 +400,11 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
             details = job.masked(f"could not be started: {error}")
             stopped = CaseOutcome(Status.FAILED, cause, details)
         else:
-            conditions = (_stop_condition(command, job, events, context), _end_condition(command, job))
-            is_reporting = functools.partial(_is_reporting, command, job, started)
-            stopped, was_due, ended = _attend(started, *conditions, spared, context, is_reporting)
+            stopped, was_due, ended = _attend(started, command, job, events, spared, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped or was_due or (returncode or 0) < 0:
-                step.end(job, _ask_on_cluster, context.grace.kill_s)
+                step.end(job, ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
                 stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:
@@ -454,12 +446,7 @@ def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None,
 
 
 def _attend(
-    started: Child,
-    find_stop: Callable[[], CaseOutcome | None],
-    is_due: Callable[[], bool],
-    spared: set[int],
-    context: Context,
-    is_reporting: Callable[[], bool],
+    started: Child, command: Command, job: Job, events: EventLog, spared: set[int], context: Context
 ) -> tuple[CaseOutcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
 
@@ -467,8 +454,12 @@ def _attend(
     when the process itself ended (``time.monotonic``).
     """
     stop, was_due, ended = None, False, started.began
+    find_stop, began = _stop_condition(command, job, events, context), time.monotonic()
     try:
-        while started.returncode is None and not (stop := find_stop()) and not (was_due := is_due()):
+        while started.returncode is None and not (stop := find_stop()):
+            # A server has done its work and would go on for ever.
+            if was_due := hook_files.is_over(command, job, time.monotonic() - began):
+                break
             started.wait(_POLL_S)
         ended = started.ended
         if was_due:
@@ -477,6 +468,7 @@ def _attend(
         if stop:
             hint = " (Ctrl-C again kills it)" if stop.cause is Cause.INTERRUPTED else ""
             context.listener.message(f"{stop.reason}; waiting for the process to write its report{hint}")
+            is_reporting = functools.partial(_is_reporting, command, job, started)
             process.stop(started, context.grace, lambda: context.interrupts.count > 1, is_reporting)
             ended = time.monotonic()
     except BaseException:
@@ -494,12 +486,6 @@ def _is_reporting(command: Command, job: Job, started: Child) -> bool:
     """Return True if ``started`` is a tool whose workload has ended: it writes its report."""
     has_tool = command.runs_workload and isinstance(job.tool, Tool) and bool(job.tool.path)
     return has_tool and not process.is_running(workload_argv(job), except_pid=started.pid)
-
-
-def _end_condition(command: Command, job: Job) -> Callable[[], bool]:
-    """Return a function that says whether the process has done its work and would go on for ever."""
-    began = time.monotonic()
-    return lambda: hook_files.is_over(command, job, time.monotonic() - began)
 
 
 def _stop_condition(command: Command, job: Job, events: EventLog, context: Context) -> Callable[[], CaseOutcome | None]:

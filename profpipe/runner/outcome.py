@@ -81,23 +81,28 @@ def judge(
     if job.script is not None:
         undone = {case.id for case in job.cases if case.id not in recorded}
     else:
-        undone = {case.id for case in job.cases if any(map(_has_failed, ends))}
+        failed = any(e.end.stopped or e.command.has_failed(e.end.returncode, e.end.seconds) for e in ends)
+        undone = {case.id for case in job.cases if failed}
         inside = job.cases[0].id
-    problem = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside)
-    is_retried = retries_kill and job.script is not None and _is_killed(problem, ends[0].end)
+    problem, first = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside), ends[0].end
+    # A SIGKILL that neither the runner nor the kernel's OOM killer sent.
+    is_killed = (
+        problem and problem.cause in (Cause.SIGKILL, Cause.EXIT) and failure_reasons.is_sigkill(first.returncode)
+    )
+    is_retried = bool(retries_kill and job.script is not None and is_killed)
     outcomes = {inside: problem or OK} if inside and not is_retried else {}
     lost = frozenset[str]()
     if problem and not all(end.is_usable for end in ends):
         unprofiled = [case for case, outcome in recorded.items() if outcome.status is Status.OK]
         is_of_case = inside and job.script is not None and problem.cause is not Cause.INTERRUPTED
-        if (is_of_case or is_retried) and ends[0].end.missing:
+        if (is_of_case or is_retried) and first.missing:
             # The case that took the report with it is known, so the others are profiled again without that case.
             lost = frozenset(unprofiled)
         else:
             keeps_status = problem.status in (Status.SKIPPED, Status.INTERRUPTED)
             status = problem.status if keeps_status else Status.FAILED
             outcomes |= dict.fromkeys(unprofiled, replace(problem, status=status, is_unprofiled=True))
-    started_a_case, returncode = bool(inside or recorded), ends[0].end.returncode
+    started_a_case, returncode = bool(inside or recorded), first.returncode
     status = problem.status if problem else Status.OK
     return Attempt(
         job,
@@ -114,17 +119,6 @@ def judge(
         retried=lost | ({inside} if inside and is_retried else frozenset()),
         has_files=not lost,
     )
-
-
-def _is_killed(problem: CaseOutcome | None, end: ProcessEnd) -> bool:
-    """Return True if a SIGKILL ended the process that neither the runner nor the kernel's OOM killer sent."""
-    if problem is None or problem.cause not in (Cause.SIGKILL, Cause.EXIT):
-        return False
-    return failure_reasons.is_sigkill(end.returncode)
-
-
-def _has_failed(ended: CommandEnd) -> bool:
-    return bool(ended.end.stopped) or ended.command.has_failed(ended.end.returncode, ended.end.seconds)
 
 
 def _find_problem(
