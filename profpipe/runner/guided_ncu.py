@@ -76,7 +76,9 @@ def jobs(
         captured = {case.id: captured_kernels(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, captured[case.id], read) for case in job.cases if len(captured[case.id])}
         if job.is_hooked:
-            by_step = any(_is_by_step(rows, read) for rows in captured.values())
+            # Of a capture with steps ncu records one step, and counts the launches from its begin.
+            sources = [str(rows["source"].iloc[-1]) for rows in captured.values() if len(rows)]
+            by_step = any(bool((read(source)["iteration"] != 0).any()) for source in sources)
             job = replace(job, options={**job.options, "ncu": {**job.options["ncu"], "by_step": by_step}})
         kept = _unchanged_groups(chosen, earlier.get(job.folder, ()))
         others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
@@ -164,11 +166,6 @@ def top_kernels(rows: pd.DataFrame, job: Job) -> tuple[str, ...]:
     return tuple(totals.index[: job.options["ncu"]["top"]])
 
 
-def _is_by_step(rows: pd.DataFrame, launches: Launches) -> bool:
-    """Return True if the capture has steps. ncu then records one step, and counts the launches from its begin."""
-    return len(rows) > 0 and bool((launches(str(rows["source"].iloc[-1]))["iteration"] != 0).any())
-
-
 def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tuple[Choice, ...]:
     """Choose the launches in ``case``, whose capture has ``rows``."""
     found = launches(str(rows["source"].iloc[-1]))
@@ -185,7 +182,13 @@ def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
     last = launches[steady & (launches["kernel"] == kernel)].reset_index(drop=True)
     if last.empty:
         return Choice(case, kernel)
-    similar = _most_time(last)
+    # The group of similar launches that takes the most time, in launch order. A grid alone does not distinguish
+    #  matmuls: cuBLAS runs one kernel in one grid on sums of different lengths.
+    ordered = last.sort_values(["grid", "block", "duration_ns"], kind="stable")
+    before = ordered.shift()
+    other_shape = (ordered["grid"] != before["grid"]) | (ordered["block"] != before["block"])
+    sort = (other_shape | (ordered["duration_ns"] > _LIKE * before["duration_ns"])).cumsum()
+    similar = ordered[sort == ordered.groupby(sort)["duration_ns"].sum().idxmax()].sort_index()
     ordinals = tuple(int(row) + 1 for row in similar.index)
     seen_ns, every_ns = float(similar["duration_ns"].sum()), float(last["duration_ns"].sum())
     middle = int((similar["duration_ns"] - similar["duration_ns"].median()).abs().argmin())
@@ -199,18 +202,6 @@ def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
         launches=len(last),
         share=round(seen_ns / every_ns if every_ns else len(similar) / len(last), 4),
     )
-
-
-def _most_time(launches: pd.DataFrame) -> pd.DataFrame:
-    """Return the group of similar launches that takes the most time, in launch order.
-
-    A grid alone does not distinguish matmuls: cuBLAS runs one kernel in one grid on sums of different lengths.
-    """
-    ordered = launches.sort_values(["grid", "block", "duration_ns"], kind="stable")
-    before = ordered.shift()
-    other_shape = (ordered["grid"] != before["grid"]) | (ordered["block"] != before["block"])
-    sort = (other_shape | (ordered["duration_ns"] > _LIKE * before["duration_ns"])).cumsum()
-    return ordered[sort == ordered.groupby(sort)["duration_ns"].sum().idxmax()].sort_index()
 
 
 def _unchanged_groups(chosen: _Group, earlier: Iterable[Guide]) -> list[_Group]:

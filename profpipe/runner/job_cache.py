@@ -42,6 +42,8 @@ _IRRELEVANT = {
 }  # fmt: skip
 #: Options of a job that only limit its time.
 _LIMITS = {"case_timeout_s", "skip_larger_after_oom"}
+#: Folders in whose names an installed package has its name and version.
+_METADATA = (".dist-info", ".egg-info")
 _GPU = (
     "name", "mig", "sm_count", "driver", "cuda", "memory_bytes", "power_limit_w", "max_sm_clock_hz",
     "max_memory_clock_hz",
@@ -85,6 +87,8 @@ def dependencies(
     variables = {**environment, **job.env}
     relevant = {name: value for name, value in variables.items() if not name.startswith("LC_")}
     gpus = [{name: gpu.get(name) for name in _GPU} for gpu in machine.get("gpus", ())]
+    # The first entry is the folder of the program, or with ``python -m`` the current folder.
+    installed = (path for folder in filter(Path.is_dir, map(Path, sys.path[1:])) for path in folder.iterdir())
     return {
         "its cases": [(case.id, dict(case.params)) for case in job.cases],
         "its repeats": _repeats(job),
@@ -101,8 +105,7 @@ def dependencies(
         "the machine": {"gpus": gpus, **{name: machine.get(name) for name in ("cpu", "cpu_count", "os")}},
         **({"its place": "beside other processes"} if job.group else {}),
         "Python": sys.version,
-        # The first entry is the folder of the program, or with ``python -m`` the current folder.
-        "the installed packages": _list_distributions(sys.path[1:]),
+        "the installed packages": sorted({path.name for path in installed if path.suffix in _METADATA}),
     }
 
 
@@ -128,13 +131,6 @@ def possible_outputs(job: Job, began: float, ended: float) -> set[str]:
     data = [path for path in _files_in_words(job) if path.suffix != ".py" and not os.access(path, os.X_OK)]
     written = (path for path in data if began <= path.stat().st_mtime <= ended)
     return {f"file {_shown(path.resolve(), job)}" for path in written}
-
-
-def _list_distributions(entries: Iterable[str]) -> list[str]:
-    """Return name and version of every installed package, from the names of their metadata folders."""
-    folders = filter(Path.is_dir, map(Path, entries))
-    suffixes = (".dist-info", ".egg-info")
-    return sorted({path.name for folder in folders for path in folder.iterdir() if path.suffix in suffixes})
 
 
 def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:

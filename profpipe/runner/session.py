@@ -13,6 +13,7 @@ A run may be killed at any point and resumed. Its files say how far it is, from 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -257,7 +258,7 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = step.describe_nodes(most, lambda argv, env: executor.ask(argv, 60.0, env))
+            found = step.describe_nodes(most, functools.partial(executor.ask, timeout_s=60.0))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
@@ -373,9 +374,14 @@ class Session:
         fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
         if job.is_repeated:
             fresh = process_repeats.merge(stored, fresh, job.repeat, job.captures)
-        fresh = item_rates.add(fresh, self._items(job))
+        expression = self.request.pipeline.workloads[job.workload].items_per_step
+        counts = ((case.id, items_of(expression, case.params)) for case in job.cases)
+        fresh = item_rates.add(fresh, {case: count for case, count in counts if count is not None})
         self.data = self._merged(job, fresh)
         devices = reader.read_devices(job.records)
+        # The peak rates of the job's devices are kept if they differ from those of the machine.
+        variables = {**environment.filter_variables(os.environ), **job.env}
+        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
         entry = manifest_entries.job_entry(
             outcome,
             _commands(job),
@@ -383,7 +389,7 @@ class Session:
             key=key if _is_reusable(outcome, fresh) else "",
             reused_from=job_cache.read_origin(job.folder),
             devices=devices,
-            peaks=self._own_peaks(job, devices),
+            peaks=None if peaks == self.manifest.machine.peaks else peaks,
             rank_nodes=reader.read_rank_nodes(job.records) if job.nodes > 1 else {},
         )
         families = reader.expected_families(job.folder / "events.jsonl")
@@ -411,18 +417,6 @@ class Session:
         if guided_ncu.adds_kernels(job):
             return reader.add_kernels(self.data, fresh)
         return reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
-
-    def _items(self, job: Job) -> dict[str, float]:
-        """Return the items that a step of each case processes, where the pipeline file states them."""
-        expression = self.request.pipeline.workloads[job.workload].items_per_step
-        known = ((case.id, items_of(expression, case.params)) for case in job.cases)
-        return {case: count for case, count in known if count is not None}
-
-    def _own_peaks(self, job: Job, devices: Sequence[Mapping[str, Any]]) -> PeakRates | None:
-        """Return the peak rates of the job's devices if they differ from those of the machine."""
-        variables = {**environment.filter_variables(os.environ), **job.env}
-        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
-        return None if peaks == self.manifest.machine.peaks else peaks
 
 
 def _find_lanes(request: RunRequest, machine: Machine) -> tuple[lanes.Lane, ...]:

@@ -140,7 +140,8 @@ def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, optio
     ProfpipeError with the answer of sbatch where it refuses, and SubmissionUnknown where it gives none.
     """
     made: list[Submission] = []
-    most = _largest_index()
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
+    most = max(int(found[1]) - 1, 0) if found else _MOST - 1
     while left := indices[sum(len(each.indices) for each in made) :]:
         offset = left[0] if left[-1] > most else 0
         part = tuple(index for index in left if index - offset <= most)
@@ -201,11 +202,6 @@ def adopt(folder: Path) -> Submission | None:
         if start.index in begun.indices and job.isdigit() and job not in known:
             return _record(folder, begun, int(job))
     return None
-
-
-def _largest_index() -> int:
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
-    return max(int(found[1]) - 1, 0) if found else _MOST - 1
 
 
 def look_up(submissions: Sequence[Submission]) -> dict[int, Seen]:

@@ -56,7 +56,9 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
         return TaskState.DONE
     request = RunRequest.load(folder)
     began = manifest.utc_now().isoformat(timespec="seconds")
-    start = records.begin(folder, index, node.name(), _own_job(), began)
+    # Slurm's name of this task: ``4711_7``.
+    words = (os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
+    start = records.begin(folder, index, node.name(), "_".join(filter(None, words)), began)
     try:
         has_nodes = any(own.nodes > 1 for own in request.pipeline.workloads.values())
         # The processes on the other nodes write into the folder too.
@@ -91,12 +93,6 @@ def _save_failure(folder: Path, start: Start, known: Record | None, error: Excep
         print(f"profpipe: {path}: {second.strerror or second}. The record was not written.", file=sys.stderr)
 
 
-def _own_job() -> str:
-    """Return Slurm's name of this task: ``4711_7``."""
-    words = (os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
-    return "_".join(filter(None, words))
-
-
 @contextmanager
 def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
     """Yield a new folder of the node, or below the folder that all nodes share. It is removed at the end."""
@@ -117,7 +113,11 @@ def _open(
     opened = TaskSession(request, place, begun, data, task=task, shared=folder, start=start)
     opened.machine = machine
     (place / "raw").mkdir(parents=True)
-    _link_earlier(folder, place, begun)
+    # The files of earlier attempts are readable where this session looks for them.
+    for name in dict.fromkeys("/".join(entry.folder.split("/")[:3]) for entry in begun.jobs):
+        link = place / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder / name, target_is_directory=True)
     fingerprint.check_sources(folder, opened.plan(), lambda: records.first_start_s(folder))
     return opened
 
@@ -172,14 +172,6 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
             for name in ("jobs", "files", "refused", "expects", "incidents", "private_files")
         },
     )
-
-
-def _link_earlier(folder: Path, place: Path, begun: Manifest) -> None:
-    """Make the files of earlier attempts readable where this session looks for them."""
-    for name in dict.fromkeys("/".join(entry.folder.split("/")[:3]) for entry in begun.jobs):
-        link = place / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(folder / name, target_is_directory=True)
 
 
 def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
