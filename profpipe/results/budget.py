@@ -59,14 +59,10 @@ class Budget:
 
         Raises ConfigError for a wrong factor in the environment.
         """
-        size, factor = _size(path), times * _factor()
+        files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+        size, factor = sum(_unpacked(file) for file in files), times * _factor()
         seconds = _SECONDS + min(size, _LARGE) / _BYTES_PER_S + max(0, size - _LARGE) / _LARGE_BYTES_PER_S
         return cls(factor * seconds, factor * (_BYTES + _BYTES_PER_BYTE * size))
-
-
-def _size(path: Path) -> float:
-    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-    return sum(_unpacked(file) for file in files)
 
 
 def _unpacked(file: Path) -> float:

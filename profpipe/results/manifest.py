@@ -14,16 +14,13 @@ from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from profpipe.errors import ConfigError
 from profpipe.job import Cause, Incident, Status
 from profpipe.results import atomic, bounded_json
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 from profpipe.results.tasks import TaskEntry
-
-if TYPE_CHECKING:
-    pass
 
 FILE: Final = "run.json"
 #: Entries of a list or mapping of the manifest: jobs, files, incidents and others.

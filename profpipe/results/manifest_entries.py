@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -54,6 +54,10 @@ def begin_run(
     ``secrets`` are secret words of commands, and the text that replaces each of them.
     """
     options = pipeline.slurm.options if pipeline.slurm else ()
+    # Each workload and profiler once, in the order in which they run.
+    cases: dict[tuple[str, str], dict[str, None]] = {}
+    for job in planned:
+        cases.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
     return Manifest(
         name=pipeline.name,
         started=now.isoformat(timespec="seconds"),
@@ -70,7 +74,7 @@ def begin_run(
             for name, tool in tools.items()
         },
         git=git,
-        planned=tuple(_planned_jobs(planned)),
+        planned=tuple(PlannedJob(*key, tuple(names)) for key, names in cases.items()),
         private_files=(),
     )
 
@@ -86,14 +90,6 @@ def _published_word(before: str, word: str, secrets: Mapping[str, str], options:
     if equals and value != "..." and is_secret and not masking.is_line_option(before):
         return f"{prefix}{name}=..."
     return masking.mask_printed(masking.masker(secrets).mask(masking.hide_assigned(word, "...", before)))
-
-
-def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
-    """Yield each workload and profiler once, in the order in which they run."""
-    cases: dict[tuple[str, str], dict[str, None]] = {}
-    for job in jobs:
-        cases.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
-    return (PlannedJob(workload, profiler, tuple(names)) for (workload, profiler), names in cases.items())
 
 
 def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

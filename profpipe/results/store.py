@@ -45,7 +45,11 @@ def save(folder: Path, data: Tables, manifest: Manifest, stored: Tables | None =
         frame: pd.DataFrame = getattr(data, table.name)
         if stored is None or frame is not getattr(stored, table.name):
             if table.is_picture:
-                _save_picture(folder, table, frame)
+                if len(frame):
+                    _write_parquet(folder, table, frame)
+                else:
+                    # A run without rows has no such file.
+                    (folder / f"{table.name}.parquet").unlink(missing_ok=True)
             else:
                 atomic.write(folder / f"{table.name}.csv", functools.partial(_write_csv, frame))
     manifest.save(folder)
@@ -70,14 +74,6 @@ def as_parquet(frame: pd.DataFrame) -> bytes:
     stream = io.BytesIO()
     frame.to_parquet(stream, index=False, compression="zstd")
     return stream.getvalue()
-
-
-def _save_picture(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
-    """Write the rows of a picture; a run without rows has no such file."""
-    if len(frame):
-        _write_parquet(folder, table, frame)
-    else:
-        (folder / f"{table.name}.parquet").unlink(missing_ok=True)
 
 
 def _write_parquet(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
@@ -220,7 +216,11 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
     if not path.is_file() or (manifest.is_run and not manifest.ended and not table.is_picture):
         raise ConfigError(str(absent), "is missing.", _REMEDY)
     try:
-        _check_size(path)
+        from pyarrow import parquet
+
+        # More cells than fit into memory: a million equal ones take a few bytes of the file.
+        described = parquet.read_metadata(path)
+        budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
         return _checked(table, pd.read_parquet(path))
     # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
     except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
@@ -229,14 +229,6 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
                 str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."
             ) from None
         raise ConfigError(str(path), f"cannot be read, and {absent.name} is missing: {error}.", _REMEDY) from None
-
-
-def _check_size(path: Path) -> None:
-    """Raise ``TooLarge`` for more cells than fit into memory: a million equal ones take a few bytes of the file."""
-    from pyarrow import parquet
-
-    described = parquet.read_metadata(path)
-    budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
 
 
 def _check_end(path: Path) -> None:

@@ -45,7 +45,13 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
         with registry.within_budget(path, _BUDGETS):
             removed = +copy(place, beside)
         if removed or is_scrubbed(beside):
-            _put(beside, place)
+            if place.is_dir():
+                # One by one, so that a kill leaves each of them whole.
+                for file in sorted(beside.iterdir()):
+                    file.replace(place / file.name)
+            else:
+                shutil.copymode(place, beside)
+                beside.replace(place)
     except OSError as error:
         raise UnreadableFile(
             path, f"cannot be replaced: {error.strerror or error}", "Scrub a copy elsewhere."
@@ -70,16 +76,6 @@ def may_be_private(path: Path) -> bool:
     if path.name.endswith((".json", ".json.gz")):
         return not chrome_trace.is_marked(path) and chrome_trace.is_torch_trace(path)
     return path.suffix in (".sqlite", ".db") and not sqlite.is_marked(path)
-
-
-def _put(beside: Path, place: Path) -> None:
-    """Move a copy into place; the files of a folder one by one, so that a kill leaves each of them whole."""
-    if place.is_dir():
-        for file in sorted(beside.iterdir()):
-            file.replace(place / file.name)
-    else:
-        shutil.copymode(place, beside)
-        beside.replace(place)
 
 
 #: (name of the parser, whether the export is a folder) -> function.
