@@ -39,14 +39,11 @@ def main(args: argparse.Namespace) -> int:
     if not templates.summary.is_file():
         what = f"{templates.summary} is no file."
         raise ConfigError("--template", what, "Name a template such as templates/SUMMARY.md.j2.")
-    started = _started_jobs(folder, {job.folder for job in manifest.jobs})
+    # (workload, profiler) of the jobs that were started and not stored, because the runner was killed.
+    places = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(JOURNAL))
+    stored = {job.folder for job in manifest.jobs}
+    started = {place.parts[1:3] for place in places if str(place) not in stored}
     planned = (replace(job, cut_off=(job.workload, job.profiler) in started) for job in manifest.planned)
     result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), templates)
     rendering.print_result(result, args)
     return result.exit_code
-
-
-def _started_jobs(folder: Path, stored: set[str]) -> set[tuple[str, ...]]:
-    """Return (workload, profiler) of the jobs that were started and not stored, because the runner was killed."""
-    folders = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(JOURNAL))
-    return {place.parts[1:3] for place in folders if str(place) not in stored}

@@ -177,7 +177,14 @@ def _processes(
         with _opened(folder, file, is_run=manifest.is_run) as path:
             step_range = (manifest.workload(file.workload).get("steps") or {}).get("range") or ""
             recording = registry.recording(registry.choose(path, known), path)
-            builder = Builder(recording, _classes(data, file.workload), step_range)
+            # The class of each kernel as in the tables, by its name; of names with several classes none.
+            kernels = data.kernels[data.kernels["workload"] == file.workload]
+            pairs = kernels[["kernel", "kernel_class"]].drop_duplicates()
+            builder = Builder(
+                recording,
+                dict(pairs.drop_duplicates("kernel", keep=False).itertuples(index=False, name=None)),
+                step_range,
+            )
             case = _find_case(file, args.case) if args.case is not None else None
             # The file of a command is one case, and holds no ranges of cases.
             selection = Selection(case if case and len(file.cases) > 1 else None, args.step)
@@ -205,13 +212,6 @@ def _opened(folder: Path, file: _File, *, is_run: bool) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix="profpipe-") as temporary:
         yield exported(path, Path(temporary))
-
-
-def _classes(data: Tables, workload: str) -> dict[str, str]:
-    """Return the class of each kernel as in the tables, by its name; of names with several classes none."""
-    kernels = data.kernels[data.kernels["workload"] == workload]
-    pairs = kernels[["kernel", "kernel_class"]].drop_duplicates()
-    return dict(pairs.drop_duplicates("kernel", keep=False).itertuples(index=False, name=None))
 
 
 def _title(file: _File, data: Tables, pid: int | None, devices: list[int]) -> str:

@@ -85,7 +85,9 @@ def read_program(
         workload["env"] = given
     document: dict[str, Any] = {"version": 1, "name": name, "workloads": {name: workload}}
     _check_names(overrides, words)
-    if axes := _axes(overrides, words):
+    # The keys of ``--set`` that stand in braces in the program's words.
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    if axes := [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]:
         workload["matrix"] = dict.fromkeys(axes)
     loader.override(document, overrides, path)
     if axes:
@@ -215,12 +217,6 @@ def _environment(variables: Sequence[str], env: Mapping[str, str]) -> Iterator[t
         if equals and (masking.has_secret_form(value) or (masking.is_secret_name(name) and value)):
             raise ConfigError("--env", f"{name} looks secret.", f"Set it in the shell and write --env {name}.")
         yield name, value if equals else f"${{{name}}}"
-
-
-def _axes(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the keys of ``--set`` that stand in braces in the program's words."""
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    return [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]
 
 
 def _check_names(overrides: Sequence[str], words: Sequence[str]) -> None:
