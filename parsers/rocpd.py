@@ -263,9 +263,13 @@ def _v1(database: _Database, step_range: str) -> schema.Tables:
     calls = database.read("HIP", "apiName", "BeginNs", "EndNs", "pid", "tid", "Index")
     if len(launches) and launches["start"].isna().all():
         return trace.count_only(launches, origin)
+    frame = database.read("rocTX", "Name", "BeginNs", "EndNs", "pid", "tid", "__lane")
+    ranges = trace.records(trace.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
+    # Start/stop ranges, which belong to no thread, have lane 0. A mark is 1 ns long.
+    ranges.loc[frame["__lane"] == 0, "thread"] = trace.WHOLE_PROCESS
     everything = trace.Recording(
         pd.concat([launches, copied], ignore_index=True),
-        _v1_ranges(database),
+        ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True),
         trace.records(trace.CALL, _renamed(calls, correlation="Index", name="apiName")),
         step_range,
     )
@@ -291,11 +295,3 @@ def _v1_kernels(database: _Database) -> pd.DataFrame:
     frame = database.read("KERN", "KernelName", "BeginNs", "EndNs", "pid", "tid", "gpu-id", "DispatchNs")
     columns = _renamed(frame, device="gpu-id", dispatched="DispatchNs")
     return trace.records(trace.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})
-
-
-def _v1_ranges(database: _Database) -> pd.DataFrame:
-    frame = database.read("rocTX", "Name", "BeginNs", "EndNs", "pid", "tid", "__lane")
-    ranges = trace.records(trace.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
-    # Start/stop ranges, which belong to no thread, have lane 0. A mark is 1 ns long.
-    ranges.loc[frame["__lane"] == 0, "thread"] = trace.WHOLE_PROCESS
-    return ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True)

@@ -46,7 +46,8 @@ def parse(path: Path) -> schema.Tables:
         what = "statistics of API calls or whole domains on the CPU, without GPU times"
         raise table.unreadable(what, "Give the kernel_stats.csv.")
     columns: dict[str, Any] = {ours: _floats(table, theirs) for ours, theirs in _STATISTICS.items()}
-    columns |= {"kind": [_kind(name) for name in names], "kernel": names, "calls": table.numbers("Calls")}
+    kinds = ["memcpy" if _COPY.match(name) else "memset" if _FILL.match(name) else "kernel" for name in names]
+    columns |= {"kind": kinds, "kernel": names, "calls": table.numbers("Calls")}
     frame = schema.frame(schema.KERNELS, columns)
     frame = frame[frame["calls"].notna() & frame["total_ns"].notna()].reset_index(drop=True)
     if frame.empty:
@@ -67,10 +68,6 @@ def parse(path: Path) -> schema.Tables:
         notes=table.notes,
     )
     return schema.Tables(kernels=kernel_classes.annotate(frame), origin=origin).with_columns(profiler="rocprof")
-
-
-def _kind(name: str) -> str:
-    return "memcpy" if _COPY.match(name) else "memset" if _FILL.match(name) else "kernel"
 
 
 def _floats(table: CsvTable, name: str) -> pd.Series[Any]:

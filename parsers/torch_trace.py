@@ -65,7 +65,11 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     launches = _launches(trace)
     on_gpu = not launches.empty
     if not on_gpu:
-        launches = _operators(trace)
+        # Operators in the shape of launches; ``dur`` is their self time.
+        ops = trace.frame("op")
+        ops["dur"], ops["time"] = _self_times(ops), ops["start"]
+        of_no_gpu = {"device": events.MISSING, "stream": events.MISSING}
+        launches = ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False, convolves=False)
     ranges = _ranges(trace)
     if launches.empty and not len(ranges.start):
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
@@ -83,9 +87,12 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         steps = search.find(given, ranges, _waits(trace), own=step_range)
     else:
         steps = search.find_on_host(ranges, own=step_range)
+    # The rank that torch.distributed gave the process.
+    group = trace.top.get("distributedInfo")
+    rank = group.get("rank") if isinstance(group, dict) else None
     return schema.Tables(
         kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler="torch"),
-        **steps.of_processes(pids).tables(profiler="torch", rank=_rank(trace)),
+        **steps.of_processes(pids).tables(profiler="torch", rank=rank if type(rank) is int and rank >= 0 else pd.NA),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -211,14 +218,6 @@ def _by_id(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.DataFrame:
     """Return the first event of each id that only one process uses, by that id."""
     alone = rows[(rows[key] > 0) & ~rows[key].isin(_shared(trace, rows, key))]
     return alone.drop_duplicates(key).set_index(key)
-
-
-def _operators(trace: events.Trace) -> pd.DataFrame:
-    """Return operators in the shape of ``_launches``; ``dur`` is their self time."""
-    ops = trace.frame("op")
-    ops["dur"], ops["time"] = _self_times(ops), ops["start"]
-    of_no_gpu = {"device": events.MISSING, "stream": events.MISSING}
-    return ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False, convolves=False)
 
 
 def _self_times(ops: pd.DataFrame) -> np.ndarray:
@@ -352,13 +351,6 @@ def _waits(trace: events.Trace) -> operations.Calls:
     return operations.Calls(start, start + _ns(calls["dur"]), *place, name, trace.texts)
 
 
-def _rank(trace: events.Trace) -> Any:
-    """Return the rank that torch.distributed gave the process, NA without one."""
-    group = trace.top.get("distributedInfo")
-    rank = group.get("rank") if isinstance(group, dict) else None
-    return rank if type(rank) is int and rank >= 0 else pd.NA
-
-
 # --- origin ----------------------------------------------------------------------------------------------------------
 
 
@@ -368,11 +360,16 @@ def _origin(
     kernels = rows[rows["kind"] == "kernel"]
     on_cpu = bool((launches["kind"] == "cpu_op").any())
     is_rocm = any(key.startswith(("hip_", "roctracer")) for key in trace.top)
+    # The GPUs that ran something; on ROCm, whose numbers are no indices, all GPUs.
+    listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
+    used = set(launches["device"].dropna())
+    listed = [device for device in listed if device.get("id") in used] or listed
+    names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
     return schema.Origin(
         format=FORMATS[0],
         tool="torch",
         attribution=_count_placements(launches, placed),
-        device=_device(trace, launches),
+        device=", ".join(names).encode("utf-8", "replace").decode(),
         notes=(*_notes(trace, launches), *placed.paths.notes()),
         details=("ROCm: device numbers are HSA agent ids, which count CPUs too",) if is_rocm else (),
         without_kernels="no GPU events: CPU operators, each with its self time" if on_cpu else "",
@@ -392,15 +389,6 @@ def _count_placements(launches: pd.DataFrame, placed: attribution.Attribution) -
         schema.Placement.OF_EXTERNAL_ID: launches["by_operator"],
     }
     return {how: int(rows.sum()) for how, rows in counts.items() if rows.any()}
-
-
-def _device(trace: events.Trace, launches: pd.DataFrame) -> str:
-    """Return the names of the GPUs that ran something; on ROCm, whose numbers are no indices, of all GPUs."""
-    listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
-    used = set(launches["device"].dropna())
-    listed = [device for device in listed if device.get("id") in used] or listed
-    names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
-    return ", ".join(names).encode("utf-8", "replace").decode()
 
 
 def _notes(trace: events.Trace, launches: pd.DataFrame) -> Iterator[str]:

@@ -82,16 +82,10 @@ def _path(cells: dict[str, str]) -> Iterator[str]:
     for kind in ("Start/Stop_Range", "Push/Pop_Range"):
         for column in (name for name in cells if kind in name):
             for text in _RANGE.findall(cells[column]):
-                yield _range_name(text)
-
-
-def _range_name(text: str) -> str:
-    """Return ``step`` of ``<default domain>:step:none:none:none:none:none:none``. Only the name may hold colons.
-
-    The six fields are type and value of the payload and of the colour, and type and text of the message.
-    """
-    _, _, rest = text.partition(":")
-    return rest.rsplit(":", 6)[0]
+                # ``<default domain>:step:none:none:none:none:none:none``: only the name may hold colons. The six
+                # fields are type and value of the payload and of the colour, and type and text of the message.
+                _, _, rest = text.partition(":")
+                yield rest.rsplit(":", 6)[0]
 
 
 # --- the details page's names ----------------------------------------------------------------------------------------
