@@ -44,9 +44,6 @@ class Capture:
     def finish(self) -> None:
         """No step follows."""
 
-    def is_chosen(self, number: int) -> bool:
-        return self.settings.warmup <= number <= self.settings.last
-
 
 class Times(Capture):
     """The time of each step, and the peak of torch's memory."""
@@ -196,7 +193,7 @@ class Ranges(Capture):
     def begin(self, rule: str, number: int) -> None:
         if number == self.settings.warmup and self._window is not None:
             self._window.begin()
-        if self._open is not None and self.is_chosen(number):
+        if self._open is not None and (self.settings.warmup <= number <= self.settings.last):
             self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
 
     def end(self, rule: str, number: int) -> None:

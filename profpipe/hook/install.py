@@ -37,9 +37,13 @@ def _note_import(path: str) -> None:
 
 def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
     if given.range is not None:
-        _watch_ranges_of_torch(torch, found, given)
+        kind = torch.autograd.profiler.record_function
+        _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), found, given)
+        for function in ("range_push", "range_start"):
+            _watch_opening(torch.cuda.nvtx, function, _first_argument, found, given)
     elif given.forward:
-        _watch_modules(torch, found)
+        watch = _ModuleWatch(torch, found)
+        compiled.watch(torch, watch.wrap)
     else:
         _watch_optimizers(torch, found)
 
@@ -92,11 +96,6 @@ def _compiling(torch: Any) -> Callable[[], bool]:
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------
-
-
-def _watch_modules(torch: Any, found: Steps) -> None:
-    watch = _ModuleWatch(torch, found)
-    compiled.watch(torch, watch.wrap)
 
 
 class _ModuleWatch:
@@ -157,13 +156,6 @@ def _is_compiled(module: Any) -> bool:
 
 
 # --- ranges of the program -------------------------------------------------------------------------------------------
-
-
-def _watch_ranges_of_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
-    kind = torch.autograd.profiler.record_function
-    _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), found, given)
-    for function in ("range_push", "range_start"):
-        _watch_opening(torch.cuda.nvtx, function, _first_argument, found, given)
 
 
 def _watch_nvtx(nvtx: Any, found: Steps, given: settings.Settings) -> None:

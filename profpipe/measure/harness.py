@@ -76,19 +76,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         if not is_disk_full(str(error)):
             raise
-        _print_if_possible(traceback.format_exc())
+        # The log may be on the full disk as well, and an interpreter that cannot flush its streams exits with 120.
+        for stream, last in ((sys.stdout, ""), (sys.stderr, traceback.format_exc())):
+            try:
+                stream.write(last)
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return UNWRITTEN
     return 0
-
-
-def _print_if_possible(text: str) -> None:
-    """The log may be on the full disk as well, and an interpreter that cannot flush its streams exits with code 120."""
-    for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
-        try:
-            stream.write(last)
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(spec_path: Path) -> None:

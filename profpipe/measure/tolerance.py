@@ -91,7 +91,7 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
     ``unchecked``. An infinite difference or a NaN never passes, also without a limit. A measure that is text is
     ``unchecked``; None is too where there is a limit for it.
     """
-    numbers: dict[str, float] = {m: value for m, value in checked.items() if m in MEASURES and _is_number(value)}
+    numbers: dict[str, Any] = {m: value for m, value in checked.items() if m in MEASURES and isinstance(value, Real)}
     misses = []
     for m, value in numbers.items():
         limit = _effective_limit(m, value, limits)
@@ -145,10 +145,6 @@ def cosine(value: float) -> str:
     if value > 1 - 1e-9:
         return "> 0.999999999"
     return f"{value:.{min(9, max(3, 1 - math.floor(math.log10(1 - value))))}f}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
 
 
 def _is_cosine(measure: str) -> bool:
