@@ -49,7 +49,10 @@ FIGURES = {
 
 
 def main() -> None:
-    args = arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--top", type=int, default=3)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="profpipe-guided-") as scratch:
         path = Path(scratch, "pipeline.yaml")
         path.write_text(PIPELINE, encoding="utf-8")
@@ -62,13 +65,6 @@ def main() -> None:
         print(f"ncu over all kernels: {ncu_seconds(whole):.1f} s, {len(every)} launches")
         print(f"{ncu_seconds(whole) / seconds:.1f} times as long")
         compare(every, few_launches, choices(run))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--top", type=int, default=3)
-    return parser.parse_args()
 
 
 def ncu_seconds(run: Path) -> float:

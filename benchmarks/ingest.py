@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
@@ -61,8 +61,7 @@ search.find = lambda *given: search.Found()
 CODES = {"plain": WITHOUT_STEPS + READ, "parser": READ}
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Wall time, CPU time and peak resident memory of one process."""
 
     seconds: float
@@ -84,7 +83,12 @@ def grow(out: Path, kernels: int, has_cases: bool) -> int:
             if _columns(database, f"CUPTI_ACTIVITY_KIND_{table}"):
                 database.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table}")
         database.execute("DELETE FROM NVTX_EVENTS")
-        first_name = _write_names(database)
+        # The names of the kernels: real ones and variants of them.
+        real = [row[0] for row in database.execute("SELECT value FROM StringIds WHERE value LIKE '%(%' ORDER BY id")]
+        first_name = int(database.execute("SELECT max(id) + 1 FROM StringIds").fetchone()[0])
+        names = [real[i % len(real)] + (f"#v{i // len(real)}" if i >= len(real) else "") for i in range(NAMES)]
+        names.append("cudaLaunchKernel_v7000")
+        database.executemany("INSERT INTO StringIds(id, value) VALUES (?, ?)", enumerate(names, first_name))
         for process in range(PROCESSES):
             _write_process(database, process, each, first_name, LEVELS if has_cases else LEVELS[1:])
         ranges = int(database.execute("SELECT count(*) FROM NVTX_EVENTS").fetchone()[0])
@@ -95,16 +99,6 @@ def grow(out: Path, kernels: int, has_cases: bool) -> int:
 def _columns(database: sqlite3.Connection, table: str) -> list[tuple[str, bool]]:
     """Return (name, whether it must not be NULL) of each column."""
     return [(row[1], bool(row[3])) for row in database.execute(f'PRAGMA table_info("{table}")')]
-
-
-def _write_names(database: sqlite3.Connection) -> int:
-    """Add the names of the kernels, real ones and variants of them, and return the id of the first."""
-    real = [row[0] for row in database.execute("SELECT value FROM StringIds WHERE value LIKE '%(%' ORDER BY id")]
-    first = int(database.execute("SELECT max(id) + 1 FROM StringIds").fetchone()[0])
-    names = [real[i % len(real)] + (f"#v{i // len(real)}" if i >= len(real) else "") for i in range(NAMES)]
-    database.executemany("INSERT INTO StringIds(id, value) VALUES (?, ?)", enumerate(names, first))
-    database.execute("INSERT INTO StringIds(id, value) VALUES (?, 'cudaLaunchKernel_v7000')", (first + NAMES,))
-    return first
 
 
 def _write_process(
@@ -173,19 +167,15 @@ def measure(command: list[str]) -> Cost:
     return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / per_megabyte, text)
 
 
-def nsys_report(nsys: str) -> str:
-    """Return this nsys's name of its report of kernels by range."""
-    version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
-    return "nvtxkernsum" if " version 2022" in version or " version 2021" in version else "nvtx_kern_sum"
-
-
 def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
     export, out = folder / f"{kernels}.sqlite", folder / f"{kernels}-tables"
     ranges = grow(export, kernels, options.cases)
     commands = {name: [sys.executable, "-c", code, str(export)] for name, code in CODES.items()}
     commands["command"] = [sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(out)]
     if options.nsys and kernels <= NSYS_UP_TO:
-        report = nsys_report(options.nsys)
+        # This nsys's name of its report of kernels by range.
+        version = subprocess.run([options.nsys, "--version"], capture_output=True, text=True, check=True).stdout
+        report = "nvtxkernsum" if " version 2022" in version or " version 2021" in version else "nvtx_kern_sum"
         commands["nsys"] = [options.nsys, "stats", "-q", "-r", report, "-f", "csv", "-o", "-", str(export)]
     costs: dict[str, list[Cost]] = {name: [] for name in commands}
     for _ in range(options.rounds):
@@ -207,18 +197,14 @@ def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _numbers(cost: Cost) -> tuple[float, float, float]:
-    return cost.seconds, cost.cpu_seconds, cost.megabytes
-
-
 def _ratios(over: list[Cost], under: list[Cost]) -> list[float]:
     """Return the median ratios of wall time, CPU time and memory."""
-    ratios = ([a / b for a, b in zip(_numbers(x), _numbers(y), strict=True)] for x, y in zip(over, under, strict=True))
+    ratios = ([a / b for a, b in zip(x[:3], y[:3], strict=True)] for x, y in zip(over, under, strict=True))
     return [statistics.median(values) for values in zip(*ratios, strict=True)]
 
 
 def _cost(costs: list[Cost]) -> str:
-    seconds, cpu, megabytes = (statistics.median(values) for values in zip(*map(_numbers, costs), strict=True))
+    seconds, cpu, megabytes = (statistics.median(values) for values in zip(*(cost[:3] for cost in costs), strict=True))
     return f"{seconds:.2f} s (CPU {cpu:.2f} s), {megabytes:,.0f} MB"
 
 

@@ -52,7 +52,12 @@ workloads:
 
 
 def main() -> None:
-    args = arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pipeline", nargs="?", type=Path)
+    parser.add_argument("-p", "--profiler", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=4)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="profpipe-orchestration-") as scratch:
         pipeline = args.pipeline or made_up(Path(scratch))
         options = [*(word for name in args.profiler for word in ("-p", name)), *profpipe_run.sets(args.set)]
@@ -79,15 +84,6 @@ def timed_round(number: int, pipeline: Path, options: Sequence[str], out: Path) 
         f"{number:5} {commands:8} {bare:8.2f} {whole:10.2f} {whole - bare:8.2f} {own:6.2f} {allowed:10.2f}", flush=True
     )
     return whole - bare, own
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", nargs="?", type=Path)
-    parser.add_argument("-p", "--profiler", action="append", default=[])
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=4)
-    return parser.parse_args()
 
 
 def made_up(folder: Path) -> Path:

@@ -30,7 +30,13 @@ ON_CPU = {"impls": "sdpa_math,sdpa_flash", "seqlens": "64,128,256,512"}
 
 
 def main() -> None:
-    args = arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = ON_GPU if shutil.which("nvidia-smi") and importlib.util.find_spec("flash_attn") else ON_CPU
+    parser.add_argument("-p", "--profiler", action="append", default=[])
+    parser.add_argument("--impls", default=defaults["impls"])
+    parser.add_argument("--seqlens", default=defaults["seqlens"])
+    parser.add_argument("--batches", default="1,2")
+    args = parser.parse_args()
     chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
     print("profiler cases  first s  one process s  isolated s  ratio  time isolated/swept: median, farthest")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
@@ -45,16 +51,6 @@ def main() -> None:
         apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
         seconds = f"{first_s:8.1f} {swept_s:14.1f} {isolated_s:11.1f} {isolated_s / swept_s:6.1f}"
         print(f"{profiler:8} {len(swept):5} {seconds}  {apart}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = ON_GPU if shutil.which("nvidia-smi") and importlib.util.find_spec("flash_attn") else ON_CPU
-    parser.add_argument("-p", "--profiler", action="append", default=[])
-    parser.add_argument("--impls", default=defaults["impls"])
-    parser.add_argument("--seqlens", default=defaults["seqlens"])
-    parser.add_argument("--batches", default="1,2")
-    return parser.parse_args()
 
 
 def timed_run(

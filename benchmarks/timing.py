@@ -29,22 +29,18 @@ FIXED = {"batch": 2, "heads": 16, "head_dim": 128, "dtype": "bf16"}
 
 
 def main() -> None:
-    args = arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--impl", default="fa2")
+    parser.add_argument("--seqlens", default="4096,8192,16384,32768,65536")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=10)
+    args = parser.parse_args()
     if args.runs:  # first, because a context of this process on the GPU would set the flag other_process
         separate_runs(args.impl, args.runs)
     print("\nimpl       mode     seqlen  profpipe us  do_bench us  difference %  samples of each  flags")
     for mode in ("fwd", "fwd_bwd"):
         for seqlen in map(int, args.seqlens.split(",")):
             compare_with_do_bench(args.impl, mode, seqlen, args.rounds)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--impl", default="fa2")
-    parser.add_argument("--seqlens", default="4096,8192,16384,32768,65536")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runs", type=int, default=10)
-    return parser.parse_args()
 
 
 def compare_with_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> None:
