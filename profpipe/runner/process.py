@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,8 +31,8 @@ from profpipe.runner.child import Child
 #: Every process of a job has this environment variable. Its value is the job's folder.
 JOB_VARIABLE = "PROFPIPE_JOB"
 
-#: Options of prctl(2).
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+#: An option of prctl(2).
+_PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
 
@@ -89,17 +88,13 @@ class InterruptCounter:
 @contextmanager
 def adopt_orphans() -> Iterator[None]:
     """While entered, a descendant whose parent dies becomes a child of this process instead of init."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    prctl = ctypes.CDLL(None).prctl
     before = ctypes.c_int(0)
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def kill_leftovers(job_folder: Path, wait_s: float) -> None:

@@ -34,7 +34,7 @@ PROGRAM, FOLDER, MACHINE = range(3)
 ENDED = struct.Struct("!id")
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.005
 #: A process that hangs inside a driver does not die of SIGKILL. It is not waited for longer.
 _MOST_S = 60.0
@@ -43,7 +43,7 @@ _MOST_S = 60.0
 def main(control: socket.socket) -> None:
     """Serve the requests of the runner until it closes the socket."""
     control.set_inheritable(False)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     wakeup, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -226,7 +226,7 @@ def has_proc() -> bool:
         return False
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, value: object) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
