@@ -337,18 +337,13 @@ def _specification(job: Job) -> dict[str, object]:
     for case, described in zip(job.cases, cases, strict=True):
         if hidden := {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}:
             described["hidden"] = hidden
+    as_they_are = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
-        "workload": job.workload,
-        "profiler": job.profiler,
+        **{name: getattr(job, name) for name in as_they_are},
         "script": str(job.script),
         "cases": cases,
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
-        "warmup": job.warmup,
-        "repeats": job.repeats,
-        "processes": job.processes,
         "options": dict(job.options),
-        "stem": job.stem,
-        "part": job.part,
         "folder": str(job.folder),
     }
 

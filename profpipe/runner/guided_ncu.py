@@ -183,7 +183,7 @@ def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
     if last.empty:
         return Choice(case, kernel)
     # The group of similar launches that takes the most time, in launch order. A grid alone does not distinguish
-    #  matmuls: cuBLAS runs one kernel in one grid on sums of different lengths.
+    # matmuls: cuBLAS runs one kernel in one grid on sums of different lengths.
     ordered = last.sort_values(["grid", "block", "duration_ns"], kind="stable")
     before = ordered.shift()
     other_shape = (ordered["grid"] != before["grid"]) | (ordered["block"] != before["block"])

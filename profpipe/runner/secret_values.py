@@ -75,14 +75,11 @@ def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes
     def point(values: Mapping[str, Any] | None) -> Any:
         return None if values is None else {name: public(name, value) for name, value in values.items()}
 
-    def points(values: Iterable[Mapping[str, Any]]) -> Any:
-        return tuple(map(point, values))
-
     workloads = {
         name: workload.model_copy(
             update={
                 **{part: point(getattr(workload, part)) for part in ("params", "matrix", "baseline")},
-                **{part: points(getattr(workload, part)) for part in ("include", "exclude")},
+                **{part: tuple(map(point, getattr(workload, part))) for part in ("include", "exclude")},
             }
         )
         for name, workload in pipeline.workloads.items()

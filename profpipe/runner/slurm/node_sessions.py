@@ -102,16 +102,9 @@ class NodeSession(Session):
     def save_record(self, state: TaskState, details: str = "") -> None:
         """Write the record of this attempt, which holds what earlier ones have measured too."""
         known = replace(self.manifest, pipeline={}, command=(), planned=(), git=GitState())
-        texts = {
-            table.name: store.as_csv(frame).decode()
-            for table in schema.ALL
-            if len(frame := getattr(self.data, table.name)) and not table.is_picture
-        }
-        pictures = {
-            table.name: records.as_text(store.as_parquet(frame))
-            for table in schema.ALL
-            if len(frame := getattr(self.data, table.name)) and table.is_picture
-        }
+        rows = [(table, frame) for table in schema.ALL if len(frame := getattr(self.data, table.name))]
+        texts = {table.name: store.as_csv(frame).decode() for table, frame in rows if not table.is_picture}
+        pictures = {t.name: records.as_text(store.as_parquet(frame)) for t, frame in rows if t.is_picture}
         start = self.start
         Record(start.index, start.attempt, start.node, start.job, state, details, known, texts, pictures).save(
             self.shared

@@ -52,18 +52,15 @@ def _directives(
     """Yield the words of each line `#SBATCH`."""
     yield [f"--job-name=profpipe-{name}"]
     yield [f"--array={indices(range(tasks))}{limit(settings)}"]
-    yield [f"--output={_escape(str(folder / LOGS))}/%A_%a.txt"]
+    # In a path sbatch replaces patterns such as ``%j``.
+    logs = str(folder / LOGS).replace("%", "%%")
+    yield [f"--output={logs}/%A_%a.txt"]
     yield ["--open-mode=append"]
     if shape != (1, 1):
         yield [f"--nodes={shape[0]}"]
         yield [f"--ntasks-per-node={shape[1]}"]
-    for option, value in (
-        ("partition", settings.partition),
-        ("gres", settings.gres),
-        ("constraint", settings.constraint),
-        ("time", settings.time),
-    ):
-        if value is not None:
+    for option in ("partition", "gres", "constraint", "time"):
+        if (value := getattr(settings, option)) is not None:
             yield [f"--{option}={value}"]
     yield from option_lines(settings.options)
 
@@ -82,11 +79,6 @@ def indices(numbers: Sequence[int]) -> str:
         else:
             spans.append((number, number))
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _escape(path: str) -> str:
-    """Return a path in which sbatch replaces no pattern such as ``%j``."""
-    return path.replace("%", "%%")
 
 
 def _directive_word(word: str) -> str:
