@@ -151,13 +151,9 @@ def _opened_folder(path: Path) -> Iterator[int]:
     try:
         yield descriptor
     except OSError as error:
-        raise _at(error, path) from None
+        if error.errno is None or (isinstance(error.filename, str) and Path(error.filename).is_absolute()):
+            raise
+        # A call on an open folder names the last part alone, and the user knows the whole path.
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
     finally:
         os.close(descriptor)
-
-
-def _at(error: OSError, path: Path) -> OSError:
-    """Return ``error`` with the path that the user knows: a call on an open folder names the last part alone."""
-    if error.errno is None or (isinstance(error.filename, str) and Path(error.filename).is_absolute()):
-        return error
-    return OSError(error.errno, os.strerror(error.errno), str(path))

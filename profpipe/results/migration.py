@@ -52,7 +52,10 @@ def migrate(database: Any, path: Path) -> None:
     if names and not {"run", "name", "started", "ended"} <= _columns(database, "runs"):
         what = f"is a database of another program: it has the tables {', '.join(sorted(names)[:_MOST_NAMED])}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
-    wanted = {**_COMMON, **{table.name: _types(table) for table in schema.ALL}}
+    wanted = {
+        **_COMMON,
+        **{table.name: {column.name: _TYPES[column.dtype] for column in table.columns} for table in schema.ALL},
+    }
     if views := sorted(wanted.keys() & set(database.view_names())):
         what = f"is a database of another program: it has the view {views[0]}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
@@ -65,7 +68,10 @@ def migrate(database: Any, path: Path) -> None:
         for name, columns in wanted.items():
             _complete(database, name, columns, lacking[name])
         if "device" in lacking["runs"] and "runs" in names:
-            _describe_stored_runs(database, path.parent)
+            # The machine and the commit of runs that an earlier version stored, where their folders still exist.
+            for (run,) in database.execute("select run from runs").fetchall():
+                with suppress(ConfigError):
+                    database["runs"].upsert(describe_run(run, Manifest.load(path.parent / run)), pk="run")
         if "spreads" in names:
             database.execute(_MOVE_SPREADS)
             database["spreads"].drop()
@@ -84,19 +90,8 @@ def describe_run(run: str, manifest: Manifest) -> dict[str, Any]:
     return {**named, "device": device, "driver": driver, "torch": torch, "git_commit": manifest.git.commit}
 
 
-def _describe_stored_runs(database: Any, out: Path) -> None:
-    """Add the machine and the commit of runs that an earlier version stored, where their folders still exist."""
-    for (run,) in database.execute("select run from runs").fetchall():
-        with suppress(ConfigError):
-            database["runs"].upsert(describe_run(run, Manifest.load(out / run)), pk="run")
-
-
 #: Tables that a message names.
 _MOST_NAMED: Final = 4
-
-
-def _types(table: schema.Table) -> dict[str, type]:
-    return {column.name: _TYPES[column.dtype] for column in table.columns}
 
 
 def _columns(database: Any, table: str) -> set[str]:

@@ -21,16 +21,17 @@ from profpipe.results.schema import Tables
 _EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
 #: The last row of a table is looked for in so many bytes.
 _TAIL_BYTES = 1 << 16
-#: Which columns hold JSON, and of which kind.
-_JSON: Mapping[str, type] = {"params": dict, "flags": list}
+#: Which columns hold JSON: of which kind, its word, and what an empty cell stands for.
+_JSON: Mapping[str, tuple[type[dict[Any, Any]] | type[list[Any]], str, str]] = {
+    "params": (dict, "mapping", "{}"),
+    "flags": (list, "list of texts", "[]"),
+}
 #: In ns these are more years than the universe has.
 _LARGEST = 1e30
 #: Units of times, sizes, rates and shares.
 _UNITS = ("ns", "byte", "byte/s", "flop", "flop/s", "1/s", "Hz", "W", "J", "%")
 #: Parameters and flags of a case: an honest pipeline has some dozens, and the time of a report grows with them.
 _MOST_PARAMETERS = 1_000
-_NO_JSON: Mapping[type, str] = {dict: "{}", list: "[]"}
-_JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list of texts"}
 #: What pandas and the checks raise for a file that is no table of profpipe.
 _DAMAGED = (ValueError, TypeError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError)
 _REMEDY = "Restore the file as it was written. Without a copy, start the run again."
@@ -163,23 +164,17 @@ def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
     file = path if path.is_file() else path.with_suffix(".parquet")
     try:
         with budget.limit(file):
-            return _read_csv(path, table) if path.is_file() else _read_parquet(path, table, manifest)
+            return parse_csv(path, table, str(path)) if path.is_file() else _read_parquet(path, table, manifest)
     except budget.TooLarge as error:
         raise ConfigError(str(file), f"is more than profpipe reads: {error}.", _REMEDY) from None
 
 
-def _read_csv(path: Path, table: schema.Table) -> pd.DataFrame:
+def parse_csv(source: Path | bytes, table: schema.Table, where: str) -> pd.DataFrame:
+    """Return the rows of a CSV file, or of its content. Raises ConfigError, which begins with ``where``, for others."""
     try:
-        _check_end(path)
-        return _parse(path, table)
-    except _DAMAGED as error:
-        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
-
-
-def parse_csv(content: bytes, table: schema.Table, where: str) -> pd.DataFrame:
-    """Return the rows of a CSV file. Raises ConfigError, which begins with ``where``, for another content."""
-    try:
-        return _parse(io.BytesIO(content), table)
+        if isinstance(source, Path):
+            _check_end(source)
+        return _parse(source if isinstance(source, Path) else io.BytesIO(source), table)
     except _DAMAGED as error:
         raise ConfigError(where, f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
 
@@ -261,17 +256,13 @@ def _check_numbers(frame: pd.DataFrame, name: str) -> None:
 
 def _check_json(frame: pd.DataFrame) -> None:
     """Raise ValueError with the row and column of a cell that is not JSON. Row 1 is the head, as in a spreadsheet."""
-    for name, kind in _JSON.items():
+    for name, (kind, word, empty) in _JSON.items():
         for row, text in enumerate(frame.get(name, ()), start=2):
             try:
-                found: Any = bounded_json.loads(text or _NO_JSON[kind])
+                found: Any = bounded_json.loads(text or empty)
             except ValueError as error:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
-            if not (_is_list_of_texts(found) if kind is list else isinstance(found, dict)):
-                raise ValueError(f"row {row}, column {name}: is no JSON {_JSON_WORDS[kind]}")
+            if not isinstance(found, kind) or (kind is list and not all(isinstance(each, str) for each in found)):
+                raise ValueError(f"row {row}, column {name}: is no JSON {word}")
             if len(found) > _MOST_PARAMETERS:
                 raise ValueError(f"row {row}, column {name}: has more than {_MOST_PARAMETERS:,} {name}")
-
-
-def _is_list_of_texts(node: Any) -> bool:
-    return isinstance(node, list) and all(isinstance(each, str) for each in node)
