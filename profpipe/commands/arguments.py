@@ -20,13 +20,13 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
 
 
-def _names(text: str) -> list[str]:
-    """Parse ``plain,torch`` or ``plain torch``."""
-    return text.replace(",", " ").split()
-
-
-#: An option that gives names.
-NAMES: Final[dict[str, Any]] = {"action": "extend", "type": _names, "default": [], "metavar": "NAME[,NAME]"}
+#: An option that gives names: ``plain,torch`` or ``plain torch``.
+NAMES: Final[dict[str, Any]] = {
+    "action": "extend",
+    "type": lambda text: text.replace(",", " ").split(),
+    "default": [],
+    "metavar": "NAME[,NAME]",
+}
 
 #: The file of ``--json`` that is standard output.
 STDOUT: Final = "-"

@@ -30,7 +30,9 @@ def confirm(folder: Path, doubt: Doubt, *, is_trusted: bool) -> None:
     where, why = shown(folder), f"was not made by this user on this machine: {doubt.value}."
     print(f"profpipe: {where} {why} To resume it starts, with your rights:", file=sys.stderr)
     for line in _describe(folder):
-        print(f"  {_printable(line)}", file=sys.stderr)
+        # Control characters could hide a command on the terminal.
+        shown_line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        print(f"  {shown_line}", file=sys.stderr)
     if is_trusted:
         return
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
@@ -71,8 +73,3 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
         for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
             if command.runs_workload:
                 yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` with control characters written out: they could hide a command on the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

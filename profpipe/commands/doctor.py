@@ -68,6 +68,9 @@ def examine(modules: Mapping[str, Profiler], ask: Ask) -> list[Check]:
     """Return every check, in the order in which things depend on each other."""
     gpus, packages = machine.nvidia_gpus(), machine.packages(["nvtx", *_IMPLEMENTATIONS])
     tools = {name: module.find(ask) for name, module in modules.items() if name not in ("plain", "torch")}
+    free = shutil.disk_usage(Path.cwd()).free
+    enough = free > 5 * 2**30
+    advice = "" if enough else "Reports of ncu take about a megabyte a kernel: free some, or use --out on another disk."
     return [
         Check("Python", "ok", platform.python_version()),
         *_check_gpus(gpus),
@@ -79,7 +82,7 @@ def examine(modules: Mapping[str, Profiler], ask: Ask) -> list[Check]:
             Check(name, "ok", packages[name]) if name in packages else Check(name, "missing", "not installed", remedy)
             for name, remedy in _IMPLEMENTATIONS.items()
         ),
-        _check_disk(Path.cwd()),
+        Check("disk", "ok" if enough else "wrong", f"{free / 2**30:.0f} GiB free here", advice),
     ]
 
 
@@ -141,13 +144,6 @@ def _check_nvtx(version: str | None, nsys: Tool | Missing | None) -> Check:
         remedy = "pip install 'nvtx<0.2.12'; torch.cuda.nvtx is not affected."
         return Check("nvtx", "wrong", f"{version} is not recorded by nsys {nsys.version}", remedy)
     return Check("nvtx", "ok", version)
-
-
-def _check_disk(folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free
-    enough = free > 5 * 2**30
-    remedy = "" if enough else "Reports of ncu take about a megabyte a kernel: free some, or use --out on another disk."
-    return Check("disk", "ok" if enough else "wrong", f"{free / 2**30:.0f} GiB free here", remedy)
 
 
 def text(checks: Sequence[Check]) -> str:

@@ -7,7 +7,7 @@ import gzip
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,15 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", metavar="CASE", help="one case (default: all)")
     parser.add_argument("--profiler", choices=_PROFILERS, help="whose recording (default: nsys, else torch)")
     parser.add_argument(
-        "--step", type=_step, metavar="N", help=f"one step, or `{_STEADY}` for a typical one (default: all)"
+        "--step",
+        type=lambda text: text if text == _STEADY else arguments.count(text),
+        metavar="N",
+        help=f"one step, or `{_STEADY}` for a typical one (default: all)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the trace (default: trace.pftrace in the folder); .json: as JSON"
     )
-
-
-def _step(text: str) -> int | str:
-    return text if text == _STEADY else arguments.count(text)
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,8 @@ def _is_json(target: Path) -> bool:
 
 
 def _write(writer: Any, processes: Sequence[Process], is_zipped: bool, stream: IO[bytes]) -> None:
-    if is_zipped:
-        with gzip.open(stream, "wb", compresslevel=6) as zipped:
-            writer.write(processes, zipped)
-    else:
-        writer.write(processes, stream)
+    with gzip.open(stream, "wb", compresslevel=6) if is_zipped else nullcontext(stream) as target:
+        writer.write(processes, target)
 
 
 # --- which recordings ------------------------------------------------------------------------------------------------

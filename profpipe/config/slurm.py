@@ -40,10 +40,6 @@ def _quoted_time(value: object) -> object:
     return value
 
 
-def _lines(value: object) -> object:
-    return value.splitlines() if isinstance(value, str) else value
-
-
 def _words(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -97,7 +93,7 @@ class Slurm(StrictModel):
         description="what may run on different nodes. comparisons: cases that the report compares are one task; cases: "
         "each case is a task; all: each case under each profiler is a task",
     )
-    setup: Annotated[tuple[str, ...], BeforeValidator(_lines)] = Field(
+    setup: Annotated[tuple[str, ...], BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v)] = Field(
         (), description="lines of the batch script before profpipe starts: [module load cuda]"
     )
     launcher: Words = Field((), description="words before the command of a task: [apptainer, exec, --nv, image.sif]")

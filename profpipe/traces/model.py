@@ -95,12 +95,9 @@ class Process:
 
     def since(self, time_ns: int) -> Process:
         """Return the process with times since ``time_ns``."""
-        moved = (
-            replace(track.slices, start=track.slices.start - time_ns, end=track.slices.end - time_ns)
-            for track in self.tracks
-        )
-        tracks = (replace(track, slices=slices) for track, slices in zip(self.tracks, moved, strict=True))
-        return replace(self, tracks=tuple(tracks))
+        both = [(track, track.slices) for track in self.tracks]
+        moved = (replace(t, slices=replace(s, start=s.start - time_ns, end=s.end - time_ns)) for t, s in both)
+        return replace(self, tracks=tuple(moved))
 
     @property
     def slices(self) -> int:
