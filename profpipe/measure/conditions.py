@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Final
 
 from profpipe.measure.flags import Flag
+from profpipe.measure.oom_pruning import is_number
 
 #: ``nvmlClocksEventReason...``, up to driver 535 ``nvmlClocksThrottleReason...``: the bits are the same (nvml.h).
 _IDLE: Final = 0x1
@@ -186,17 +187,13 @@ def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
     """
     names = [field.name for field in fields(Reading)]
     readings = tuple(
-        Reading(**{name: value for name in names if _is_number(value := reading.get(name))})
+        Reading(**{name: value for name in names if is_number(value := reading.get(name))})
         for reading in record.get("readings") or ()
         if isinstance(reading, Mapping)
     )
     others = record.get("other_processes")
-    counted = tuple(value for value in record.get("counted_hz") or () if _is_number(value))
-    return Conditions(readings, others if _is_number(others) else None, counted)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    counted = tuple(value for value in record.get("counted_hz") or () if is_number(value))
+    return Conditions(readings, others if is_number(others) else None, counted)
 
 
 def combine(many: Iterable[Conditions]) -> Conditions:

@@ -22,7 +22,7 @@ def is_larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     any_larger = False
     for name, value in params.items():
         other = oom_params[name]
-        if name not in _NO_DIMENSIONS and _is_number(value) and _is_number(other):
+        if name not in _NO_DIMENSIONS and is_number(value) and is_number(other):
             if not (value >= other and bool(value) == bool(other)):
                 return False
             any_larger |= value > other
@@ -31,5 +31,5 @@ def is_larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     return any_larger
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
