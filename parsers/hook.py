@@ -27,6 +27,7 @@ from profpipe.results.schema import StepState
 
 FORMATS = ("steps of profpipe's start-up hook (JSON lines)",)
 
+_RULES = {rule.value for rule in schema.StepRule}
 _RERUN = "Run the command again; the file was changed or damaged after it was written."
 
 
@@ -46,7 +47,9 @@ def parse(path: Path) -> schema.Tables:
     for number, found in event_lines.parse_lines(path.read_bytes().splitlines(), key="hook"):
         if isinstance(found, BadLine):
             bad.append(found)
-        elif found["hook"] == "steps" and not _is_whole(found):
+        elif found["hook"] == "steps" and not (
+            found["rule"] in _RULES and len(found["step"]) == len(found["start_ns"]) == len(found["wall_ns"])
+        ):
             bad.append(BadLine(number, Damage.WRONG, "steps"))
         else:
             lines.append(found)
@@ -54,11 +57,6 @@ def parse(path: Path) -> schema.Tables:
         return _tables(lines, event_lines.describe(bad))
     except (TypeError, ValueError, OverflowError) as error:
         raise UnreadableFile(path, f"holds a malformed line of the start-up hook ({error!r})", _RERUN) from error
-
-
-def _is_whole(line: dict[str, Any]) -> bool:
-    has_rule = line["rule"] in {rule.value for rule in schema.StepRule}
-    return has_rule and len(line["step"]) == len(line["start_ns"]) == len(line["wall_ns"])
 
 
 def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:

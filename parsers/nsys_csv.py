@@ -79,6 +79,7 @@ def _parse(lines: list[str]) -> schema.Tables:
     frame = kernel_rows.merge(chosen)
     own = frame[frame["kind"] == "kernel"]
     total = float(own["total_ns"].sum()) if len(own) else None
+    named = {cell for each in found if each.kind == "trace" and each.has("device") for cell in each.column("device")}
     return schema.Tables(
         kernels=kernel_classes.annotate(frame).assign(profiler="nsys"),
         ranges=ranges.assign(profiler="nsys"),
@@ -91,7 +92,7 @@ def _parse(lines: list[str]) -> schema.Tables:
             attributed_ns=None if total is None else 0.0,
             unattributed_ns=total,
             attribution={schema.Placement.NOT_SHOWN: None} if len(own) else {},
-            device=_device(found),
+            device=", ".join(sorted({stats_output.DEVICE_ORDINAL.sub("", name) for name in named} - {""})),
             notes=(*notes, *_notes(frame, found)),
             without_kernels="" if (frame["kind"] == "kernel").any() else "no kernels in this file",
         ),
@@ -127,13 +128,6 @@ def _best(offers: list[kernel_rows.Rows], notes: list[str]) -> kernel_rows.Rows:
         others = ", ".join(_KERNEL_TABLES[offer.kind] for offer in offers if offer is not best)
         notes.append(f"kernels are from {_KERNEL_TABLES[best.kind]}; not counted again: {others}")
     return best
-
-
-def _device(found: Sequence[stats_output.Table]) -> str:
-    named = {
-        cell for table in found if table.kind == "trace" and table.has("device") for cell in table.column("device")
-    }
-    return ", ".join(sorted({stats_output.DEVICE_ORDINAL.sub("", name) for name in named} - {""}))
 
 
 def _notes(frame: pd.DataFrame, found: Sequence[stats_output.Table]) -> list[str]:

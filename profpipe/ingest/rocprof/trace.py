@@ -108,7 +108,10 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     """
     launches, impossible = _drop_impossible(recording.launches)
     ranges, impossible_ranges = _drop_impossible(recording.ranges)
-    launches, folded = _fold_names(launches)
+    numbers, names = pd.factorize(launches["name"])
+    duration = (launches["end"] - launches["start"]).to_numpy(dtype=np.float64)
+    numbers, kept, folded = bounds.fold_names(numbers, list(names), duration)
+    launches = launches.assign(name=np.array(kept, dtype=object)[numbers])
     launches, how = _join_calls(launches, recording.calls)
     codes = _Codes(launches, ranges)
     given_ranges = codes.ranges(ranges)
@@ -190,13 +193,6 @@ def _drop_impossible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     if len(kept):
         kept = kept[(kept["end"] - int(kept["start"].median())).abs() < _LONGEST_NS]
     return kept.reset_index(drop=True), len(records) - len(kept)
-
-
-def _fold_names(launches: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    codes, names = pd.factorize(launches["name"])
-    duration = (launches["end"] - launches["start"]).to_numpy(dtype=np.float64)
-    codes, kept, folded = bounds.fold_names(codes, list(names), duration)
-    return launches.assign(name=np.array(kept, dtype=object)[codes]), folded
 
 
 def _join_calls(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any]]:
