@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from profpipe.workload_lib import lm_model, lm_step
 from profpipe.workload_lib.lm_config import SIZES, LmConfig
@@ -30,7 +30,7 @@ def bits(config: LmConfig) -> dict[str, int]:
     for module in model.layers.modules():
         for kind, types in _KINDS.items():
             if isinstance(module, types):
-                module.register_forward_hook(functools.partial(_note_output, found[kind]))
+                module.register_forward_hook(lambda _, given, out, own=found[kind]: own.add(out.dtype))
     logits, loss = model.forward()
     loss.backward()
     found["logits"], found["loss"] = {logits.dtype}, {loss.dtype}
@@ -39,7 +39,3 @@ def bits(config: LmConfig) -> dict[str, int]:
         if parameter.grad is not None:
             found["gradient"].add(parameter.grad.dtype)
     return {kind: max(torch.finfo(dtype).bits for dtype in dtypes) for kind, dtypes in found.items()}
-
-
-def _note_output(found: set[torch.dtype], module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-    found.add(output.dtype)

@@ -136,14 +136,6 @@ def later_keys(tokens: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
-def use_plain_attention(layer: nn.Module, hidden: Tensor) -> nn.Module:
-    """Switch ``layer`` to plain attention."""
-    for module in layer.modules():
-        if isinstance(module, Attention):
-            module.hidden = hidden
-    return layer
-
-
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
     """Set GPT-2's initial weights (normal, 0.02) for both kinds of block; biases 0, norms 1."""
     with torch.no_grad():
