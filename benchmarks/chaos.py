@@ -147,7 +147,7 @@ class Chaos:
         for _ in range(4):
             if finished(project):
                 break
-            self.command(project, "resume" if unfinished(project) else "start")
+            self.command(project, "resume" if only_run(project) else "start")
         # A run that could not be stored is entered into the history by the next command.
         self.command(project, "history")
         wrong = differences(tables(project), self.expected) if finished(project) else ["not finished"]
@@ -252,10 +252,6 @@ def finished(project: Path) -> bool:
 
     run = only_run(project)
     return run is not None and bool(Manifest.load(run).ended)
-
-
-def unfinished(project: Path) -> bool:
-    return only_run(project) is not None and not finished(project)
 
 
 def tables(project: Path) -> dict[str, Any]:

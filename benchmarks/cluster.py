@@ -92,13 +92,9 @@ def measure(folder: Path, tasks: int, kernels: int) -> str:
 
 
 def timed(act: Callable[[], Any]) -> tuple[Any, float]:
-    began = _cpu_s()
+    began = sum(os.times()[:4])
     result = act()
-    return result, _cpu_s() - began
-
-
-def _cpu_s() -> float:
-    return sum(os.times()[:4])
+    return result, sum(os.times()[:4]) - began
 
 
 def _install(folder: Path, tasks: int) -> None:

@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -54,7 +54,14 @@ def compare_with_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> Non
     flags: set[str] = set()
     for number in range(1, rounds + 1):
         sampling.warm_up_until_stable(call, device="cuda", min_calls=3, budget_s=1.0)
-        samples = sample(call, sampling.StoppingRule().for_round(number, rounds, len(profpipe_ns)), profpipe_ns)
+        samples = sampling.sample(
+            call,
+            device="cuda",
+            rule=sampling.StoppingRule().for_round(number, rounds, len(profpipe_ns)),
+            earlier=profpipe_ns,
+            range_name="benchmark",
+            annotate=lambda name: nullcontext(),
+        )
         profpipe_ns += samples.values_ns
         flags |= set(samples.flags)
         do_bench_ns += [ms * 1e6 for ms in do_bench(call, return_mode="all")]
@@ -65,17 +72,6 @@ def compare_with_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> Non
     del call
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def sample(call: Callable[[], object], rule: sampling.StoppingRule, earlier: Sequence[float]) -> sampling.Samples:
-    return sampling.sample(
-        call,
-        device="cuda",
-        rule=rule,
-        earlier=earlier,
-        range_name="benchmark",
-        annotate=lambda name: nullcontext(),
-    )
 
 
 def separate_runs(impl: str, runs: int) -> None:
