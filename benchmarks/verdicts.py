@@ -1,7 +1,7 @@
 """How often verdicts on pairs of processes are wrong, and how often they find a true change.
 
     python benchmarks/verdicts.py [--repetitions 4000] [--seed 1]
-    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8]
+    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8] [--more 20]
     python benchmarks/verdicts.py --runs OUT/*-ab
 
 The first form simulates, needs no GPU and makes the tables of docs/verdicts.md in about three minutes. The median time
@@ -13,12 +13,14 @@ sampling inside the process. Effects of processes are normal, bimodal (memory pl
 2. the verdicts on 8 pairs where the code of B takes longer;
 3. how often `compare A... -- B...` calls groups of runs of the same code different;
 4. how often `history` marks a change in runs of the same code;
-5. how often `history` finds a change of 3 %.
+5. how often `history` finds a change of 3 %;
+6. the verdicts on 8 pairs with up to 20 further ones;
+7. how many visits and pairs a change of 5 % needs where visits to a case are in one of two states, 10 % apart.
 
 The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
 same on both sides. For a change of 3 % B does 103 operations; a run has 16 cases of each change. The third form reads
-such runs again. From the processes of all A-A runs it also draws 10,000 new blocks of pairs for each case, without
-regard to which process was a pair.
+such runs again. From the processes of all A-A runs it also draws 10,000 new blocks of pairs, each of one case, without
+regard to which process was a pair. From the processes of further pairs it draws blocks of 10 in the same way.
 """
 
 from __future__ import annotations
@@ -33,15 +35,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from profpipe.analysis import change_points, compare_groups, noise, pairs, verdict  # noqa: E402
-from profpipe.results import store  # noqa: E402
+from profpipe.analysis.verdict import Judgement  # noqa: E402
+from profpipe.results import pair_blocks, store  # noqa: E402
 from profpipe.results.noise import Noise, Source, Spread  # noqa: E402
+from profpipe.results.pair_blocks import Block  # noqa: E402
 from profpipe.results.schema import Verdict  # noqa: E402
 
 #: The standard deviation of the median of one process, by its samples alone.
@@ -80,18 +84,39 @@ EFFECTS = {
 }
 
 
+def two_states(slow_share: float) -> Effect:
+    """A time that is 10 % longer with probability ``slow_share``, and varies by 0.3 % in both states."""
+    return lambda rng: (math.log1p(0.1) if rng.random() < slow_share else 0.0) + rng.gauss(0.0, 0.003)
+
+
+#: Shares of visits, or of processes, that are slow.
+STATES = (0.5, 0.25, 0.1)
+
+
 @dataclass(frozen=True)
 class Machine:
-    """A machine on which processes of one program vary by ``effect``, and all of them by ``drift`` over a session."""
+    """A machine on which processes of one program vary by ``effect``, and all of them by ``drift`` over a session.
+
+    With ``of_visits`` the visits to a case in one process vary by this too, independently of each other. The time of a
+    process is the mean of ``visits`` visits.
+    """
 
     effect: Effect
     drift: float = 0.0
+    of_visits: Effect | None = None
+    visits: int = 1
+
+    def _process(self, rng: random.Random) -> float:
+        if self.of_visits is None:
+            return self.effect(rng)
+        mean = statistics.fmean(math.exp(self.of_visits(rng)) for _ in range(self.visits))
+        return self.effect(rng) + math.log(mean)
 
     def log_times(self, sides: Sequence[bool], change: float, rng: random.Random) -> list[float]:
         """Return the log of the median time of each process in their order; True is a process of B."""
         step = math.log1p(self.drift) / max(1, len(sides) - 1)
         return [
-            self.effect(rng) + rng.gauss(0.0, SAMPLING) + i * step + (math.log1p(change) if is_b else 0.0)
+            self._process(rng) + rng.gauss(0.0, SAMPLING) + i * step + (math.log1p(change) if is_b else 0.0)
             for i, is_b in enumerate(sides)
         ]
 
@@ -149,6 +174,48 @@ def verdict_shares(machine: Machine, change: float, repetitions: int, seed: int)
     rng = random.Random(seed)
     found = [verdict.judge(log_ratios(machine, PAIRS, change, rng)).verdict for _ in range(repetitions)]
     return {each: found.count(each) / repetitions for each in Verdict}
+
+
+# --- further pairs ---------------------------------------------------------------------------------------------------
+
+
+def with_further_pairs(machine: Machine, change: float, most: int, rng: random.Random) -> tuple[Verdict, int]:
+    """Return the verdict with up to ``most`` further pairs, and how many were measured."""
+    first = log_ratios(machine, PAIRS, change, rng)
+    judged = verdict.judge(first)
+    if verdict.is_clear(judged, first):
+        return judged.verdict, 0
+    further = log_ratios(replace(machine, visits=pair_blocks.VISITS), most, change, rng)
+    last = verdict.judge_further(further)
+    assert last is not None
+    return last.verdict, last.pairs
+
+
+def further_shares(
+    machine: Machine, change: float, repetitions: int, seed: int, most: int = pair_blocks.OFFERED
+) -> tuple[dict[Verdict, float], float]:
+    """Return the share of each verdict with up to ``most`` further pairs, and the mean number of further pairs.
+
+    The mean is over the repetitions that had further pairs.
+    """
+    rng = random.Random(seed)
+    found = [with_further_pairs(machine, change, most, rng) for _ in range(repetitions)]
+    verdicts, used = [each for each, _ in found], [count for _, count in found if count]
+    return {each: verdicts.count(each) / repetitions for each in Verdict}, statistics.fmean(used) if used else 0.0
+
+
+def found_share(machine: Machine, change: float, count: int, repetitions: int, seed: int) -> float:
+    """Return the share of repetitions in which up to ``count`` further pairs call B slower."""
+    rng = random.Random(seed)
+    found = (verdict.judge_further(log_ratios(machine, count, change, rng)) for _ in range(repetitions))
+    return sum(each is not None and each.verdict is Verdict.SLOWER for each in found) / repetitions
+
+
+def state_machines() -> Iterator[tuple[str, Machine]]:
+    """Yield machines on which visits, or whole processes, are in one of two states, 10 % apart."""
+    for share in STATES:
+        yield f"visits in two states, {100 * share:g} % slow", Machine(lambda rng: 0.0, 0.0, two_states(share))
+    yield "processes in two states, 50 % slow", Machine(two_states(0.5))
 
 
 # --- groups of runs --------------------------------------------------------------------------------------------------
@@ -309,6 +376,7 @@ def measure(args: argparse.Namespace) -> list[Path]:
         pipeline.write_text(PIPELINE.format(works=", ".join(WORKS), changes=changes), encoding="utf-8")
         argv = [sys.executable, "-m", "profpipe", "ab", str(pipeline), *words]
         argv += ["--pairs", str(args.pairs), "--captures", "0", "--quiet", "--out", str(folder)]
+        argv += ["--more", str(args.more)] if args.more else []
         began = time.monotonic()
         done = subprocess.run(argv, cwd=ROOT, check=False)
         if done.returncode not in (0, 4, 5):
@@ -322,22 +390,30 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
     verdicts: dict[str, Counter[str]] = {}
     directions: Counter[str] = Counter()
     gates: Counter[str] = Counter()
-    times: dict[str, list[float]] = {}
+    times: dict[tuple[Block, str], list[float]] = {}
+    further: list[str] = []
     for folder in folders:
         data, run = store.load(folder)
         found = pairs.analyze(data, run)
         assert run.ab is not None
         gates.update([found.gate.value] if found.gate and run.ab.is_aa else [])
         for case in found.cases:
-            # The second block is measured only after a first one that fails the gate, and would hide its verdict.
-            judged = case.first or case.judgement
+            # The block of a gate is measured only after a first one that fails it, and would hide its verdict.
+            judged = case.judgement if case.further_pairs else case.first or case.judgement
             change = "A-A" if run.ab.is_aa else f"+{case.case.rpartition('change=')[2]} %"
             verdicts.setdefault(change, Counter()).update([str(judged.verdict)] if judged else [])
             directions.update([change] if judged and judged.percent > 0 else [])
+            if case.further_pairs and judged and case.first:
+                before = f"{case.first.verdict}, {case.first.percent:+.1f} %"
+                after = f"{judged.verdict}, {judged.percent:+.1f} %"
+                further.append(f"| {change} | {case.case} | {before} | {case.further_pairs} | {after} |")
         if run.ab.is_aa:
             rows = data.metrics[(data.metrics["metric"] == "time") & (data.metrics["subject"] != "")]
-            for name, value in zip(rows["case"], rows["value"], strict=True):
-                times.setdefault(name, []).append(math.log(value))
+            for name, subject, value in zip(rows["case"], rows["subject"], rows["value"], strict=True):
+                block = pair_blocks.block_of(int(subject.split()[1]), run.ab)
+                # Processes of the block of a gate are like those of the first.
+                kind = Block.FURTHER if block is Block.FURTHER else Block.FIRST
+                times.setdefault((kind, name), []).append(math.log(value))
     heads = ("cases", *Verdict, "estimates above 0")
     print(f"| B | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
     for change, counted in verdicts.items():
@@ -345,19 +421,31 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
         print(f"| {change} | {' | '.join(map(str, cells))} |")
     if gates:
         print(f"\nGates of A-A runs: {', '.join(f'{count} {name}' for name, count in sorted(gates.items()))}")
-    if times:
-        rate = redrawn_false_rate(list(times.values()), random.Random(seed))
-        print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, resampled in each case: {100 * rate:.2f} %")
+    if further:
+        print("\n| B | case | first block | further pairs | after them |\n| --- | --- | --- | ---: | --- |")
+        print("\n".join(further))
+    for kind, count in ((Block.FIRST, PAIRS), (Block.FURTHER, pair_blocks.FIRST_LOOK)):
+        if processes := [logs for (block, _), logs in times.items() if block is kind and len(logs) >= 2 * count]:
+            judge = verdict.judge if kind is Block.FIRST else verdict.judge_further
+            rate = redrawn_false_rate(processes, count, judge, random.Random(seed))
+            pairs_of = "further pairs" if kind is Block.FURTHER else "pairs"
+            print(
+                f"\nFalse verdicts in {BLOCKS} blocks of {count} {pairs_of}, resampled in each case: {100 * rate:.2f} %"
+            )
 
 
-def redrawn_false_rate(processes: Sequence[Sequence[float]], rng: random.Random) -> float:
-    """Return the share of false verdicts in ``BLOCKS`` blocks of pairs, each of the processes of one case."""
-    usable = [logs for logs in processes if len(logs) >= 2 * PAIRS]
+def redrawn_false_rate(
+    processes: Sequence[Sequence[float]],
+    count: int,
+    judge: Callable[[Sequence[float]], Judgement | None],
+    rng: random.Random,
+) -> float:
+    """Return the share of false verdicts in ``BLOCKS`` blocks of ``count`` pairs, each of the processes of one case."""
     false = 0
-    for _ in range(BLOCKS if usable else 0):
-        drawn = rng.sample(rng.choice(usable), 2 * PAIRS)
-        judged = verdict.judge([b - a for a, b in zip(drawn[::2], drawn[1::2], strict=True)])
-        false += judged.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    for _ in range(BLOCKS):
+        drawn = rng.sample(rng.choice(processes), 2 * count)
+        judged = judge([b - a for a, b in zip(drawn[::2], drawn[1::2], strict=True)])
+        false += judged is not None and judged.verdict in (Verdict.FASTER, Verdict.SLOWER)
     return false / BLOCKS
 
 
@@ -379,6 +467,7 @@ def main() -> None:
     parser.add_argument("--changes", default="1, 2, 3, 5", help="changes in %% of --measure; empty: none")
     parser.add_argument("--times", type=int, default=2, help="runs with the changes")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each run")
+    parser.add_argument("--more", type=int, default=0, help="most further pairs of undecided cases (default: none)")
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of ab runs to read")
     args = parser.parse_args()
     if args.measure:
@@ -389,6 +478,7 @@ def main() -> None:
         print_pairs(args.repetitions, args.seed)
         print_groups(args.repetitions // 2, args.seed)
         print_history(args.repetitions // 8, args.seed)
+        print_further(args.repetitions, args.seed)
 
 
 def print_pairs(repetitions: int, seed: int) -> None:
@@ -432,6 +522,25 @@ def print_history(repetitions: int, seed: int) -> None:
             for after in (3, 5, 8)
         )
         print(f"| {name} | {' | '.join(f'{100 * share:.0f}' for share in shares)} |")
+
+
+def print_further(repetitions: int, seed: int) -> None:
+    few = repetitions // 8
+    print(f"\n6. Verdicts with up to {pair_blocks.OFFERED} further pairs in % ({repetitions} and {few} repetitions)\n")
+    heads = ("processes vary", "B takes", *Verdict, "further pairs, mean")
+    print(f"| {' | '.join(heads)} |\n| --- | ---: |{' ---: |' * (len(heads) - 2)}")
+    for name, machine in itertools.chain(machines(), state_machines()):
+        for change in CHANGES if not machine.drift else (0.0,):
+            shares, mean = further_shares(machine, change, few if change else repetitions, seed)
+            cells = " | ".join(f"{100 * share:.{1 if change else 2}f}" for share in shares.values())
+            print(f"| {name} | +{100 * change:g} % | {cells} | {mean:.1f} |", flush=True)
+    print(f"\n7. A change of 5 % found by further pairs in %, half of the visits slow ({few} repetitions)\n")
+    counts = [*pair_blocks.looks(pair_blocks.OFFERED), 30]
+    print(f"| visits in a process | {' | '.join(f'{n} pairs' for n in counts)} |\n| ---: |{' ---: |' * len(counts)}")
+    for visits in (1, 2, 4, 6, 8, 12):
+        machine = Machine(lambda rng: 0.0, 0.0, two_states(0.5), visits)
+        found = (found_share(machine, 0.05, count, few, seed) for count in counts)
+        print(f"| {visits} | {' | '.join(f'{100 * share:.1f}' for share in found)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def of_run(run: str, data: Tables, manifest: Manifest, found: PairFindings | Non
         yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
     elif manifest.ab.is_aa:
         judged = [case for case in (found or pairs.analyze(data, manifest)).cases if case.judgement]
-        yield from (of_pairs(run, case.workload, case.case, case.log_ratios) for case in judged)
+        # Processes of further pairs visit a case more often, so they vary less than those of a first block.
+        ratios = ((case, case.earlier_ratios or case.log_ratios) for case in judged)
+        yield from (of_pairs(run, case.workload, case.case, own) for case, own in ratios)
 
 
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:

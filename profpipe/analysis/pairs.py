@@ -22,8 +22,9 @@ from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
-from profpipe.results import schema
+from profpipe.results import pair_blocks, schema
 from profpipe.results.manifest import Manifest, PairsEntry, Undecided
+from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdict
 
 _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
@@ -34,8 +35,10 @@ class CaseVerdict:
     """A case on both sides. ``judgement`` is None where no pair has both times, and where a process failed.
 
     ``a_ns`` and ``b_ns`` are medians over processes. A case that would have failed the gate was measured in a second
-    block of pairs: then ``judgement`` is that of the second block, and ``first`` that of the first.
-    ``log_ratios`` are those of the pairs behind ``judgement``.
+    block of pairs, and one that was undecided in further pairs: then ``judgement`` is that of the last block alone, and
+    ``first`` that of the first block. ``further_pairs`` is 0 where no further pairs were judged. ``log_ratios`` are
+    those of the pairs behind ``judgement``. ``earlier_ratios`` are those of the block before the further pairs; without
+    further pairs there are none.
     """
 
     workload: str
@@ -46,6 +49,8 @@ class CaseVerdict:
     judgement: Judgement | None
     first: Judgement | None = None
     log_ratios: tuple[float, ...] = ()
+    further_pairs: int = 0
+    earlier_ratios: tuple[float, ...] = ()
     failure: Failure | None = None
     #: B's results are outside the tolerance in some process, and A's in none.
     is_newly_inaccurate: bool = False
@@ -113,7 +118,8 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
     assert run.ab is not None
     cases = _with_kernels(tuple(_cases(data, run.ab)), data, run)
     percent = run.ab.gate
-    judged = [each for case in cases for each in (case.judgement,) if each]
+    # What is decided by further pairs had its chance of a false verdict in the first block too.
+    judged = [each for case in cases for each in (case.judgement, case.first if case.further_pairs else None) if each]
     return PairFindings(
         cases,
         verdict.expected_false(judged),
@@ -126,19 +132,55 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
     )
 
 
-def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
-    """Return (workload, case) of the cases whose first block of pairs fails the gate by its times."""
+def choose_again(data: Tables, run: Manifest, block: Block) -> set[tuple[str, str]]:
+    """Return (workload, case) of the cases to measure in a later block of pairs. A case that failed is not among them.
+
+    ``Block.GATE``: the first block fails the gate. ``Block.FURTHER``: the earlier blocks leave the case undecided, and
+    so do the further pairs that were judged so far. Such a case is not measured for the gate. With a gate, a case that
+    passes it needs no further pairs.
+    """
     assert run.ab is not None
-    if run.ab.gate is None:
-        return set()
+    if block is Block.GATE:
+        first = _until(data, run.ab.pairs)
+        failing = {key for key, case in _measured(first, run.ab).items() if _fails_by_time(case, run.ab)}
+        return failing - _undecided(first, run.ab) if run.ab.more else failing
+    open_cases = _undecided(_until(data, pair_blocks.first_further(run.ab) - 1), run.ab)
+    cases = _measured(data, run.ab)
+    return {key for key in open_cases & cases.keys() if not _is_decided_by_further_pairs(cases[key])}
+
+
+def _until(data: Tables, last: int) -> Tables:
+    """Return the tables with the times of the pairs up to number ``last``."""
     numbers = data.metrics["subject"].str.extract(_SUBJECT.pattern)[0].fillna("0").astype(int)
-    first = data.metrics[numbers <= run.ab.pairs]
-    timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab) if not case.failure)
-    return {
-        (case.workload, case.case)
-        for case in timed
-        if case.judgement and verdict.judge_gate(case.judgement, run.ab.gate, None) is Gate.FAILED
-    }
+    return Tables(data.cases, metrics=data.metrics[numbers <= last])
+
+
+def _measured(data: Tables, settings: PairsEntry) -> dict[tuple[str, str], CaseVerdict]:
+    cases = (case for case in _cases(data, settings) if case.judgement and not case.failure)
+    return {(case.workload, case.case): case for case in cases}
+
+
+def _fails_by_time(case: CaseVerdict, settings: PairsEntry) -> bool:
+    if case.judgement is None or settings.gate is None:
+        return False
+    return verdict.judge_gate(case.judgement, settings.gate, None) is Gate.FAILED
+
+
+def _undecided(data: Tables, settings: PairsEntry) -> set[tuple[str, str]]:
+    """Return the cases that need further pairs after the blocks in ``data``."""
+    return {key for key, case in _measured(data, settings).items() if _needs_more(case, settings)}
+
+
+def _needs_more(case: CaseVerdict, settings: PairsEntry) -> bool:
+    judged = case.judgement
+    if judged is None or (settings.gate is not None and _gate(case, settings.gate) is Gate.PASSED):
+        return False
+    # The second block of a gate has confirmed a difference of the first.
+    return judged.verdict is Verdict.INCONCLUSIVE if case.first else not verdict.is_clear(judged, case.log_ratios)
+
+
+def _is_decided_by_further_pairs(case: CaseVerdict) -> bool:
+    return bool(case.further_pairs and case.judgement and case.judgement.verdict is not Verdict.INCONCLUSIVE)
 
 
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
@@ -149,7 +191,7 @@ def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
             continue
         key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
         times = {"a_ns": case.a_ns, "b_ns": case.b_ns, "part_ns": kernel_differences.on_grid(case.difference_ns)}
-        found.append({**key, **times, **figures(judged)})
+        found.append({**key, **times, **figures(judged), "further_pairs": case.further_pairs})
         if case.kernels:
             found += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
             rest = {"cause": str(KernelChange.NOT_IN_KERNELS), "part_ns": case.kernels.not_in_kernels_ns}
@@ -190,8 +232,7 @@ FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_mo
 
 
 def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
-    """Yield the cases in the order of the table. Pairs beyond the requested number are the second block."""
-    block = settings.pairs
+    """Yield the cases in the order of the table, each with the verdict of the last block that was judged."""
     failures = _failures(data)
     times = _times(data)
     inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
@@ -199,23 +240,32 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
     for workload, case, flags in rows(timed, "workload", "case", "flags"):
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
-        both = {number: pair for number, pair in sorted(pairs.items()) if len(pair) == 2}
-        fresh = {number: pair for number, pair in both.items() if number > block}
-        counted = fresh or both
-        first = _log_ratios({number: pair for number, pair in both.items() if number <= block})
+        blocks = grouped(
+            (pair_blocks.block_of(number, settings), pair) for number, pair in sorted(pairs.items()) if len(pair) == 2
+        )
+        first, gate, further = (blocks.get(block, []) for block in Block)
         floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
         failure = failures.get(key)
         # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
-        ratios = [] if failure and failure.status in schema.FAILED else _log_ratios(counted)
+        is_doubtful = bool(failure and failure.status in schema.FAILED)
+        judgement = None if is_doubtful else verdict.judge_further(_log_ratios(further), floor)
+        further_pairs = judgement.pairs if judgement else 0
+        counted = further[:further_pairs] or gate or first
+        ratios = [] if is_doubtful else _log_ratios(counted)
+        if ratios and judgement is None:
+            judgement = verdict.judge(ratios, floor)
+        has_later = counted is not first and bool(first)
         yield CaseVerdict(
             workload,
             case,
             metric,
-            a_ns=_median([pair["A"] for pair in counted.values()]),
-            b_ns=_median([pair["B"] for pair in counted.values()]),
-            judgement=verdict.judge(ratios, floor) if ratios else None,
-            first=verdict.judge(first, floor) if fresh and first else None,
+            a_ns=_median([pair["A"] for pair in counted]),
+            b_ns=_median([pair["B"] for pair in counted]),
+            judgement=judgement,
+            first=verdict.judge(_log_ratios(first), floor) if has_later else None,
             log_ratios=tuple(ratios),
+            further_pairs=further_pairs,
+            earlier_ratios=tuple(_log_ratios(gate or first)) if further_pairs else (),
             failure=failure,
             is_newly_inaccurate=inaccurate.get(key) == {"B"},
             flags=flags,
@@ -262,8 +312,8 @@ def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[
     return name, by_metric[name]
 
 
-def _log_ratios(pairs: Mapping[int, Mapping[str, float]]) -> list[float]:
-    return [math.log(pair["B"] / pair["A"]) for pair in pairs.values()]
+def _log_ratios(pairs: Sequence[Mapping[str, float]]) -> list[float]:
+    return [math.log(pair["B"] / pair["A"]) for pair in pairs]
 
 
 def _median(values: Sequence[float]) -> float:

@@ -11,11 +11,12 @@ import bisect
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
 from profpipe.analysis import signed_rank
+from profpipe.results import pair_blocks
 from profpipe.results.schema import Verdict
 
 #: The level of the two-sided test, and of the interval that inverts it.
@@ -24,6 +25,12 @@ ALPHA: Final = 0.01
 FEWEST_PAIRS: Final = next(count for count in range(1, 65) if signed_rank.smallest_two_sided_p(count) <= ALPHA)
 #: The level of each of the two tests of equivalence (TOST): the usual 5 %.
 ALPHA_SAME: Final = 0.05
+#: The levels of both tests at the first look at further pairs. Each later look has half the levels of the look before:
+#: together the looks call a case different by chance in 0.4 % at most, however many there are.
+ALPHA_FURTHER: Final = 0.002
+ALPHA_SAME_FURTHER: Final = 0.02
+#: With further pairs a difference counts after the first block if it is so many standard deviations of its pairs.
+CLEAR_DEVIATIONS: Final = 2.0
 #: The smallest difference that may be called one, as a ratio minus 1.
 LEAST_FLOOR: Final = 0.01
 #: The probability with which the further pairs decide, if the estimate and the spread so far are true.
@@ -40,6 +47,14 @@ class Gate(Enum):
     PASSED = "passed"
     FAILED = "failed"
     UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The level of the two-sided test of a difference, and that of each of the two tests of equivalence."""
+
+    differs: float = ALPHA
+    same: float = ALPHA_SAME
 
 
 class Judged(Protocol):
@@ -83,12 +98,15 @@ class Judgement:
         return (self.ratio - 1) * 100
 
 
-def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement:
+_LEVELS: Final = Levels()
+
+
+def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Levels = _LEVELS) -> Judgement:
     """Return the verdict on a case from log(B / A) of each pair.
 
-    FASTER and SLOWER need the exact signed-rank test at 1 %, and both the Hodges-Lehmann estimate and the median of the
-    pairs beyond ``floor``. SAME needs both tests of equivalence: the centre is above -floor and below +floor, each at
-    5 %. Everything else is INCONCLUSIVE.
+    FASTER and SLOWER need the exact signed-rank test at ``levels.differs``, and both the Hodges-Lehmann estimate and
+    the median of the pairs beyond ``floor``. SAME needs both tests of equivalence: the centre is above -floor and below
+    +floor, each at ``levels.same``. Everything else is INCONCLUSIVE. The interval has 99 % at any level.
     Raises ValueError without a pair and for a number that is not finite.
     """
     if not log_ratios or not all(map(math.isfinite, log_ratios)):
@@ -97,9 +115,9 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement:
     centre, median = signed_rank.centre(log_ratios), statistics.median(log_ratios)
     estimate = centre if abs(centre - median) <= limit else median
     p = signed_rank.two_sided_p(log_ratios)
-    if p <= ALPHA and min(abs(centre), abs(median)) > limit:
+    if p <= levels.differs and min(abs(centre), abs(median)) > limit:
         verdict = Verdict.FASTER if estimate < 0 else Verdict.SLOWER
-    elif _equivalence_p(log_ratios, limit) <= ALPHA_SAME:
+    elif _equivalence_p(log_ratios, limit) <= levels.same:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.INCONCLUSIVE
@@ -112,9 +130,44 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement:
         p=p,
         pairs=len(log_ratios),
         floor=floor,
-        pairs_more=_pairs_more(log_ratios, centre, median, limit) if verdict is Verdict.INCONCLUSIVE else 0,
-        false_rate=_false_rate(log_ratios, limit),
+        pairs_more=_pairs_more(log_ratios, centre, median, limit, levels) if verdict is Verdict.INCONCLUSIVE else 0,
+        false_rate=_false_rate(log_ratios, limit, levels.differs),
     )
+
+
+def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement | None:
+    """Return the verdict on a case that the first block left undecided, from the further pairs alone.
+
+    The pairs are judged after the first 10, 15, 20, ... of them, and the first verdict that is not INCONCLUSIVE stands.
+    The levels are ``ALPHA_FURTHER`` and ``ALPHA_SAME_FURTHER``, halved at each later look, so that their sums stay
+    below twice these (Bonferroni, with unequal shares). The further pairs are independent of the first block: its false
+    verdicts and theirs add up. ``false_rate`` is that of all looks so far. ``pairs_more`` ends at a later look.
+    Return None before the first look. Raises ValueError for a number that is not finite.
+    """
+    judged, chance = None, 0.0
+    for number, count in enumerate(pair_blocks.looks(len(log_ratios))):
+        levels = Levels(ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number)
+        judged = judge(log_ratios[:count], floor, levels)
+        chance += judged.false_rate
+        if judged.verdict is not Verdict.INCONCLUSIVE:
+            break
+    if judged is None:
+        return None
+    steps = judged.pairs_more and math.ceil(judged.pairs_more / pair_blocks.LOOK_EVERY)
+    more = None if steps is None else steps * pair_blocks.LOOK_EVERY
+    return replace(judged, false_rate=chance, pairs_more=more)
+
+
+def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
+    """Return True if a first block decides a case that may have further pairs.
+
+    FASTER and SLOWER then also need a difference of ``CLEAR_DEVIATIONS`` standard deviations of its pairs: in 8 pairs
+    this is a t value of 5.7. Without it, the false verdicts of the first block and of the further pairs together would
+    exceed 0.5 % where processes of the same code differ by more than the floor.
+    """
+    if judged.verdict in (Verdict.FASTER, Verdict.SLOWER) and len(log_ratios) > 1:
+        return abs(math.log(judged.ratio)) >= CLEAR_DEVIATIONS * statistics.stdev(log_ratios)
+    return judged.verdict is not Verdict.INCONCLUSIVE
 
 
 def judge_gate(case: Judged, percent: float, p_slower: float | None) -> Gate:
@@ -159,7 +212,7 @@ def _equivalence_p(log_ratios: Sequence[float], limit: float) -> float:
     return max(above_lower, below_upper)
 
 
-def _false_rate(log_ratios: Sequence[float], limit: float) -> float:
+def _false_rate(log_ratios: Sequence[float], limit: float, alpha: float) -> float:
     """Return the probability of FASTER or SLOWER over random signs of these differences; an upper bound.
 
     No assignment of signs moves the median or the estimate further from 0 than all signs alike.
@@ -167,10 +220,10 @@ def _false_rate(log_ratios: Sequence[float], limit: float) -> float:
     sizes = list(map(abs, log_ratios))
     if min(signed_rank.centre(sizes), statistics.median(sizes)) <= limit:
         return 0.0
-    return signed_rank.rejection_rate(len(log_ratios), ALPHA)
+    return signed_rank.rejection_rate(len(log_ratios), alpha)
 
 
-def _pairs_more(log_ratios: Sequence[float], centre: float, median: float, limit: float) -> int | None:
+def _pairs_more(log_ratios: Sequence[float], centre: float, median: float, limit: float, levels: Levels) -> int | None:
     """Return how many more pairs decide with probability ``POWER``; None for more than ``MOST_PAIRS``.
 
     The further pairs are taken to vary as these do, single slow processes included. Up to two pairs show no variation:
@@ -184,14 +237,14 @@ def _pairs_more(log_ratios: Sequence[float], centre: float, median: float, limit
         sizes = [math.copysign(value, value * centre) for value in log_ratios]
         beyond = [value - limit for value in sizes]
         wanted = max(
-            _pairs_above_0(sizes, _NORMAL.inv_cdf(1 - ALPHA / 2), power),
+            _pairs_above_0(sizes, _NORMAL.inv_cdf(1 - levels.differs / 2), power),
             _pairs_above_0(beyond, 0.0, power),
             _pairs_with_median_above_0(beyond, power),
         )
     else:
         # In the middle of the floor either of the two tests of equivalence can miss.
         power = _NORMAL.inv_cdf((1 + POWER) / 2) if size < limit / 2 else power
-        level = _NORMAL.inv_cdf(1 - ALPHA_SAME)
+        level = _NORMAL.inv_cdf(1 - levels.same)
         both = ([value + limit for value in log_ratios], [limit - value for value in log_ratios])
         wanted = max(_pairs_above_0(values, level, power) for values in both)
     if wanted > MOST_PAIRS:

@@ -26,6 +26,7 @@ EXAMPLES = """\
   profpipe ab bench.yaml --a git:main --gate 2            # A: the commit, B: the files as they are
   profpipe ab --a python:old/bin/python --b python:new/bin/python
   profpipe ab --b env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1  # A: without the variable
+  profpipe ab --b env:OMP_NUM_THREADS=1 --more 20         # up to 20 further pairs of the cases that 8 leave undecided
   profpipe ab --aa                                        # how often is a verdict false on this machine?
 
 a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
@@ -35,8 +36,6 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
 
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
-#: With more pairs an exact test of one case takes seconds.
-_MOST_PAIRS = 1000
 #: Pairs of which both sides are captured too: enough to see kernels that vary between processes.
 _CAPTURES = 3
 
@@ -51,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", type=arguments.positive_count, default=_PAIRS, help=f"pairs of processes (default: {_PAIRS})"
     )
+    arguments.add_more(parser, 0)
     parser.add_argument(
         "--captures",
         type=arguments.count,
@@ -126,6 +126,7 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
         *("profpipe", "ab"),
         *(["--aa"] if args.aa else []),
         *(["--pairs", str(args.pairs)] * (args.pairs != _PAIRS)),
+        *(["--more", str(args.more)] if args.more else []),
         *(["--captures", str(args.captures)] * (args.captures != _CAPTURES)),
         *(["-p", args.profiler] if args.profiler else []),
     ]
@@ -170,9 +171,11 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
     if not args.aa and set(a) == set(b):
         which = "neither --a nor --b is given" if not a else "--a and --b are the same"
         raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
-    if args.pairs > _MOST_PAIRS:
-        remedy = f"Ask for at most {_MOST_PAIRS}."
+    if args.pairs > arguments.MOST_PAIRS:
+        remedy = f"Ask for at most {arguments.MOST_PAIRS}."
         raise ConfigError("--pairs", f"{args.pairs} pairs are too many for an exact test.", remedy)
+    if args.more:
+        arguments.check_more(args.more)
     if args.junit:
         arguments.check_output_file("--junit", args.junit)
     if args.json == arguments.STDOUT and args.quiet:
@@ -223,6 +226,7 @@ def _settings(args: argparse.Namespace, both: tuple[Side, Side]) -> PairsEntry:
         captures=min(args.captures, args.pairs),
         profiler=args.profiler or "",
         no_captures=NoCaptures.NOT_REQUESTED if not args.captures or args.profiler == "none" else None,
+        more=args.more,
     )
 
 

@@ -28,6 +28,9 @@ NAMES: Final[dict[str, Any]] = {
     "metavar": "NAME[,NAME]",
 }
 
+#: With more pairs an exact test of one case takes seconds.
+MOST_PAIRS: Final = 1000
+
 #: The file of ``--json`` that is standard output.
 STDOUT: Final = "-"
 
@@ -87,6 +90,27 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
         "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
     )
     group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+
+
+def add_more(parser: argparse.ArgumentParser, default: int | None) -> None:
+    parser.add_argument(
+        "--more",
+        type=count,
+        default=default,
+        metavar="N",
+        help="measure undecided cases alone in up to N further pairs, judged after 10, 15, 20, ... (default: 0)",
+    )
+
+
+def check_more(more: int) -> None:
+    """Raise ConfigError where so many further pairs decide nothing, or are too many for an exact test."""
+    from profpipe.results import pair_blocks
+
+    if not pair_blocks.looks(more):
+        remedy = f"Ask for at least {pair_blocks.FIRST_LOOK}."
+        raise ConfigError("--more", f"{more} further pairs are too few to decide a case.", remedy)
+    if more > MOST_PAIRS:
+        raise ConfigError("--more", f"{more} pairs are too many for an exact test.", f"Ask for at most {MOST_PAIRS}.")
 
 
 def add_wait(parser: argparse.ArgumentParser, what: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from profpipe.analysis import pairs
 from profpipe.commands import arguments, cluster, confirmation, execution, recording, rendering
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError
-from profpipe.results import folders
+from profpipe.results import folders, pair_blocks
 from profpipe.results.manifest import Manifest
+from profpipe.results.pair_blocks import Block
 from profpipe.runner import pair_session, seal, session
 from profpipe.runner.request import RunRequest
 from profpipe.runner.session import Session
@@ -21,6 +23,7 @@ EXAMPLES = """\
   profpipe resume                                   # the latest run in out/ that is not finished
   profpipe resume out/20261120T120000Z-attention
   profpipe resume out/latest --wait -- --time=2:00:00   # on a cluster: submit what is missing, with a longer limit
+  profpipe resume out/latest --more 20              # of a run of `ab`: further pairs of the cases that are undecided
   profpipe resume their-run --trust                 # a run that somebody else made: it starts what the run names"""
 
 
@@ -29,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="resume a run that this user did not make on this machine without asking"
     )
+    arguments.add_more(parser, None)
     arguments.add_wait(parser, "for a run on a cluster")
     arguments.add_output_format(parser)
     arguments.add_out(parser)
@@ -38,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
     args.sbatch, program = arguments.split_sbatch(args.program)
     if program is not None:
         raise ConfigError("profpipe resume --", "takes options of sbatch only.", "For example: -- --time=2:00:00")
+    if args.more is not None:
+        arguments.check_more(args.more)
     if args.run is None:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
@@ -74,16 +80,38 @@ def _load(folder: Path, request: RunRequest) -> Session:
     return known
 
 
+def _allow_further_pairs(known: Session, most: int) -> None:
+    """Allow the run ``most`` further pairs. A run that has ended is opened again where a case is undecided.
+
+    Raises ConfigError where the run has no pairs.
+    """
+    settings = known.manifest.ab
+    if settings is None:
+        raise ConfigError("--more", f"is for a run of `profpipe ab`, and {known.folder.name} is none.")
+    allowed = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
+    is_open = bool(pairs.choose_again(known.data, allowed, Block.FURTHER)) and _is_longer(settings.more, most)
+    known.manifest = replace(allowed, ended=None) if known.is_complete and is_open else allowed
+
+
+def _is_longer(before: int, most: int) -> bool:
+    return len(pair_blocks.looks(most)) > len(pair_blocks.looks(before))
+
+
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     request = RunRequest.load(folder)
     if cluster_plan.is_cluster_run(folder):
+        if args.more is not None:
+            remedy = "Start a run with it: profpipe ab --slurm --more N"
+            raise ConfigError("--more", "adds pairs to a run on one machine, and this run is on a cluster.", remedy)
         cluster.with_options(request, args.sbatch)
         return cluster.resume(folder, request, args.sbatch, args)
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")
     with folders.lock(folder):
         known = _load(folder, request)
+        if args.more is not None:
+            _allow_further_pairs(known, args.more)
         if not known.is_complete:
             known.reopen()
             return execution.carry_out(known, args).exit_code

@@ -336,6 +336,9 @@ VERDICTS: Final = _table(
     Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
     Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
     Column(
+        "further_pairs", "Int64", "`pairs` where these are further ones; 0: the verdict is that of an earlier block"
+    ),
+    Column(
         "part_ns", "Float64", "B - A: of the case `a_ns` times (`ratio` - 1), and the rows of its kernels add up to it"
     ),
     Column("part_low_ns", "Float64", "smallest B - A of one pair of captures"),

@@ -7,6 +7,9 @@ process that was missing. The tables hold one row of ``time`` for each case, pai
 
 After the timed processes of each of the first pairs, a process of each side runs under a profiler, in
 ``raw/<workload>/pair-03/A-nsys``. The tables `kernels` and `ranges` hold the rows of these captures by their file.
+
+After the first block, further blocks measure some of the cases again: those that would fail a gate, and those that are
+undecided. A process of a further pair visits each case several times, and its time is the mean of the visits' medians.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,9 +32,11 @@ from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import registry
 from profpipe.job import Case, Job, ProgressListener, Status
+from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
-from profpipe.results import atomic, noise, schema, store
+from profpipe.results import atomic, noise, pair_blocks, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, seal, session, sides
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
@@ -39,6 +45,8 @@ from profpipe.runner.sides import Side
 
 #: (workload, case) with the case's name on both sides.
 Key = tuple[str, str]
+#: Chooses from the tables of an `ab` run the cases to measure in a later block of pairs.
+ChooseAgain = Callable[[Tables, Manifest, Block], Collection[Key]]
 
 
 def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
@@ -117,10 +125,10 @@ def load(folder: Path, request: RunRequest) -> PairSession:
 
 @dataclass
 class PairSession(Session):
-    """An `ab` run in progress. ``choose_again`` names the cases to measure in a second block of pairs."""
+    """An `ab` run in progress. ``choose_again`` names the cases to measure in a later block of pairs."""
 
     sides: tuple[Side, Side]
-    choose_again: Callable[[Tables, Manifest], Collection[Key]] = lambda data, run: ()
+    choose_again: ChooseAgain = lambda data, run, block: ()
 
     @cached_property
     def machine(self) -> Machine:
@@ -137,12 +145,26 @@ class PairSession(Session):
             self._record_sources()
             count = self.settings.pairs
             self._run_block(range(1, count + 1), None, listener)
-            if again := self.choose_again(self.data, self.manifest):
-                names = ", ".join(f"{workload}/{case}" for workload, case in sorted(again))
-                listener.message(f"measuring again what would fail the gate, in {count} fresh pairs: {names}")
+            if again := self.choose_again(self.data, self.manifest, Block.GATE):
+                message = f"measuring again what would fail the gate, in {count} fresh pairs: {_shown(again)}"
+                listener.message(message)
                 self._run_block(range(count + 1, 2 * count + 1), again, listener)
+            self._run_further(listener)
         finally:
             checkout.remove(self.folder)
+
+    def _run_further(self, listener: ProgressListener) -> None:
+        """Run further pairs of the undecided cases, which are judged again after each look."""
+        begin, done = pair_blocks.first_further(self.settings), 0
+        for look in pair_blocks.looks(self.settings.more):
+            undecided = self.choose_again(self.data, self.manifest, Block.FURTHER)
+            if not undecided:
+                return
+            pairs = range(begin + done, begin + look)
+            what = f"{len(pairs)} further pairs (at most {self.settings.more})"
+            listener.message(f"measuring what is undecided, in {what}: {_shown(undecided)}")
+            self._run_block(pairs, undecided, listener)
+            done = look
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
@@ -204,6 +226,8 @@ class PairSession(Session):
     def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
         """Run the pairs, of the cases ``wanted`` or of all, and the captures of the first block."""
         timed, with_captures = self._side_jobs(), pairs[: self.settings.captures] if wanted is None else ()
+        if pair_blocks.block_of(pairs[0], self.settings) is Block.FURTHER:
+            timed = list(map(_with_visits, timed[0])), list(map(_with_visits, timed[1]))
         captured = self._side_jobs(self.settings.profiler) if with_captures else timed
         total = len(pairs) * sum(map(len, timed)) + len(with_captures) * sum(map(len, captured))
         number = 1
@@ -254,6 +278,10 @@ class PairSession(Session):
         side = job.label.split()[-1]
         return {(a if side == "A" else b).id: name for name, a, b in self._joined[job.workload]}
 
+    def _is_further(self, job: Job) -> bool:
+        pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])
+        return pair_blocks.block_of(pair, self.settings) is Block.FURTHER
+
     def _failed_cases(self, under: Collection[str]) -> set[Key]:
         """Return the cases of which a process failed under one of these profilers, in an earlier pair."""
         rows = self.data.cases[~self.data.cases["status"].isin([Status.OK.value, Status.INTERRUPTED.value])]
@@ -285,6 +313,7 @@ class PairSession(Session):
             return replace(captured, cases=ended)
         is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
         times = fresh.metrics[is_time & fresh.metrics["case"].isin(names)]
+        times = _with_means_of_visits(times, job) if self._is_further(job) else times
         times = times.assign(subject=job.label, case=times["case"].map(names))
         mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)
         mine &= self.data.metrics["case"].isin([names[case.id] for case in job.cases])
@@ -304,6 +333,45 @@ class PairSession(Session):
             ),
             cases=ended,
         )
+
+
+def _shown(cases: Collection[Key]) -> str:
+    return ", ".join(f"{workload}/{case}" for workload, case in sorted(cases))
+
+
+def _with_visits(job: Job) -> Job:
+    """Return the job with several visits to each case, each of which takes as long as a visit of the job does.
+
+    A visit builds the case anew and takes at least one sample. Where the time differs from visit to visit, this costs
+    less than as many processes. Several processes of a case make one visit, and so does a command.
+    """
+    timing = job.options.get("timing")
+    if job.script is None or not timing or timing["order"] != "interleaved":
+        return job
+    visits = max(timing["rounds"], min(pair_blocks.VISITS, job.repeats))
+    changed = {**timing, "rounds": visits, "budget_s": timing["budget_s"] * visits / timing["rounds"]}
+    return replace(job, options={**job.options, "timing": changed})
+
+
+def _with_means_of_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:
+    """Return the times of a process with the mean of the medians of its visits in place of the median of all samples.
+
+    Where visits are in one of two states, a median of all samples is in one of them too, and the mean between them.
+    """
+    means = {
+        case: statistics.fmean(statistics.median(visit.values_ns) for visit in by_metric["time"].values())
+        for case, by_metric in rounds.load_earlier_rounds(
+            job.folder / "events.jsonl", {case.id for case in job.cases}
+        ).items()
+        if "time" in by_metric
+    }
+    is_mean = (times["metric"] == "time") & times["case"].isin(means)
+    # The interval in the table is that of the median.
+    return times.assign(
+        value=times["value"].where(~is_mean, times["case"].map(means)),
+        ci_low=times["ci_low"].where(~is_mean),
+        ci_high=times["ci_high"].where(~is_mean),
+    )
 
 
 def _merge_cases(stored: pd.DataFrame, fresh: pd.DataFrame, prefix: str) -> Iterable[Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import fill, plural
 from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
+from profpipe.results import pair_blocks
 from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
 from profpipe.results.schema import PROCESS_WALL, Verdict
 
@@ -59,7 +60,7 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     about = "Both sides are the same" if run.ab.is_aa else "B compared with A"
     begin = f"{about}, {plural(len(judged), 'case')}: " if judged else ""
     strong = doc.Strong(f"{begin}{_answer(findings, judged)}.")
-    return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run.ab)))])
+    return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run, run.ab)))])
 
 
 def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
@@ -74,7 +75,7 @@ def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
     return ", ".join(f"{findings.count(each)} {NAMES[each]}" for each in shown)
 
 
-def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
+def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
     if not findings.is_complete:
         yield "The run has not ended: `profpipe resume` runs the pairs that are missing."
     if findings.gate is not None:
@@ -89,6 +90,7 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
         f" (seed {settings.seed})."
     )
+    yield from _further_facts(findings, run, settings)
     if overall := _overall(findings):
         yield overall
     if settings.pairs < verdict.FEWEST_PAIRS:
@@ -106,6 +108,26 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     yield from capture_facts(settings)
     if settings.captures:
         yield from _kernel_facts(findings)
+
+
+def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
+    """Yield which cases were measured in further pairs, and how an undecided case gets some."""
+    measured = [case for case in findings.cases if case.further_pairs and case.judgement]
+    undecided = [case for case in measured if case.judgement and case.judgement.verdict is Verdict.INCONCLUSIVE]
+    if decided := [case for case in measured if case not in undecided]:
+        counted = [fill("{} ({})", doc.Code(name(case)), str(case.further_pairs)) for case in decided]
+        yield fill(
+            "Decided by further pairs, after a first block that was not clear: {}.", doc.join(counted, most=_MOST_NAMED)
+        )
+    if undecided:
+        yield fill("Undecided after further pairs: {}.", _named(undecided))
+    # With a gate, a case that passes it gets no further pairs.
+    candidates = findings.open if findings.gates else findings.cases
+    waits = any(case.judgement and case.judgement.verdict is Verdict.INCONCLUSIVE for case in candidates)
+    if waits and findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS:
+        more = settings.more + pair_blocks.OFFERED
+        offer = doc.Code(f"profpipe resume RUN --more {more}")
+        yield fill("To measure inconclusive cases alone, in up to {} further pairs: {}.", str(more), offer)
 
 
 def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
@@ -199,6 +221,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
         (doc.percent("floor"), lambda case: case.judgement.floor),
         (doc.words("more", "pairs that would decide"), _more),
         (doc.words("first_block", "first block"), _first_block),
+        (doc.words("further", "further pairs"), lambda case: str(case.further_pairs) if case.further_pairs else ""),
         (doc.words("kernels", "B - A by kernel"), explain),
     ]
     table = doc.table_of("verdicts", cases, columns)
@@ -224,6 +247,11 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
         )
     if any(case.first for case in cases):
         sentences.append("First block: the verdict before the case was measured again.")
+    if any(case.further_pairs for case in cases):
+        sentences.append(
+            f"Further pairs: the pairs behind the verdict of a case that was undecided; a process visits the case"
+            f" {pair_blocks.VISITS} times, and its time is the mean of the visits' medians."
+        )
     return " ".join(sentences)
 
 
@@ -306,4 +334,7 @@ def write_verdict(case: CaseVerdict) -> str:
     if case.judgement is None or case.failure:
         return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
     judged = f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
+    if case.further_pairs:
+        words = "after" if case.judgement.verdict is Verdict.INCONCLUSIVE else "decided by"
+        judged += f" ({words} {case.further_pairs} further pairs)"
     return ", ".join(filter(None, [judged, doc.plain(explain(case))]))

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +27,13 @@ from profpipe.results.manifest import Manifest, NodeEntry, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskState
 from profpipe.runner import fingerprint, pair_captures, session, sides
-from profpipe.runner.pair_session import Key
+from profpipe.runner.pair_session import ChooseAgain
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.slurm import collect, queue, records
 from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
 from profpipe.runner.slurm.plan import FOLDER, ClusterPlan, Task
 from profpipe.runner.slurm.queue import SlurmSilent
 from profpipe.runner.slurm.records import Record, Start
-
-#: Chooses the cases of an `ab` run to measure again, from its tables.
-ChooseAgain = Callable[[Tables, Manifest], Collection[Key]]
 
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")

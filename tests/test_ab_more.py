@@ -1,0 +1,333 @@
+"""`profpipe ab --more`: further pairs of the undecided cases, in a new run and in one that has ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import forked
+import pytest
+
+from profpipe import cli
+from profpipe.analysis import noise, pairs, verdict
+from profpipe.analysis.verdict import Gate
+from profpipe.measure import rounds
+from profpipe.report import ci, render, verdict_json
+from profpipe.report.document import Placement
+from profpipe.report.markdown import Markdown
+from profpipe.results import pair_blocks, schema, store
+from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
+from profpipe.results.pair_blocks import Block
+from profpipe.results.schema import CASES, METRICS, Tables, Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "further_pairs.md"
+
+#: Cases by their first block: undecided, decided, different by less than twice the spread of the pairs, the same.
+UNDECIDED = [0.98, 1.06, 0.97, 1.05, 1.04, 1.06, 0.99, 1.05]
+CLEAR = [1.03 + 0.001 * n for n in range(8)]
+UNCLEAR = [1.012, 1.02, 1.09, 1.013, 1.03, 1.10, 1.015, 1.08]
+SAME = [1 + 0.0005 * (n - 4) for n in range(8)]
+#: Further pairs: clear after the first look, and never.
+SLOWER = [1.05 + 0.001 * n for n in range(10)]
+SCATTERED = [0.95 + 0.02 * (n * 7 % 10) for n in range(10)]
+
+
+def tables_of(ratios):
+    """Return tables of cases: B over A by case and number of the pair. A takes 1 ms."""
+    key = {"run": "r", "workload": "w", "profiler": "plain"}
+    cases = [{**key, "case": case, "status": "ok", "reason": "", "params": "{}", "flags": "[]"} for case in ratios]
+    times = [
+        {**key, "case": case, "subject": f"pair {number} {side}", "metric": "time", "value": ns, "unit": "ns", "n": 9}
+        for case, by_pair in ratios.items()
+        for number, ratio in by_pair.items()
+        for side, ns in (("A", 1e6), ("B", 1e6 * ratio))
+    ]
+    return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, times))
+
+
+def run_of(more=20, gate=None, **settings):
+    entry = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, more=more, seed=7, **settings)
+    return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=entry)
+
+
+def numbered(first, further=(), begin=9):
+    return dict(enumerate(first, start=1)) | dict(enumerate(further, start=begin))
+
+
+FOUR = {"a": UNDECIDED, "b": CLEAR, "c": UNCLEAR, "d": SAME}
+
+
+def chosen(ratios, run, block=Block.FURTHER):
+    return {case for _, case in pairs.choose_again(tables_of(ratios), run, block)}
+
+
+# --- which cases get further pairs -----------------------------------------------------------------------------------
+
+
+def test_cases_that_are_undecided_or_not_clear_get_further_pairs():
+    ratios = {case: numbered(first) for case, first in FOUR.items()}
+    found = pairs.analyze(tables_of(ratios), run_of())
+    expected = [Verdict.INCONCLUSIVE, Verdict.SLOWER, Verdict.SLOWER, Verdict.SAME]
+    assert [case.judgement.verdict for case in found.cases] == expected
+    assert chosen(ratios, run_of()) == {"a", "c"}
+
+
+def test_a_case_that_failed_gets_no_further_pairs():
+    data = tables_of({"a": numbered(UNDECIDED)})
+    failed = data.cases.assign(status="crashed", reason="pair 3 A: signal 11")
+    assert pairs.choose_again(replace(data, cases=failed), run_of(), Block.FURTHER) == set()
+
+
+def test_a_case_gets_pairs_until_it_is_decided():
+    undecided = numbered(UNDECIDED)
+    assert chosen({"a": undecided | numbered((), SLOWER[:9])}, run_of()) == {"a"}
+    assert chosen({"a": undecided | numbered((), SLOWER)}, run_of()) == set()
+    assert chosen({"a": undecided | numbered((), SCATTERED)}, run_of()) == {"a"}
+
+
+def test_a_gate_asks_for_further_pairs_only_where_a_case_does_not_pass_it():
+    ratios = {"a": numbered(UNDECIDED), "b": numbered(CLEAR)}
+    assert chosen(ratios, run_of(gate=2)) == {"a"}
+    # The one-sided test already places the case below 20 %.
+    assert chosen(ratios, run_of(gate=20)) == set()
+
+
+def test_a_case_that_fails_the_gate_without_being_clear_is_measured_in_further_pairs_alone():
+    ratios = {"b": numbered(CLEAR), "c": numbered(UNCLEAR)}
+    assert chosen(ratios, run_of(gate=1), Block.GATE) == {"b"}
+    assert chosen(ratios, run_of(gate=1), Block.FURTHER) == {"c"}
+    assert chosen(ratios, run_of(more=0, gate=1), Block.GATE) == {"b", "c"}
+
+
+def test_a_case_that_the_block_of_the_gate_leaves_undecided_gets_further_pairs():
+    ratios = {"b": numbered(CLEAR, UNDECIDED)}
+    assert chosen(ratios, run_of(gate=1)) == {"b"}
+    confirmed = {"b": numbered(CLEAR, UNCLEAR)}
+    assert chosen(confirmed, run_of(gate=1)) == set()
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def test_further_pairs_decide_alone():
+    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()).cases
+    assert (case.first.verdict, case.judgement.verdict) == (Verdict.INCONCLUSIVE, Verdict.SLOWER)
+    assert case.further_pairs == case.judgement.pairs == 10
+    assert case.judgement.ratio == pytest.approx(statistics.median(SLOWER), rel=0.001)
+    assert case.log_ratios == pytest.approx([math.log(ratio) for ratio in SLOWER])
+    rows = pairs.verdict_rows(pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()), "r")
+    assert list(rows["further_pairs"]) == [10] and list(rows["verdict"]) == ["slower"]
+
+
+def test_the_first_block_counts_until_ten_further_pairs_are_there():
+    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER[:9])}), run_of()).cases
+    assert (case.judgement.verdict, case.judgement.pairs, case.further_pairs) == (Verdict.INCONCLUSIVE, 8, 0)
+    assert case.first is None
+
+
+def test_pairs_after_the_look_that_decides_do_not_count():
+    later = [*SLOWER, 0.9, 0.9, 0.9, 0.9, 0.9]
+    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, later)}), run_of()).cases
+    assert (case.judgement.verdict, case.further_pairs) == (Verdict.SLOWER, 10)
+
+
+def test_each_look_has_half_the_level_of_the_look_before():
+    assert [*pair_blocks.looks(24)] == [10, 15, 20] and not pair_blocks.looks(9)
+    first = [0.02 + 0.001 * n for n in range(10)]
+    assert verdict.judge_further(first).verdict is Verdict.SLOWER
+    # One sign of ten differs: p is 4/1024 at least, above 0.2 %.
+    one_differs = [-0.0001, *first[1:]]
+    judged = verdict.judge_further(one_differs)
+    assert (judged.verdict, judged.pairs) == (Verdict.INCONCLUSIVE, 10)
+    assert judged.pairs_more % 5 == 0 and judged.pairs_more > 0
+    fifteen = verdict.judge_further([*one_differs, *first[:5]])
+    assert (fifteen.verdict, fifteen.pairs) == (Verdict.SLOWER, 15)
+    assert verdict.judge_further(first[:9]) is None
+    # Chance over both looks: 2 of 1024, and less than 0.1 %.
+    assert 2 / 1024 < fifteen.false_rate < 2 / 1024 + 0.001
+
+
+def test_a_gate_decides_after_the_further_pairs():
+    before = pairs.analyze(tables_of({"a": numbered(UNDECIDED)}), run_of(gate=2))
+    assert before.gate is Gate.UNDECIDED
+    # With a gate the pairs 9 to 16 are those of a case that fails it.
+    slower = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER, 17)}), run_of(gate=2))
+    assert (slower.gate, slower.cases[0].further_pairs) == (Gate.FAILED, 10)
+    same = [1 + 0.0002 * (n - 5) for n in range(10)]
+    passed = pairs.analyze(tables_of({"a": numbered(UNDECIDED, same, 17)}), run_of(gate=2))
+    assert (passed.gate, passed.cases[0].judgement.verdict) == (Gate.PASSED, Verdict.SAME)
+
+
+def test_the_expected_false_verdicts_count_both_blocks():
+    first = pairs.analyze(tables_of({"a": numbered(UNDECIDED)}), run_of()).false_verdicts
+    both = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()).false_verdicts
+    assert both == pytest.approx(first + 2 / 1024)
+
+
+def test_the_noise_model_learns_from_the_first_block():
+    run, data = run_of(is_aa=True), tables_of({"a": numbered(UNDECIDED, SLOWER)})
+    (sample,) = noise.of_run("r", data, run)
+    assert sample.spread == pytest.approx(verdict.spread([math.log(ratio) for ratio in UNDECIDED]))
+    assert sample.n == 8
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def decided_and_not():
+    ratios = {
+        "a": numbered(UNDECIDED, SLOWER),
+        "b": numbered(CLEAR),
+        "c": numbered(UNCLEAR, SCATTERED),
+        "d": numbered(SAME),
+    }
+    return tables_of(ratios), run_of()
+
+
+def test_the_page_with_further_pairs_is_the_golden_one(regenerate):
+    data, run = decided_and_not()
+    document = render.build_pairs(pairs.analyze(data, run), data, run)
+    sections = document.without(Placement.HTML).sections
+    text = "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
+    if regenerate:
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_json_document_and_the_messages_say_how_many_further_pairs_decided():
+    data, run = decided_and_not()
+    found = pairs.analyze(data, run)
+    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 0), allow_nan=False))
+    assert document["more"] == 20
+    cases = {case["case"]: case for case in document["cases"]}
+    assert {name: case["further_pairs"] for name, case in cases.items()} == {"a": 10, "b": 0, "c": 10, "d": 0}
+    assert cases["a"]["first_block"]["verdict"] == "inconclusive" and cases["b"]["first_block"] is None
+    suite = ElementTree.fromstring(ci.junit(found, "small"))
+    texts = {test.get("name"): test.findtext("system-out") for test in suite.iter("testcase")}
+    assert texts["a"] == "w/a: slower, +5.4 % (decided by 10 further pairs)"
+    assert texts["c"].endswith("(after 10 further pairs)") and "further" not in texts["b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ab", "--aa", "--more", "4"), "--more: 4 further pairs are too few to decide a case. Ask for at least 10."),
+        (("ab", "--aa", "--more", "2000"), "--more: 2000 pairs are too many for an exact test."),
+        (("resume", "out/x", "--more", "9"), "--more: 9 further pairs are too few to decide a case."),
+    ],
+)
+def test_a_number_of_further_pairs_that_decides_nothing_is_refused(tmp_path, arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"profpipe: {message}")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+WORKLOAD = """
+import os
+import time
+
+PARAMS = {"n": 1}
+
+def build(params):
+    # The case 1 scatters from process to process, and each visit writes a line.
+    with open(os.environ["VISITS"], "a") as stream:
+        print(params["n"], os.getpid(), file=stream)
+    seconds = 0.002 if params["n"] == 2 else 0.001 + os.getpid() % 17 * 0.0002
+    return lambda: time.sleep(seconds)
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {warmup: 1, repeats: 10, timeout_s: 60, timing: {budget_s: 0.02}}
+workloads:
+  naps: {script: naps, profilers: [plain], matrix: {n: [1, 2]}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "naps.py").write_text(WORKLOAD)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def environment(folder):
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
+    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1", "VISITS": str(folder / "visits")}
+    return {**os.environ, **own}
+
+
+def further_subjects(data, case):
+    rows = data.metrics[(data.metrics["case"] == case) & (data.metrics["metric"] == "time")]
+    return {subject for subject in rows["subject"] if int(subject.split()[1]) > 8}
+
+
+@pytest.mark.slow
+def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_visits(project):
+    done = forked.run(project, "ab", "--aa", "--seed", "1", env=environment(project))
+    assert done.returncode == 0, done.stderr
+    assert "profpipe resume RUN --more 20" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+    run = project / "out" / "latest"
+    before = store.load(run)
+    (project / "visits").unlink()
+    done = forked.run(project, "resume", "out/latest", "--more", "10", "--json", env=environment(project))
+    assert done.returncode == 0, done.stderr
+    assert "measuring what is undecided, in 10 further pairs (at most 10): " in done.stderr
+    data, manifest = store.load(run)
+    assert manifest.ended and manifest.ab.more == 10
+    undecided = pairs.choose_again(*before, Block.FURTHER)
+    subjects = {f"pair {number} {side}" for number in range(9, 19) for side in "AB"}
+    assert ("naps", "n=1") in undecided
+    for case in ("n=1", "n=2"):
+        assert further_subjects(data, case) == (subjects if ("naps", case) in undecided else set())
+    visits = [line.split() for line in (project / "visits").read_text().splitlines()]
+    assert sum(n == "1" for n, _ in visits) == 20 * pair_blocks.VISITS
+    document = json.loads(done.stdout)
+    assert {case["case"]: case["further_pairs"] for case in document["cases"]}["n=1"] == 10
+    # The time of a process is the mean of the medians of its visits.
+    events = run / "raw" / "naps" / "pair-09" / "A" / "events.jsonl"
+    measured = rounds.load_earlier_rounds(events, {"n=1"})["n=1"]["time"]
+    mean = statistics.fmean(statistics.median(visit.values_ns) for visit in measured.values())
+    rows = data.metrics[(data.metrics["subject"] == "pair 9 A") & (data.metrics["case"] == "n=1")]
+    assert len(measured) == pair_blocks.VISITS and list(rows["value"]) == pytest.approx([mean])
+    again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment(project))
+    assert again.returncode == 0 and "has nothing left to do" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
+    argv = [sys.executable, "-m", "profpipe"]
+    quiet = {"cwd": project, "env": environment(project), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen([*argv, "ab", "--aa", "--seed", "1", "--more", "10"], start_new_session=True, **quiet)
+    deadline = time.monotonic() + 200
+    while not list(project.glob("out/*-ab/raw/naps/pair-12")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    time.sleep(random.Random(1).uniform(0.1, 0.3))
+    done = forked.run(project, "resume", env=environment(project), timeout=400)
+    assert done.returncode == 0, done.stderr
+    data, manifest = store.load(project / "out" / "latest")
+    assert further_subjects(data, "n=1") == {f"pair {number} {side}" for number in range(9, 19) for side in "AB"}
+    assert len({job.folder for job in manifest.jobs}) == len(manifest.jobs) == 36
+    assert {case.case: case.further_pairs for case in pairs.analyze(data, manifest).cases}["n=1"] == 10
+
+
+@pytest.mark.slow
+def test_further_pairs_are_refused_for_a_run_without_pairs(project):
+    assert forked.run(project, "run", env=environment(project)).returncode == 0
+    done = forked.run(project, "resume", "out/latest", "--more", "10", env=environment(project))
+    assert done.returncode == 2 and "--more: is for a run of `profpipe ab`" in done.stderr
