@@ -37,6 +37,7 @@ from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
 from profpipe.results import schema, store
 from profpipe.results.manifest import Gpu, Machine as RunMachine, Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
 from profpipe.runner import checkout, pair_session, sides
 from profpipe.runner.sides import Spec, SpecKind
@@ -198,8 +199,8 @@ def test_a_case_that_is_the_same_within_a_wide_floor_does_not_pass_a_narrow_gate
 
 def test_only_what_fails_twice_fails_the_gate():
     once = tables_of({"a": around(3)})
-    assert pairs.choose_again(once, run_of(2)) == {("w", "a")}
-    assert pairs.choose_again(once, run_of(4)) == set()
+    assert pairs.choose_again(once, run_of(2), Block.GATE) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(4), Block.GATE) == set()
     twice = tables_of({"a": [*around(3), *around(3.2)]})
     calm = tables_of({"a": [*around(3), *around(0.1)]})
     assert pairs.analyze(twice, run_of(2)).gate is Gate.FAILED
@@ -207,7 +208,7 @@ def test_only_what_fails_twice_fails_the_gate():
     assert found.gate is Gate.PASSED
     assert (found.cases[0].first.verdict, found.cases[0].judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
     # A resumed run chooses the same cases, whatever the second block has so far.
-    assert pairs.choose_again(calm, run_of(2)) == {("w", "a")}
+    assert pairs.choose_again(calm, run_of(2), Block.GATE) == {("w", "a")}
 
 
 def test_a_case_that_fails_on_b_alone_fails_the_gate():
@@ -323,6 +324,23 @@ def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path
     assert "| +3 % | 1 | 0 | 1 | 0 | 0 | 1 |" in done.stdout
     assert "Gates of A-A runs: 1 passed" in done.stdout
     assert "False verdicts in 10000 blocks of 8 pairs, resampled in each case: 0.00 %" in done.stdout
+    assert "further pairs" not in done.stdout
+
+
+def test_the_benchmark_counts_the_verdicts_after_further_pairs_and_draws_these_apart(tmp_path):
+    undecided, same = around(2, spread=4), [1 + 0.0001 * n for n in range(10)]
+    for name, ratios, run in (
+        ("aa", {"c": [*undecided, *same]}, run_of(is_aa=True, more=10)),
+        ("b", {"c,change=5": [*undecided, *around(5, count=10)]}, run_of(more=10)),
+    ):
+        (tmp_path / name).mkdir()
+        store.save(tmp_path / name, tables_of(ratios), run)
+    argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--runs", tmp_path / "aa", tmp_path / "b"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "| A-A | 1 | 0 | 0 | 1 | 0 | 1 |" in done.stdout
+    assert "| +5 % | c,change=5 | inconclusive, +2.0 % | 10 | slower, +5.0 % |" in done.stdout
+    assert "False verdicts in 10000 blocks of 8 pairs, resampled" in done.stdout
+    assert "False verdicts in 10000 blocks of 10 further pairs, resampled in each case: 0.00 %" in done.stdout
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------

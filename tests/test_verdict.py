@@ -249,11 +249,48 @@ def test_the_expected_number_of_false_verdicts_bounds_those_of_a_page():
     assert verdict.expected_false(judged) < 0.005 * len(judged)
 
 
+def is_false(shares):
+    return shares[Verdict.FASTER] + shares[Verdict.SLOWER]
+
+
+def machines_of_further_pairs():
+    return list(itertools.chain(simulation.machines(), simulation.state_machines()))
+
+
+def test_both_blocks_together_are_wrong_in_less_than_half_a_percent():
+    every = machines_of_further_pairs()
+    rates = [is_false(simulation.further_shares(machine, 0.0, 150, seed=1)[0]) for _, machine in every]
+    assert sum(rates) / len(rates) < 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "machine"), machines_of_further_pairs())
+def test_both_blocks_together_are_wrong_in_less_than_half_a_percent_whatever_varies(name, machine):
+    assert is_false(simulation.further_shares(machine, 0.0, 2000, seed=2)[0]) < 0.005
+
+
+@pytest.mark.parametrize("slow", simulation.STATES)
+def test_further_pairs_find_5_percent_where_visits_are_in_two_states_10_percent_apart(slow):
+    machine = simulation.Machine(lambda rng: 0.0, of_visits=simulation.two_states(slow))
+    shares, pairs = simulation.further_shares(machine, 0.05, 200, seed=1)
+    assert shares[Verdict.SLOWER] >= 0.99 and shares[Verdict.FASTER] == 0
+    assert pairs < 12
+
+
+def test_pairs_of_one_visit_would_not_find_it():
+    one_visit = simulation.Machine(lambda rng: 0.0, of_visits=simulation.two_states(0.5))
+    assert simulation.found_share(one_visit, 0.05, 20, 100, seed=1) < 0.5
+
+
 def test_the_benchmark_prints_the_tables_of_the_documentation():
     argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--repetitions", "16"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    for line in ("| normal, sd 1 %, drift 1 % |", "| heavy-tailed, sd 1 % | +5 % |", "| 6 and 6 runs of one process |"):
+    for line in (
+        "| normal, sd 1 %, drift 1 % |", "| heavy-tailed, sd 1 % | +5 % |", "| 6 and 6 runs of one process |",
+        "| visits in two states, 50 % slow | +5 % |",
+    ):  # fmt: skip
         assert line in done.stdout
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
-    heads = [line for line in done.stdout.splitlines() if line.startswith(("| processes", "| groups", "| runs"))]
-    assert len(heads) == 5 and all(head in page for head in heads)
+    begins = ("| processes vary", "| groups", "| runs", "| visits in a process")
+    heads = [line for line in done.stdout.splitlines() if line.startswith(begins)]
+    assert len(heads) == 7 and all(head in page for head in heads)

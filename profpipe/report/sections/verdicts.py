@@ -93,7 +93,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
     yield from _further_facts(findings, run, settings)
     if overall := _overall(findings):
         yield overall
-    if settings.pairs < verdict.FEWEST_PAIRS:
+    if settings.pairs < verdict.FEWEST_PAIRS and not any(case.further_pairs for case in findings.cases):
         yield f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
     elif any(case.judgement for case in findings.cases):
         expected = f"about {findings.false_verdicts:.2g} cases" if findings.false_verdicts else "no case"
