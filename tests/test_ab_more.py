@@ -236,16 +236,19 @@ def test_a_number_of_further_pairs_that_decides_nothing_is_refused(tmp_path, arg
 # --- the command -----------------------------------------------------------------------------------------------------
 
 WORKLOAD = """
-import os
+import random
 import time
+from pathlib import Path
 
 PARAMS = {"n": 1}
+#: The case 1 scatters from process to process.
+SECONDS = random.uniform(0.001, 0.003)
 
 def build(params):
-    # The case 1 scatters from process to process, and each visit writes a line.
-    with open(os.environ["VISITS"], "a") as stream:
-        print(params["n"], os.getpid(), file=stream)
-    seconds = 0.002 if params["n"] == 2 else 0.001 + os.getpid() % 17 * 0.0002
+    # Each visit writes a line.
+    with Path(__file__).with_name("visits").open("a") as stream:
+        print(params["n"], file=stream)
+    seconds = 0.002 if params["n"] == 2 else SECONDS
     return lambda: time.sleep(seconds)
 """
 PIPELINE = """
@@ -264,10 +267,9 @@ def project(tmp_path):
     return tmp_path
 
 
-def environment(folder):
+def environment():
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
-    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1", "VISITS": str(folder / "visits")}
-    return {**os.environ, **own}
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
 
 
 def further_subjects(data, case):
@@ -277,13 +279,13 @@ def further_subjects(data, case):
 
 @pytest.mark.slow
 def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_visits(project):
-    done = forked.run(project, "ab", "--aa", "--seed", "1", env=environment(project))
+    done = forked.run(project, "ab", "--aa", "--seed", "1", env=environment())
     assert done.returncode == 0, done.stderr
     assert "profpipe resume RUN --more 20" in (project / "out" / "latest" / "SUMMARY.md").read_text()
     run = project / "out" / "latest"
     before = store.load(run)
     (project / "visits").unlink()
-    done = forked.run(project, "resume", "out/latest", "--more", "10", "--json", env=environment(project))
+    done = forked.run(project, "resume", "out/latest", "--more", "10", "--json", env=environment())
     assert done.returncode == 0, done.stderr
     assert "measuring what is undecided, in 10 further pairs (at most 10): " in done.stderr
     data, manifest = store.load(run)
@@ -293,8 +295,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     assert ("naps", "n=1") in undecided
     for case in ("n=1", "n=2"):
         assert further_subjects(data, case) == (subjects if ("naps", case) in undecided else set())
-    visits = [line.split() for line in (project / "visits").read_text().splitlines()]
-    assert sum(n == "1" for n, _ in visits) == 20 * pair_blocks.VISITS
+    assert (project / "visits").read_text().splitlines().count("1") == 20 * pair_blocks.VISITS
     document = json.loads(done.stdout)
     assert {case["case"]: case["further_pairs"] for case in document["cases"]}["n=1"] == 10
     # The time of a process is the mean of the medians of its visits.
@@ -303,14 +304,14 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     mean = statistics.fmean(statistics.median(visit.values_ns) for visit in measured.values())
     rows = data.metrics[(data.metrics["subject"] == "pair 9 A") & (data.metrics["case"] == "n=1")]
     assert len(measured) == pair_blocks.VISITS and list(rows["value"]) == pytest.approx([mean])
-    again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment(project))
+    again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
     assert again.returncode == 0 and "has nothing left to do" in again.stdout
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
     argv = [sys.executable, "-m", "profpipe"]
-    quiet = {"cwd": project, "env": environment(project), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"cwd": project, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     child = subprocess.Popen([*argv, "ab", "--aa", "--seed", "1", "--more", "10"], start_new_session=True, **quiet)
     deadline = time.monotonic() + 200
     while not list(project.glob("out/*-ab/raw/naps/pair-12")) and time.monotonic() < deadline:
@@ -318,7 +319,7 @@ def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     time.sleep(random.Random(1).uniform(0.1, 0.3))
-    done = forked.run(project, "resume", env=environment(project), timeout=400)
+    done = forked.run(project, "resume", env=environment(), timeout=400)
     assert done.returncode == 0, done.stderr
     data, manifest = store.load(project / "out" / "latest")
     assert further_subjects(data, "n=1") == {f"pair {number} {side}" for number in range(9, 19) for side in "AB"}
@@ -328,6 +329,6 @@ def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
 
 @pytest.mark.slow
 def test_further_pairs_are_refused_for_a_run_without_pairs(project):
-    assert forked.run(project, "run", env=environment(project)).returncode == 0
-    done = forked.run(project, "resume", "out/latest", "--more", "10", env=environment(project))
+    assert forked.run(project, "run", env=environment()).returncode == 0
+    done = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
     assert done.returncode == 2 and "--more: is for a run of `profpipe ab`" in done.stderr
