@@ -52,6 +52,10 @@ def main() -> None:
         without_folders(manifest, run).save(copy)
         refuse_folders(run, copy, data)
         store.save_parquet(copy, data)
+        for table in schema.ALL:
+            # Such a table may be absent, and then has no rows.
+            if table.is_new and not len(getattr(data, table.name)):
+                (copy / f"{table.name}.parquet").unlink(missing_ok=True)
         clear(target)
         shutil.copytree(copy, target, dirs_exist_ok=True)
     # Exit code 1: some case of the run failed, which its page says.
