@@ -23,6 +23,7 @@ from profpipe.analysis.findings.agreement import Cause
 from profpipe.analysis.findings.targets import Grade
 from profpipe.report.units import number
 from profpipe.results import store
+from profpipe.results.schema import RANK_PREFIX
 
 PAGE = Path(__file__).resolve().parents[1] / "examples" / "README.md"
 MIB, GIB = 2.0**20, 2.0**30
@@ -684,10 +685,104 @@ def context_parallel(e: Example) -> Iterator[Claim]:
     yield "{} case crashed", word(len(crashed)).capitalize()
 
 
+@claims
+def context_parallel_throughput(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    rings = ["ring_allgather", "ring_alltoall"]
+    methods = ("single", *rings, "heads")
+    rate = e.where(workload="throughput").set_index(["mode", "batch", "method"])["items_per_second"].unstack() / 1e3
+    for title, mode, batch in (
+        ("8, forward", "fwd", 8), ("32, forward", "fwd", 32), ("128, forward", "fwd", 128),
+        ("128, forward and backward", "fwd_bwd", 128),
+    ):  # fmt: skip
+        yield (f"| {title} | " + " | ".join(f"{rate.loc[(mode, batch), name]:.0f}" for name in methods) + " |",)
+    ratios = [row["single"] / row[name] for _, row in rate.iterrows() for name in (*rings, "heads")]
+    assert min(ratios) > 1
+    yield "one GPU alone processes {} times as many tokens as two together", span(ratios)
+    long = e.where(workload="methods", seqlen=32768).set_index(["mode", "causal", "method"])["time"].unstack()
+    gains = [row["single"] / row[name] for _, row in long.iterrows() for name in (*rings, "heads")]
+    yield "At 32768 tokens and batch 1 two GPUs are {} times as fast as one", span(gains, ".1f")
+    worst = _of_any_process(e, rings)
+    tensors = ("", "_dq", "_dk", "_dv")
+    yield (
+        "Rings differ from one GPU by up to {:.4f} in an output and by {:.3f} in a gradient",
+        worst["error_max"],
+        max(worst[f"error_max{tensor}"] for tensor in tensors[1:]),
+    )
+    yield "the mean difference is at most {}", power(max(worst[f"error_mean{tensor}"] for tensor in tensors))
+    assert _of_any_process(e, ["heads"])["error_max"] == 0
+    (whole,) = e.where(workload="methods", seqlen=32768, causal=False, mode="fwd", method="single").to_dict("records")
+    keys_and_values = 2 * 16 * 32768 * 128 * 2 * 7 / 8
+    yield (
+        "compute an eighth of the {:.1f} ms of one GPU, {:.1f} ms, and receive {:.0f} MB of keys and values",
+        whole["time"] / MS,
+        whole["time"] / 8 / MS,
+        keys_and_values / 1e6,
+    )
+    yield "if each GPU receives {:.0f} GB/s", keys_and_values / (whole["time"] / 8)
+
+
+def _of_any_process(e: Example, methods: list[str]) -> pd.Series:
+    """The largest value of each metric in any process, over the cases of these methods."""
+    cases = e.where(method=methods)[["workload", "case"]]
+    own = e.metrics[(e.metrics["profiler"] == "plain") & e.metrics["subject"].str.match(rf"$|{RANK_PREFIX}")]
+    return own.merge(cases, on=["workload", "case"]).groupby("metric")["value"].max()
+
+
 def _once(values: Any, form: str) -> str:
     """``50.1``, or ``13.0 to 13.2`` where the values differ in their digits."""
     written = sorted({f"{value:{form}}" for value in values}, key=float)
     return written[0] if len(written) == 1 else f"{written[0]} to {written[-1]}"
+
+
+@claims
+def auto_profile(e: Example) -> Iterator[Claim]:
+    yield "Its {} cases under {} profilers took {} together", len(e.plain), jobs(e), together(e)
+    assert len(e.run["jobs"]) == 4
+    skipped = e.plain[e.plain["status"] == "skipped"]
+    assert set(skipped["impl"]) == {"fa2", "fa3", "sage", "xformers"}
+    yield "their {} cases are rows with the command", len(skipped)
+    times = {"plain": e.where(seqlen=4096, status="ok").set_index("impl")["time"] / US}
+    own = e.kernels[e.kernels["kind"] == "kernel"].merge(
+        e.cases[["workload", "case", "profiler", "impl", "seqlen", "iterations"]], on=["workload", "case", "profiler"]
+    )
+    for profiler in ("nsys", "torch", "ncu"):
+        of = own[(own["profiler"] == profiler) & (own["seqlen"] == 4096)]
+        calls = of["iterations"] if profiler != "ncu" else 1  # ncu measures one call
+        times[profiler] = (of["total_ns"] / calls / US).groupby(of["impl"]).sum()
+    for impl in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"):
+        cells = [f"{own[impl]:.{1 if own[impl] < 1000 else 0}f}" for own in times.values()]
+        yield (f"| `{impl}` | " + " | ".join(cells) + " |",)
+    rows = ran(e).set_index(["impl", "seqlen"])
+    time, rate = rows["time"], rows["tflops"]
+    assert set(time.groupby("seqlen").idxmin().str[0]) == {"sdpa_cudnn"}
+    yield (
+        "{:.2f} and {:.2f} times as fast as FlashAttention-2 in PyTorch: {:.0f} and {:.0f} TFLOP/s",
+        *(time["sdpa_flash", seqlen] / time["sdpa_cudnn", seqlen] for seqlen in (1024, 4096)),
+        *(rate["sdpa_cudnn", seqlen] for seqlen in (1024, 4096)),
+    )
+    assert list(flagged(ran(e), "throttled")["case"]) == [rows.loc[("sdpa_cudnn", 4096), "case"]]
+    yield "`throttled`: {:.0f} of 1980 MHz", rows.loc[("sdpa_cudnn", 4096), "sm_clock"] / 1e6
+    assert times["ncu"]["sdpa_cudnn"] == min(own["sdpa_cudnn"] for own in times.values())
+    yield "It takes {:.1f} times as long as", time["sdpa_math", 4096] / time["sdpa_flash", 4096]
+    peak = rows["peak_allocated"] / MIB
+    yield "allocates {:.0f} MiB instead of {:.0f}", peak["sdpa_math", 4096], peak["sdpa_flash", 4096]
+
+
+@claims
+def transformer_lm_batch_8(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", word(count(e)), jobs(e), together(e)
+    sizes = ("small", "medium", "large")
+    rows = ran(e).set_index(["what", "size"])
+    ms = rows["time"] / MS
+    for what in ("forward", "backward", "train_step"):
+        yield (f"| {what} | " + " | ".join(f"{ms[what, size]:.1f}" for size in sizes) + " |",)
+    half = Example("transformer_lm").where(workload="sizes", what="forward", precision="fp32").set_index("size")["time"]
+    yield "Twice the batch takes {} times as long forward", span([ms["forward", s] * MS / half[s] for s in sizes])
+    ratios = [ms["backward", size] / ms["forward", size] for size in sizes]
+    yield "The backward pass takes {} times as long as the forward pass", span(ratios)
+    peak = rows["peak_allocated"] / MIB
+    yield "A training step allocates {:.0f}, {:.0f} and {:.0f} MiB at most", *(peak["train_step", s] for s in sizes)
 
 
 @claims
@@ -945,6 +1040,7 @@ def _agreement(e: Example) -> Iterator[Claim]:
 PLACES = {
     "accuracy_fa3": "accuracy", "attention_scaling_fa3": "attention_scaling",
     "attention_scaling_fp16": "attention_scaling", "cogvideox_step": "cogvideox",
+    "context_parallel_throughput": "context_parallel", "transformer_lm_batch_8": "transformer_lm",
 }  # fmt: skip
 
 #: Digits of each section that follow from no table of the example, by what they are.
@@ -955,6 +1051,10 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "In the other four, at 2048 tokens", "one kernel at 512 tokens",
         # of an earlier run
         "7170 launches of 39 cases and 5.239975134 s, of the capture's 11187 launches and 7.101882431 s",
+    ),
+    "auto_profile": (
+        "nsys 2025.3", "from the wheels in 21 s",  # as the shell showed
+        "| 4096 tokens, us per call |", "Its call at 4096 tokens", "at 4096 tokens and", "of 1980 MHz",
     ),
     "own_program": (
         "(124 M parameters", "at commit 5293af5", "differ by less than 2 %",
@@ -996,7 +1096,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         # held by tests/test_transformer_lm.py
         "linear layers and logits have 16 bits; parameters, norms, loss and gradients have 32",
         "1000 times 0.01 is 10.0001 in fp32, 9.9531 in fp16, and 10.0021 in mixed precision",
-        "at commit 2496043", "(here 2.11)",
+        "at commit 2496043", "(here 2.11)", "is batch 8 in fp32",
         "| forward, published | 35 | 93 | 187 |", "| forward and backward, published | 77 | 216 | 447 |",
         "The published shares are 66.4 % of a forward pass and 47.3 % of a full step",
     ),
@@ -1026,7 +1126,10 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "| add calls, published | 6422 | 7922 | 6422 | 6422 |",
         "by 2.3 times on the 4090. The tensor cores of a 4090", "Version 0.1.0", "diffusers (0.42 here)",
     ),
-    "context_parallel": ("hides nothing (0 %)", "At 8192 tokens the host"),
+    "context_parallel": (
+        "hides nothing (0 %)", "At 8192 tokens the host", "In the first 40 s", "causal, 2048 tokens",
+        "a length that is a multiple of 16", "a multiple of 8 heads", "a mask at 32768 tokens each",
+    ),
 }  # fmt: skip
 
 #: Code blocks, inline code, targets of links, and names of packages and methods that have digits.
