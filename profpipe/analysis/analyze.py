@@ -268,6 +268,6 @@ def _switch_costs(
             # Kernels of a whole process are not compared with its steps.
             of_steps = data.basis is not None and data.basis.quantity == "step"
             is_alike = of_steps == (_iteration(data) is Iteration.STEP)
-            measured = case.speedup if is_alike and "time" in case.values.keys() & base.values.keys() else None
+            measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
             yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

@@ -166,11 +166,12 @@ def judge(
         verdict = Verdict.FASTER if shift < 0 else Verdict.SLOWER
     elif _is_same(a, b, imbalance, noise, limit):
         verdict = Verdict.SAME
-    low, high = (None if end is None else math.exp(end)
-                 for end in rank_sum.interval(logs_a, logs_b, CONFIDENCE) or (None, None))  # fmt: skip
+    interval = rank_sum.interval(logs_a, logs_b, CONFIDENCE)
     return GroupChange(
-        name, a, b, verdict, math.exp(shift), low, high, p, floor,
-        hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
+        name, a, b, verdict, math.exp(shift),
+        ci_low=math.exp(interval[0]) if interval else None,
+        ci_high=math.exp(interval[1]) if interval else None,
+        p=p, floor=floor, hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
         p_slower=None if gate is None else _p_slower(a, b, imbalance, noise, math.log1p(gate / 100)),
     )  # fmt: skip
 

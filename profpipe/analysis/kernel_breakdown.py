@@ -56,13 +56,14 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
     found = KernelBreakdown(profiler, kind, count, categories, total, classes, other_classes=rest)
     if not own.kernels:
         return found
+    copies = ClassTotal(sum(calls for calls, _ in own.by_copy.values()), sum(ns for _, ns in own.by_copy.values()))
     return replace(
         found,
         idle_share=own_range.idle_share,
         busy_ns=own_range.per_call(own_range.busy_ns),
         range_ns=own_range.per_call(own_range.wall_ns),
         span_ns=own_range.per_call(own_range.span_ns),
-        copies=ClassTotal(*(sum(column) / runs for column in zip(*own.by_copy.values(), strict=True))),
+        copies=ClassTotal(copies.calls / runs, copies.ns / runs),
     )
 
 

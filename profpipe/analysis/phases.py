@@ -99,8 +99,8 @@ def read_memory(
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
 ) -> Iterator[Memory]:
     """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
-    own = grouped((case, (subject, found)) for (case, profiler, subject), found in numbers.items()
-                  if profiler == "plain" and subject)  # fmt: skip
+    plain = ((case, subject, found) for (case, profiler, subject), found in numbers.items() if profiler == "plain")
+    own = grouped((case, (subject, found)) for case, subject, found in plain if subject)
     for case in cases:
         subjects = dict(own.get(case, ()))
         with_peak = {name: found for name, found in subjects.items() if "peak_allocated" in found}

@@ -30,7 +30,7 @@ def find_ranks(recorded: CaseIndex, cases: Iterable[str]) -> Iterator[RankResult
             timed = {"0": recorded.numbers.get((case, "plain", ""), {}), **timed}
         seen = {p: _by_name(recorded, case, p, DEVICE_PREFIX) for p in _LAUNCH_PROFILERS}
         profiler, devices = next(((p, own) for p, own in seen.items() if own), ("", {}))
-        for name in sorted({*timed, *devices}, key=lambda name: (int(re.sub(r"(?s)\D.*", "", name) or 0), name)):
+        for name in sorted({*timed, *devices}, key=_by_number):
             rows = {**timed.get(name, {}), **devices.get(name, {})}
             if _OWN_TIME in rows:
                 rows["time"] = rows[_OWN_TIME]
@@ -68,3 +68,8 @@ def has_waited(recorded: CaseIndex, case: str) -> bool:
 def _by_name(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, Number]]:
     subjects = recorded.by_rank.get((case, profiler), {})
     return {subject.removeprefix(prefix): own for subject, own in subjects.items() if subject.startswith(prefix)}
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    number = re.match(r"\d+", name)
+    return int(number[0]) if number else 0, name

@@ -366,7 +366,8 @@ class _Reader:
 
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
-        request, known = self._request, {VALUE, PHASE, PROFILER, *itertools.chain(*self._data.layout.params.values())}
+        axes_of_cases = itertools.chain.from_iterable(self._data.layout.params.values())
+        request, known = self._request, {VALUE, PHASE, PROFILER, *axes_of_cases}
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.

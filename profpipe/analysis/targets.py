@@ -21,8 +21,9 @@ def compare(
 ) -> TargetFindings:
     """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
     targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
-    found = {id: _values(case, counters.get(id, ()), steps.get(id)) for id, case in cases.items() if case.time}
-    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items() if targets}
+    timed = {id: case for id, case in cases.items() if targets and case.time}
+    found = {id: _values(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
+    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
     return TargetFindings(targets, values)
 
 

@@ -51,8 +51,7 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
             groups.setdefault((key, frozenset(reasons)), {})[case] = reasons
     named = {(key[0], profiler) for key, profilers in groups for profiler in profilers}
     seen = set(rows(tables.cases, "workload", "profiler"))
-    jobs = [job for job in run.jobs
-            if not (job.interrupted and any((job.workload, case) in unfinished for case in job.cases))]  # fmt: skip
+    jobs = [job for job in run.jobs if not (job.interrupted and not unfinished.isdisjoint(_cases_of(job)))]
     return (
         *(_group(key[0], Status(key[1]), own, every[key[0]], run) for (key, _), own in groups.items()),
         *(
@@ -73,6 +72,10 @@ def _group(
     logs = tuple(dict.fromkeys(job.log for job in jobs if not job.cases or not reasons.keys().isdisjoint(job.cases)))
     is_whole = reasons.keys() == every
     return NotRun(workload, status, reason[0], profilers, tuple(reasons), is_whole, logs)
+
+
+def _cases_of(job: JobEntry) -> set[tuple[str, str]]:
+    return {(job.workload, case) for case in job.cases}
 
 
 def _key(job: JobEntry) -> tuple[str, str]:
