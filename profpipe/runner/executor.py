@@ -331,19 +331,26 @@ def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[Pro
     return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
 
 
+def _describe_case(case: Case, job: Job) -> dict[str, object]:
+    """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
+    hidden = {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}
+    return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
+
+
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
-    cases: list[dict[str, object]] = [{"id": case.id, "params": dict(case.params)} for case in job.cases]
-    for case, described in zip(job.cases, cases, strict=True):
-        if hidden := {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}:
-            described["hidden"] = hidden
-    as_they_are = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
-        **{name: getattr(job, name) for name in as_they_are},
+        "workload": job.workload,
+        "profiler": job.profiler,
         "script": str(job.script),
-        "cases": cases,
+        "cases": [_describe_case(case, job) for case in job.cases],
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
+        "warmup": job.warmup,
+        "repeats": job.repeats,
+        "processes": job.processes,
         "options": dict(job.options),
+        "stem": job.stem,
+        "part": job.part,
         "folder": str(job.folder),
     }
 
