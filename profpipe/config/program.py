@@ -76,11 +76,7 @@ def read_program(
     known = {**env, **secrets}
     name = name_of(words)
     workload: dict[str, Any] = {
-        # A pipeline file would replace ``${NAME}`` of the user's own.
-        "command": [
-            PLACEHOLDER.sub(lambda m: m[0] if m[1] in secrets else m[0].replace("${", "${DOLLAR:-$}{", 1), word)
-            for word in masked
-        ],
+        "command": [_escape(word, secrets) for word in masked],
         "cwd": os.path.relpath(Path.cwd(), path.parent.resolve()),
         "profilers": list(profilers or PROFILERS),
         **settings,
@@ -204,6 +200,11 @@ def _check(words: Sequence[str], env: Mapping[str, str], command: str) -> None:
         raise ConfigError(where, f"'{program}' cannot be started.", f"Try: {where} {starter}{program} ...")
     remedy = f"Is it spelled right, and on PATH? The program comes first: {where} python train.py"
     raise ConfigError(where, f"there is no program '{program}'.", remedy)
+
+
+def _escape(word: str, secrets: Mapping[str, str]) -> str:
+    """Keep ``${NAME}`` of the user's own as it is: a pipeline file would replace it."""
+    return PLACEHOLDER.sub(lambda m: m[0] if m[1] in secrets else m[0].replace("${", "${DOLLAR:-$}{", 1), word)
 
 
 def _environment(variables: Sequence[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -193,7 +193,7 @@ class Ranges(Capture):
     def begin(self, rule: str, number: int) -> None:
         if number == self.settings.warmup and self._window is not None:
             self._window.begin()
-        if self._open is not None and (self.settings.warmup <= number <= self.settings.last):
+        if self._open is not None and self.settings.warmup <= number <= self.settings.last:
             self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
 
     def end(self, rule: str, number: int) -> None:

@@ -84,12 +84,9 @@ def judge(
         failed = any(e.end.stopped or e.command.has_failed(e.end.returncode, e.end.seconds) for e in ends)
         undone = {case.id for case in job.cases if failed}
         inside = job.cases[0].id
-    problem, first = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside), ends[0].end
-    # A SIGKILL that neither the runner nor the kernel's OOM killer sent.
-    is_killed = (
-        problem and problem.cause in (Cause.SIGKILL, Cause.EXIT) and failure_reasons.is_sigkill(first.returncode)
-    )
-    is_retried = bool(retries_kill and job.script is not None and is_killed)
+    problem = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside)
+    first = ends[0].end
+    is_retried = retries_kill and job.script is not None and _is_killed(problem, first)
     outcomes = {inside: problem or OK} if inside and not is_retried else {}
     lost = frozenset[str]()
     if problem and not all(end.is_usable for end in ends):
@@ -119,6 +116,12 @@ def judge(
         retried=lost | ({inside} if inside and is_retried else frozenset()),
         has_files=not lost,
     )
+
+
+def _is_killed(problem: CaseOutcome | None, end: ProcessEnd) -> bool:
+    """Return True if a SIGKILL ended the process that neither the runner nor the kernel's OOM killer sent."""
+    may_be_killed = problem is not None and problem.cause in (Cause.SIGKILL, Cause.EXIT)
+    return may_be_killed and failure_reasons.is_sigkill(end.returncode)
 
 
 def _find_problem(
