@@ -95,9 +95,11 @@ class Process:
 
     def since(self, time_ns: int) -> Process:
         """Return the process with times since ``time_ns``."""
-        both = [(track, track.slices) for track in self.tracks]
-        moved = (replace(t, slices=replace(s, start=s.start - time_ns, end=s.end - time_ns)) for t, s in both)
-        return replace(self, tracks=tuple(moved))
+
+        def moved(slices: Slices) -> Slices:
+            return replace(slices, start=slices.start - time_ns, end=slices.end - time_ns)
+
+        return replace(self, tracks=tuple(replace(track, slices=moved(track.slices)) for track in self.tracks))
 
     @property
     def slices(self) -> int:
