@@ -533,8 +533,14 @@ class Section:
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
-        for holder in block.options if isinstance(block, Choice) else [block] if isinstance(block, Details) else []:
-            yield from _walk(holder.blocks)
+        yield from _walk(_inside(block))
+
+
+def _inside(block: Block) -> Iterable[Block]:
+    """Return the blocks that ``block`` holds."""
+    if isinstance(block, Choice):
+        return (inner for option in block.options for inner in option.blocks)
+    return block.blocks if isinstance(block, Details) else ()
 
 
 def make_section(

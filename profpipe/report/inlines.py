@@ -33,7 +33,8 @@ def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
 
 
 #: Numbers without a unit, by their format.
-ratio, percent = partial(doc.Number, format=doc.Format.RATIO), partial(doc.Number, format=doc.Format.PERCENT)
+ratio = partial(doc.Number, format=doc.Format.RATIO)
+percent = partial(doc.Number, format=doc.Format.PERCENT)
 margin = partial(doc.Number, format=doc.Format.PLUS_MINUS)
 
 

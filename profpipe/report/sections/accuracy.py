@@ -75,9 +75,12 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     gradients = ", for gradients as for the output" if any(parts(measure)[1] != "out" for measure in measures) else ""
     within, compared = len(judged) - len(missed), len(judged) - len(unchecked)
     of = plural(compared, "compared case" if unchecked else "case")
-    counted = f"{within} of {of} {'is' if within == 1 else 'are'} within that" if compared else "No case was compared"
-    if within == len(judged):
+    if not missed:
         counted = "Every case is within that"
+    elif compared:
+        counted = f"{within} of {of} {'is' if within == 1 else 'are'} within that"
+    else:
+        counted = "No case was compared"
     misses = (" Not: ", *_named(outside), ".") if outside else ()
     rest = (" Not compared: ", *_named(unchecked, with_reason=False), ".") if unchecked else ()
     return ("Allowed: ", *limits, f"{gradients}. {counted}.", *misses, *rest)

@@ -142,12 +142,18 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
             if (column.is_numeric or column.id == "limiter") and not cell.is_empty and cell.missing is None:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
-                # The unit follows the number, because each row has another unit.
-                number = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
-                rows.setdefault(title, replace(cell, value=None, text=cell.text if cell.value is None else number))
+                rows.setdefault(title, _with_unit(cell, column))
     columns = [doc.label("figure"), doc.words("value")]
     table = doc.make_table("figures", columns, list(rows.items()), "Figures", doc.Placement.HTML)
     return replace(table, is_divisible=False)
+
+
+def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
+    """Return a cell whose number is followed by its unit, because each row has another unit."""
+    if cell.value is None:
+        return cell
+    number = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
+    return replace(cell, value=None, text=number)
 
 
 def _classes(alone: WorkloadFindings) -> doc.Chart | None:

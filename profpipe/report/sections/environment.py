@@ -11,7 +11,7 @@ from profpipe.job import Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.text import write_text
 from profpipe.report.units import number, size_unit
-from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, NodeEntry, PeakRates
+from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, NodeEntry, PeakRates, ToolEntry
 from profpipe.results.schema import Tables
 
 #: Nodes that a row names; more are counted.
@@ -22,11 +22,7 @@ def environment(run: Manifest) -> doc.Section:
     """Return the machine, the packages, the state of the repository and the profilers."""
     facts = tuple(f"{name}: {value}" for name, value in _facts(run))
     columns = (doc.label("profiler"), doc.label("version"), doc.words("note"))
-    rows = [
-        (doc.Code(name), "not found", " ".join(filter(None, [tool.missing, tool.remedy]))) if tool.missing
-        else (doc.Code(name), tool.version or ("built in" if name == "plain" else "found"), tool.variant)
-        for name, tool in run.tools.items()
-    ]  # fmt: skip
+    rows = [_tool(name, tool) for name, tool in run.tools.items()]
     tools = doc.make_table("tools", columns, rows, placement=doc.Placement.DETAILS)
     bullets = doc.Bullets(facts, doc.Placement.DETAILS)
     return doc.make_section("environment", "Environment", [bullets, _nodes(run), tools])
@@ -86,6 +82,12 @@ def write_rates(rates: PeakRates) -> str:
     memory = f"memory {number(rates.bytes_per_s / 1e9)} GB/s" if rates.bytes_per_s else ""
     found = ", ".join(rate for rate in (f"{flops} TFLOP/s" if flops else "", memory) if rate)
     return "; ".join(part for part in (found, rates.source) if part)
+
+
+def _tool(name: str, tool: ToolEntry) -> tuple[doc.Text, ...]:
+    if tool.missing:
+        return doc.Code(name), "not found", " ".join(filter(None, [tool.missing, tool.remedy]))
+    return doc.Code(name), tool.version or ("built in" if name == "plain" else "found"), tool.variant
 
 
 # --- the title -------------------------------------------------------------------------------------------------------

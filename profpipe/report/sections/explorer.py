@@ -141,6 +141,8 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
              for case in workload.cases
              if case.limit.intensity and case.tflops_done
              for ridge, peak in [_roof(workload, case)] if ridge and peak]  # fmt: skip
+    if not known:
+        return doc.Section("roofline", "", workload=workload.name)
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
@@ -164,7 +166,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, _roof_name(peak, below, len(roofs)), ridge)
                          for (ridge, peak), below in roofs.items()),
     )  # fmt: skip
-    return doc.make_section("roofline", "Roofline", [chart] if known else [], workload=workload.name)
+    return doc.Section("roofline", "Roofline", (chart,), workload=workload.name)
 
 
 def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:

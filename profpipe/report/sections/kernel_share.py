@@ -44,8 +44,8 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
         starts = range(0, len(cases), _CASES_A_TABLE)
         make = _of_steps if workload.iteration is Iteration.STEP else by_class
         tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
-        tables[:1] = [replace(first, title="") for first in tables[:1]]
-    tables[1:] = [replace(table, placement=doc.Placement.DETAILS) for table in tables[1:]]
+        tables = [table if i else replace(table, title="") for i, table in enumerate(tables)]
+    tables = [replace(table, placement=doc.Placement.DETAILS) if i else table for i, table in enumerate(tables)]
     notes = [ranks.means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
     blocks: list[doc.Block] = [*map(doc.Paragraph, notes), *tables]
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)

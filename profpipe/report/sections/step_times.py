@@ -92,7 +92,8 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
     whole = doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement)
     has_nodes = any(rank.node for _, rank, _ in every)
-    table = doc.fold_if_long(whole.without(*["case"] * is_lone, *["node"] * (not has_nodes)))
+    whole = whole if has_nodes else whole.without("node")
+    table = doc.fold_if_long(whole.without("case") if is_lone else whole)
     sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
     unlike = dict.fromkeys(difference for _, own in cases for difference in own.unlike_nodes)
     sentences += tuple(fill(f"The nodes differ in {name}: {{}}.", doc.join(values)) for name, values in unlike)

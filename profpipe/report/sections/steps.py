@@ -144,12 +144,17 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
     else:
         columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
         rows = [
-            (name, *(with_share(ns, parts.share(ns), unit, not isinstance(name, str))
+            (name, *(with_share(ns, parts.share(ns), unit, _is_part(name))
                      for ns, (*_, parts) in zip(values, cases, strict=True)))
             for name, values in _rows(cases)
         ]  # fmt: skip
     cells = tuple(tuple(map(doc.cell, row)) for row in rows)
     return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
+
+
+def _is_part(name: doc.Text) -> bool:
+    """Return True for a part of the step; the rows below it, which divide it, are plain text."""
+    return not isinstance(name, str)
 
 
 def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
@@ -158,7 +163,7 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
     unprofiled = own.parts_without_profiler or parts
     idle: dict[doc.Text, float] = {PART_NAMES[part]: unprofiled.ns[part] for part in IDLE_PARTS}
     idle[doc.Strong("idle")] = unprofiled.idle_ns
-    yield doc.Cell(ns, is_strong=not isinstance(name, str))
+    yield doc.Cell(ns, is_strong=_is_part(name))
     yield doc.Cell(parts.share(ns))
     # Nothing is left of a step without compute.
     is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
@@ -235,9 +240,11 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
     columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
     every = [own.parts_without_profiler or parts for _, own, parts in cases]
-    found = ((name, [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)])
-             for name, values in (_removable(every) if len(cases) > 1 else ()))  # fmt: skip
-    rows: list[list[doc.Content]] = [[name, *each] for name, each in found if max(each) >= _LEAST_SPEEDUP]
+    rows: list[list[doc.Text | float]] = []
+    for name, values in _removable(every) if len(cases) > 1 else ():
+        speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
+        if max(speedups) >= _LEAST_SPEEDUP:
+            rows.append([name, *speedups])
     return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 

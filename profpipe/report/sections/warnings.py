@@ -16,12 +16,10 @@ from profpipe.report.labels import case_text, case_texts, of_workload
 from profpipe.report.sections import classification, files, steps
 from profpipe.report.sections.not_run import OUTCOMES
 from profpipe.report.units import time_unit
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, RefusedFile
 
 #: Cases and duplicates that a warning names; more are counted.
 _NAMED = 3
-
-_NCU_RANGES = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
 
 
 def warnings(findings: Findings, run: Manifest) -> doc.Section:
@@ -30,19 +28,17 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *_incomplete(findings),
         *_failed(findings),
         *_unexpected_kernels(findings),
-        *(doc.concat("Not read: ", doc.Code(each.source), ": ",
-                     files.as_sentence(f"{files.as_sentence(each.what)} {each.remedy}")) for each in run.refused),
+        *map(_unread, run.refused),
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
         *(_unseen(each, findings) for each in findings.unseen),
-        *(doc.concat(files.outside(each, findings), ".", _NCU_RANGES if each.profiler == "ncu" else "")
-          for each in findings.unattributed if each.unexplained >= files.LEAST_UNEXPLAINED),
+        *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
         *(line for workload in findings.workloads for line in steps.warnings(workload)),
         *_duplicates(findings.duplicates),
         *files.notes(findings, run, are_warnings=True),
-    )  # fmt: skip
+    )
     return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(dict.fromkeys(lines)))])
 
 
@@ -95,6 +91,11 @@ def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
         )  # fmt: skip
 
 
+def _unread(refused: RefusedFile) -> doc.Text:
+    what, remedy = files.as_sentence(refused.what), files.as_sentence(refused.remedy)
+    return doc.concat("Not read: ", doc.Code(refused.source), ": ", f"{what} {remedy}".strip())
+
+
 def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
     cases = findings.cases_of(unseen.workload)
     named = doc.join(
@@ -124,6 +125,13 @@ def _incident(incident: Incident) -> doc.Text:
     what, meaning = _INCIDENTS[incident.kind]
     details = f" ({' '.join(incident.details.split())})" if incident.details else ""
     return doc.concat(doc.Code(incident.source), f": {what}{details}. {meaning}")
+
+
+def _outside(findings: Findings) -> Iterator[doc.Text]:
+    hint = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
+    for found in findings.unattributed:
+        if found.unexplained >= files.LEAST_UNEXPLAINED:
+            yield doc.concat(files.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
