@@ -29,7 +29,8 @@ ALPHA_SAME: Final = 0.05
 #: together the looks call a case different by chance in 0.4 % at most, however many there are.
 ALPHA_FURTHER: Final = 0.002
 ALPHA_SAME_FURTHER: Final = 0.02
-#: With further pairs a difference counts after the first block if it is so many standard deviations of its pairs.
+#: With further pairs a difference counts after a first block of 8 pairs if it is so many standard deviations of its
+#: pairs. With more pairs fewer standard deviations have the same t value.
 CLEAR_DEVIATIONS: Final = 2.0
 #: The smallest difference that may be called one, as a ratio minus 1.
 LEAST_FLOOR: Final = 0.01
@@ -161,12 +162,13 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
 def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
     """Return True if a first block decides a case that may have further pairs.
 
-    FASTER and SLOWER then also need a difference of ``CLEAR_DEVIATIONS`` standard deviations of its pairs: in 8 pairs
-    this is a t value of 5.7. Without it, the false verdicts of the first block and of the further pairs together would
-    exceed 0.5 % where processes of the same code differ by more than the floor.
+    FASTER and SLOWER then also need a t value of 5.7: in 8 pairs a difference of ``CLEAR_DEVIATIONS`` standard
+    deviations of its pairs, in 32 pairs half of that. Without it, the false verdicts of the first block and of the
+    further pairs together would exceed 0.5 % where processes of the same code differ by more than the floor.
     """
     if judged.verdict in (Verdict.FASTER, Verdict.SLOWER) and len(log_ratios) > 1:
-        return abs(math.log(judged.ratio)) >= CLEAR_DEVIATIONS * statistics.stdev(log_ratios)
+        least = CLEAR_DEVIATIONS * math.sqrt(FEWEST_PAIRS / len(log_ratios))
+        return abs(math.log(judged.ratio)) >= least * statistics.stdev(log_ratios)
     return judged.verdict is not Verdict.INCONCLUSIVE
 
 
