@@ -158,6 +158,38 @@ def test_each_look_has_half_the_level_of_the_look_before():
     assert 2 / 1024 < fifteen.false_rate < 2 / 1024 + 0.001
 
 
+def test_the_forecast_of_further_pairs_holds_at_the_levels_of_the_later_look():
+    rng, decided = random.Random(3), []
+    for _ in range(100):
+        judged = verdict.judge_further([rng.gauss(0.03, 0.034) for _ in range(10)])
+        if judged.verdict is Verdict.INCONCLUSIVE and judged.pairs_more and judged.pairs_more <= 40:
+            fresh = verdict.judge_further([rng.gauss(0.03, 0.034) for _ in range(10 + judged.pairs_more)])
+            decided.append(fresh.verdict is not Verdict.INCONCLUSIVE)
+    # The pairs vary from block to block, and so does the forecast.
+    assert len(decided) > 20 and statistics.fmean(decided) >= 0.6
+
+
+def test_a_difference_that_lower_and_lower_levels_never_find_has_no_forecast():
+    # Half a standard deviation: 52 pairs would decide it at 0.2 %, and no look does at its own level.
+    scattered = [0.02 + 0.04 * statistics.NormalDist().inv_cdf((n + 0.5) / 20) for n in range(20)]
+    shuffled = random.Random(1).sample(scattered, 20)
+    judged = verdict.judge_further(shuffled)
+    assert (judged.verdict, judged.pairs, judged.pairs_more) == (Verdict.INCONCLUSIVE, 20, None)
+    at_first_level = verdict.judge(shuffled, levels=verdict.Levels(verdict.ALPHA_FURTHER, verdict.ALPHA_SAME_FURTHER))
+    assert 20 < at_first_level.pairs_more < 60
+
+
+def test_a_first_block_of_more_pairs_is_clear_at_the_same_t_value():
+    def is_clear(count, deviations):
+        ratios = [0.05 + sign * 0.01 for sign in (-1, 1)] * (count // 2)
+        shift = deviations * statistics.stdev(ratios) - 0.05
+        moved = [value + shift for value in ratios]
+        return verdict.is_clear(replace(verdict.judge(ratios), ratio=math.exp(statistics.fmean(moved))), moved)
+
+    assert is_clear(8, 2.01) and not is_clear(8, 1.99)
+    assert is_clear(32, 1.01) and not is_clear(32, 0.99)
+
+
 def test_a_gate_decides_after_the_further_pairs():
     before = pairs.analyze(tables_of({"a": numbered(UNDECIDED)}), run_of(gate=2))
     assert before.gate is Gate.UNDECIDED
@@ -233,6 +265,23 @@ def test_a_number_of_further_pairs_that_decides_nothing_is_refused(tmp_path, arg
     assert capsys.readouterr().err.startswith(f"profpipe: {message}")
 
 
+def offers(ratios, run):
+    data = tables_of(ratios)
+    text = render.build_pairs(pairs.analyze(data, run), data, run).sections[0]
+    return [line for line in Markdown().section(text).splitlines() if "resume RUN" in line]
+
+
+def test_the_page_offers_more_pairs_where_they_may_decide():
+    undecided = numbered(UNDECIDED)
+    offer = "- To measure inconclusive cases alone, in up to 20 more pairs: `profpipe resume RUN --more {}`."
+    assert offers({"a": undecided}, run_of(more=0)) == [offer.format(20)]
+    nearly = [1.049, 0.9999, *SLOWER[2:]]
+    assert offers({"a": undecided | numbered((), nearly)}, run_of(more=10)) == [offer.format(30)]
+    assert offers({"a": undecided | numbered((), SLOWER)}, run_of(more=10)) == []
+    # No number of pairs up to 1000 would decide.
+    assert offers({"a": undecided | numbered((), SCATTERED)}, run_of(more=10)) == []
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 WORKLOAD = """
@@ -306,6 +355,9 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     assert len(measured) == pair_blocks.VISITS and list(rows["value"]) == pytest.approx([mean])
     again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
     assert again.returncode == 0 and "has nothing left to do" in again.stdout
+    assert "--more counts these too: ask for at least 15." in again.stdout or "No case needs" in again.stdout
+    without = forked.run(project, "resume", "--more", "20", env=environment())
+    assert without.returncode == 2 and "Name a run that has ended: profpipe resume RUN --more 20" in without.stderr
 
 
 @pytest.mark.slow

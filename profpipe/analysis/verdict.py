@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
@@ -131,7 +131,7 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Level
         p=p,
         pairs=len(log_ratios),
         floor=floor,
-        pairs_more=_pairs_more(log_ratios, centre, median, limit, levels) if verdict is Verdict.INCONCLUSIVE else 0,
+        pairs_more=_pairs_more(log_ratios, limit, levels) if verdict is Verdict.INCONCLUSIVE else 0,
         false_rate=_false_rate(log_ratios, limit, levels.differs),
     )
 
@@ -142,21 +142,25 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
     The pairs are judged after the first 10, 15, 20, ... of them, and the first verdict that is not INCONCLUSIVE stands.
     The levels are ``ALPHA_FURTHER`` and ``ALPHA_SAME_FURTHER``, halved at each later look, so that their sums stay
     below twice these (Bonferroni, with unequal shares). The further pairs are independent of the first block: its false
-    verdicts and theirs add up. ``false_rate`` is that of all looks so far. ``pairs_more`` ends at a later look.
+    verdicts and theirs add up. ``false_rate`` is that of all looks so far. ``pairs_more`` ends at the first later look
+    whose levels so many pairs reach; None where that of no look up to ``MOST_PAIRS`` does.
     Return None before the first look. Raises ValueError for a number that is not finite.
     """
     judged, chance = None, 0.0
     for number, count in enumerate(pair_blocks.looks(len(log_ratios))):
-        levels = Levels(ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number)
-        judged = judge(log_ratios[:count], floor, levels)
+        judged = judge(log_ratios[:count], floor, _levels_of_look(number))
         chance += judged.false_rate
         if judged.verdict is not Verdict.INCONCLUSIVE:
-            break
+            return replace(judged, false_rate=chance)
     if judged is None:
         return None
-    steps = judged.pairs_more and math.ceil(judged.pairs_more / pair_blocks.LOOK_EVERY)
-    more = None if steps is None else steps * pair_blocks.LOOK_EVERY
+    more = _pairs_to_later_look(log_ratios[: judged.pairs], math.log1p(floor))
     return replace(judged, false_rate=chance, pairs_more=more)
+
+
+def _levels_of_look(number: int) -> Levels:
+    """Return the levels of a look at further pairs; the first look has the number 0."""
+    return Levels(ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number)
 
 
 def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
@@ -225,40 +229,59 @@ def _false_rate(log_ratios: Sequence[float], limit: float, alpha: float) -> floa
     return signed_rank.rejection_rate(len(log_ratios), alpha)
 
 
-def _pairs_more(log_ratios: Sequence[float], centre: float, median: float, limit: float, levels: Levels) -> int | None:
+def _pairs_more(log_ratios: Sequence[float], limit: float, levels: Levels) -> int | None:
     """Return how many more pairs decide with probability ``POWER``; None for more than ``MOST_PAIRS``.
 
-    The further pairs are taken to vary as these do, single slow processes included. Up to two pairs show no variation:
-    then the least number that can decide is returned.
+    Up to two pairs show no variation: then the least number that can decide is returned.
     """
     if len(log_ratios) < 3:
         return FEWEST_PAIRS - len(log_ratios)
-    size = min(abs(centre), abs(median)) if centre * median > 0 else 0.0
-    power = _NORMAL.inv_cdf(POWER)
-    if size > limit:
-        sizes = [math.copysign(value, value * centre) for value in log_ratios]
-        beyond = [value - limit for value in sizes]
-        wanted = max(
-            _pairs_above_0(sizes, _NORMAL.inv_cdf(1 - levels.differs / 2), power),
-            _pairs_above_0(beyond, 0.0, power),
-            _pairs_with_median_above_0(beyond, power),
-        )
-    else:
-        # In the middle of the floor either of the two tests of equivalence can miss.
-        power = _NORMAL.inv_cdf((1 + POWER) / 2) if size < limit / 2 else power
-        level = _NORMAL.inv_cdf(1 - levels.same)
-        both = ([value + limit for value in log_ratios], [limit - value for value in log_ratios])
-        wanted = max(_pairs_above_0(values, level, power) for values in both)
+    wanted = _pairs_wanted(log_ratios, limit)(levels)
     if wanted > MOST_PAIRS:
         return None
     # The normal approximation asks for up to one pair more than the exact test.
     return max(1, math.floor(wanted) - len(log_ratios), FEWEST_PAIRS - len(log_ratios))
 
 
-def _pairs_above_0(values: Sequence[float], level: float, power: float) -> float:
-    """Return how many values like these the signed-rank test needs to place their centre above 0.
+def _pairs_to_later_look(log_ratios: Sequence[float], limit: float) -> int | None:
+    """Return how many more pairs lead to the first look that decides with probability ``POWER``.
 
-    ``level`` and ``power`` are quantiles of the normal distribution. The share of sums of two values above 0, and how
+    Each look has lower levels than the look before. Where they fall faster than pairs add evidence, no look decides:
+    then None is returned, as for more than ``MOST_PAIRS``.
+    """
+    wanted, done = _pairs_wanted(log_ratios, limit), len(log_ratios)
+    for number, count in enumerate(pair_blocks.looks(MOST_PAIRS)):
+        # The normal approximation asks for up to one pair more than the exact test.
+        if count > done and wanted(_levels_of_look(number)) < count + 1:
+            return count - done
+    return None
+
+
+def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[Levels], float]:
+    """Return a function that says how many pairs decide at some levels with probability ``POWER``.
+
+    The pairs are taken to vary as these do, single slow processes included. There are three pairs at least.
+    """
+    centre, median = signed_rank.centre(log_ratios), statistics.median(log_ratios)
+    size = min(abs(centre), abs(median)) if centre * median > 0 else 0.0
+    power = _NORMAL.inv_cdf(POWER)
+    if size > limit:
+        sizes = [math.copysign(value, value * centre) for value in log_ratios]
+        beyond = [value - limit for value in sizes]
+        least = max(_pairs_above_0(beyond, power)(0.0), _pairs_with_median_above_0(beyond, power))
+        differs = _pairs_above_0(sizes, power)
+        return lambda levels: max(least, differs(-_NORMAL.inv_cdf(levels.differs / 2)))
+    # In the middle of the floor either of the two tests of equivalence can miss.
+    power = _NORMAL.inv_cdf((1 + POWER) / 2) if size < limit / 2 else power
+    above_lower = _pairs_above_0([value + limit for value in log_ratios], power)
+    below_upper = _pairs_above_0([limit - value for value in log_ratios], power)
+    return lambda levels: max(test(-_NORMAL.inv_cdf(levels.same)) for test in (above_lower, below_upper))
+
+
+def _pairs_above_0(values: Sequence[float], power: float) -> Callable[[float], float]:
+    """Return a function of a level: with how many values like these the signed-rank test places their centre above 0.
+
+    The level and ``power`` are quantiles of the normal distribution. The share of sums of two values above 0, and how
     far it varies, come from the values: ranks alone count, so that one slow process counts as one.
     Source: Noether, J. Am. Stat. Assoc. 82 (1987) 645, with the variance under the alternative (Lehmann,
     Nonparametrics, appendix 4).
@@ -269,7 +292,7 @@ def _pairs_above_0(values: Sequence[float], level: float, power: float) -> float
     share = sum(above) / (n * (n - 1))
     of_two_sums = sum(count * (count - 1) for count in above) / (n * (n - 1) * (n - 2))
     deviation = 2 * math.sqrt(max(0.0, of_two_sums - share**2))
-    return _quotient(level / math.sqrt(3) + power * deviation, share - 0.5) ** 2
+    return lambda level: _quotient(level / math.sqrt(3) + power * deviation, share - 0.5) ** 2
 
 
 def _pairs_with_median_above_0(values: Sequence[float], power: float) -> float:

@@ -334,7 +334,7 @@ VERDICTS: Final = _table(
     Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
     Column("pairs", "Int64", "number of pairs of processes behind the verdict; of a kernel, of captures"),
     Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
-    Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
+    Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: none up to 1000"),
     Column(
         "further_pairs", "Int64", "`pairs` where these are further ones; 0: the verdict is that of an earlier block"
     ),

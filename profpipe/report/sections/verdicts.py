@@ -123,11 +123,19 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         yield fill("Undecided after further pairs: {}.", _named(undecided))
     # With a gate, a case that passes it gets no further pairs.
     candidates = findings.open if findings.gates else findings.cases
-    waits = any(case.judgement and case.judgement.verdict is Verdict.INCONCLUSIVE for case in candidates)
+    waits = any(map(_may_be_decided, candidates))
     if waits and findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS:
-        more = settings.more + pair_blocks.OFFERED
-        offer = doc.Code(f"profpipe resume RUN --more {more}")
-        yield fill("To measure inconclusive cases alone, in up to {} further pairs: {}.", str(more), offer)
+        # The option counts the further pairs that exist too.
+        offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
+        added = str(pair_blocks.OFFERED)
+        yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", added, offer)
+
+
+def _may_be_decided(case: CaseVerdict) -> bool:
+    """Return True for an inconclusive case that further pairs may decide."""
+    if case.judgement is None or case.judgement.verdict is not Verdict.INCONCLUSIVE:
+        return False
+    return not case.further_pairs or case.judgement.pairs_more is not None
 
 
 def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
@@ -249,8 +257,10 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
         sentences.append("First block: the verdict before the case was measured again.")
     if any(case.further_pairs for case in cases):
         sentences.append(
-            f"Further pairs: the pairs behind the verdict of a case that was undecided; a process visits the case"
-            f" {pair_blocks.VISITS} times, and its time is the mean of the visits' medians."
+            "Further pairs: the pairs behind the verdict of a case that was undecided. A process visits such a case up"
+            f" to {pair_blocks.VISITS} times, and its time is the mean of the medians of these visits. The test is"
+            f" stricter: the highest p of a difference is {verdict.ALPHA_FURTHER:g} after {pair_blocks.FIRST_LOOK}"
+            f" further pairs, and half as much after each {pair_blocks.LOOK_EVERY} more."
         )
     return " ".join(sentences)
 
