@@ -69,7 +69,10 @@ def _find_own(args: argparse.Namespace) -> Path:
     if others:
         what = f"holds no unfinished run that this user made on this machine. Made elsewhere: {shown(others[0])}."
         raise ConfigError(str(args.out), what, f"Name it to resume it: profpipe resume {shown(others[0])}")
-    raise ConfigError(str(args.out), "holds no unfinished run.", "`profpipe history` lists the runs.")
+    hint = "`profpipe history` lists the runs."
+    if args.more is not None:
+        hint = f"Name a run that has ended: profpipe resume RUN --more {args.more}"
+    raise ConfigError(str(args.out), "holds no unfinished run.", hint)
 
 
 def _load(folder: Path, request: RunRequest) -> Session:
@@ -97,6 +100,17 @@ def _is_longer(before: int, most: int) -> bool:
     return len(pair_blocks.looks(most)) > len(pair_blocks.looks(before))
 
 
+def _why_no_pairs(known: Session) -> str:
+    """Return why a run that has ended gets no further pairs."""
+    settings = known.manifest.ab
+    undecided = pairs.choose_again(known.data, known.manifest, Block.FURTHER) if settings else ()
+    if settings is None or not undecided:
+        return "No case needs further pairs."
+    last = pair_blocks.looks(settings.more)[-1]
+    cases, least = "1 case is" if len(undecided) == 1 else f"{len(undecided)} cases are", last + pair_blocks.LOOK_EVERY
+    return f"{cases} undecided after {last} further pairs. --more counts these too: ask for at least {least}."
+
+
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     request = RunRequest.load(folder)
@@ -121,4 +135,6 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
             rendering.print_result(result, args)
         else:
             print(f"{folder.name} has nothing left to do.")
+            if args.more is not None:
+                print(_why_no_pairs(known))
         return result.exit_code
