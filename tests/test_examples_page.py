@@ -288,6 +288,44 @@ def sparsity(e: Example) -> Iterator[Claim]:
 
 
 @claims
+def sparsity_lengths(e: Example) -> Iterator[Claim]:
+    assert len(e.run["jobs"]) == 1
+    yield "{} cases in one job of {}", count(e), together(e)
+    rows = ran(e).assign(topk=ran(e)["topk"].fillna(0)).set_index(["impl", "topk", "causal", "seqlen"]).sort_index()
+    rate, time, error = rows["tflops"], rows["time"], rows["error_rel_l1"]
+    for title, impl, topk in (
+        ("`sdpa_flash`", "sdpa_flash", 0), ("`sdpa_cudnn`", "sdpa_cudnn", 0),
+        ("`sparge_fp16`, nothing left out", "sparge_fp16", 1.0), ("`sparge_fp16`, 30 % left out", "sparge_fp16", 0.7),
+        ("`sparge_fp8`, nothing left out", "sparge_fp8", 1.0), ("`sparge_fp8`, 30 % left out", "sparge_fp8", 0.7),
+    ):  # fmt: skip
+        of = rate[impl, topk, False]
+        yield (f"| {title} | " + " | ".join(f"{of[n]:.0f}" for n in (1024, 4096, 8192, 16384, 32768)) + " |",)
+    dense, sparse = time["sdpa_cudnn", 0, False], time["sparge_fp8", 0.7, False]
+    assert list(dense.index[sparse < dense]) == [8192, 16384, 32768]
+    yield "{:.2f} against {:.2f} ms at 16384", sparse[16384] / MS, dense[16384] / MS
+    yield (
+        "Its relative L1 is at most {:.4f}, that of cuDNN {:.4f}",
+        error["sparge_fp8", 0.7].max(),
+        error["sdpa_cudnn"].max(),
+    )
+    whole = time["sparge_fp8", 1.0, False]
+    assert whole[8192] > dense[8192]
+    yield "passes cuDNN at 16384 tokens ({:.2f}x)", dense[16384] / whole[16384]
+    flash, fp16 = time["sdpa_flash", 0], time["sparge_fp16", 0.7]
+    assert list(fp16[False].index[fp16[False] < flash[False]]) == [8192, 16384, 32768]
+    assert (time["sparge_fp16", 0.7, False] > dense).all() and (time["sparge_fp16", 1.0, False] > flash[False]).all()
+    yield (
+        "30 % then leaves out {} % of what a causal call computes",
+        span(rows.loc[("sparge_fp16", 0.7, True), "sparsity"], ".1f"),
+    )
+    causal = rows.loc["sparge_fp16"].xs(True, level="causal")["time"]
+    yield "takes {} times as long as `sdpa_flash`", span(causal / flash[True].reindex(causal.index, level="seqlen"))
+    assert (rows["error_rel_l1"] < 0.1).all() and (rows["cosine"] > 0.98).all()
+    skipped = e.plain[(e.plain["impl"] == "sparge_fp8") & (e.plain["status"] == "skipped")]
+    assert set(skipped["causal"]) == {True} and skipped["reason"].str.contains("first query sees later keys").all()
+
+
+@claims
 def accuracy(e: Example) -> Iterator[Claim]:
     yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
     rows = ran(e)
@@ -1080,6 +1118,11 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "profilers": ("32 query and 32 key/value heads of 128, bf16, 10 calls to warm up and 100 measured",
                   "At 8192 and 16384 tokens", "packed sequences of 128 tokens"),
     "scenarios_published": ("from 8192 tokens on",),
+    "sparsity_lengths": (
+        "(`topk=1.0`)", "with 30 % left out (`topk=0.7`), from 1024 to 32768 tokens", "batch 2, 16 heads of 128",
+        "| TFLOP/s of dense work, not causal | 1024 | 4096 | 8192 | 16384 | 32768 |", "up to 4096 tokens. With 30 %",
+        "from 8192 tokens on", "needs 8192 tokens and 30 %",
+    ),
     "sparsity": ("32768 tokens, batch 2, 16 heads of 128", "69120 or 82944 tokens only"),
     "attention_memory": (
         "at commit 2496043", "with batch 8, one head, and head dims of 16 to 128",
