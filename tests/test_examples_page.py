@@ -824,6 +824,34 @@ def transformer_lm_batch_8(e: Example) -> Iterator[Claim]:
 
 
 @claims
+def transformer_lm_memory(e: Example) -> Iterator[Claim]:
+    assert len(e.run["jobs"]) == 1
+    yield "{} cases in one job of {}", count(e), together(e)
+    own = e.metrics[e.metrics["subject"] != ""].merge(
+        e.plain[["case", "size", "what", "context", "precision"]], on="case"
+    )
+    axes = ["metric", "size", "what", "context", "precision", "subject"]
+    mib = own[own["metric"].isin(["peak_allocated", "allocated_at_start"])].set_index(axes)["value"].sort_index() / MIB
+    peak = mib["peak_allocated"]
+    for name in ("fp32", "bf16"):
+        of = peak["medium", "train_step", 1024, name]
+        cells = [f"{of[phase]:.0f}" for phase in ("forward", "backward", "optimizer")]
+        assert of.idxmax() == "backward"
+        yield (f"| training step, {name} | " + " | ".join(cells) + " |",)
+    whole = {name: peak["medium", "train_step", 1024, name].max() for name in ("fp32", "bf16")}
+    yield "Mixed precision saves {:.0f} % of it", 100 * (1 - whole["bf16"] / whole["fp32"])
+    forward = {name: peak["medium", "forward", 1024, name].max() for name in ("fp32", "bf16")}
+    before = mib["allocated_at_start", "medium", "forward", 1024, "bf16", "forward"]
+    yield "more in bf16, {:.0f} instead of {:.0f} MiB", forward["bf16"], forward["fp32"]
+    more = forward["bf16"] - forward["fp32"]
+    assert 0.45 < more / before < 0.55
+    yield "The difference of {:.0f} MiB is half of the {:.0f} MiB", more, before
+    short = [peak["medium", "train_step", 256, name] for name in ("fp32", "bf16")]
+    assert {of.idxmax() for of in short} == {"optimizer"}
+    yield "the optimizer has the peak of medium, {} MiB", _once([of.max() for of in short], ".0f")
+
+
+@claims
 def own_program(e: Example) -> Iterator[Claim]:
     programs = (
         ("gpt.py", "gpt", {"compile": False}), ("gpt.py --compile", "gpt", {"compile": True}),
@@ -1079,6 +1107,7 @@ PLACES = {
     "accuracy_fa3": "accuracy", "attention_scaling_fa3": "attention_scaling",
     "attention_scaling_fp16": "attention_scaling", "cogvideox_step": "cogvideox",
     "context_parallel_throughput": "context_parallel", "transformer_lm_batch_8": "transformer_lm",
+    "transformer_lm_memory": "transformer_lm",
 }  # fmt: skip
 
 #: Digits of each section that follow from no table of the example, by what they are.
@@ -1139,7 +1168,8 @@ GIVEN: dict[str, tuple[str, ...]] = {
         # held by tests/test_transformer_lm.py
         "linear layers and logits have 16 bits; parameters, norms, loss and gradients have 32",
         "1000 times 0.01 is 10.0001 in fp32, 9.9531 in fp16, and 10.0021 in mixed precision",
-        "at commit 2496043", "(here 2.11)", "is batch 8 in fp32",
+        "at commit 2496043", "(here 2.11)", "is batch 8 in fp32", "small and medium, batch 4",
+        "| peak MiB, medium, context 1024 |", "copies of them in 16 bits", "At context 256 the optimizer",
         "| forward, published | 35 | 93 | 187 |", "| forward and backward, published | 77 | 216 | 447 |",
         "The published shares are 66.4 % of a forward pass and 47.3 % of a full step",
     ),
