@@ -114,7 +114,8 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         del calls
         placed = attribution.attribute(ranges, launches)
         notes += placed.paths.notes()
-        found = executor.submit(range_stats.table, ranges, launches, placed, work.start, work.end, activities.pids)
+        # Not in the other thread, which would go on after a refusal of this one.
+        range_rows = range_stats.table(ranges, launches, placed, work.start, work.end, activities.pids)
         # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
@@ -123,7 +124,6 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         del launches
         launched = comm_overlap.kernels(given, placed, activities.pids)
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
-    range_rows = found.result()
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     return schema.Tables(
         kernels=kernels.result().assign(profiler="nsys"),
