@@ -315,7 +315,7 @@ def sparsity_lengths(e: Example) -> Iterator[Claim]:
     assert list(fp16[False].index[fp16[False] < flash[False]]) == [8192, 16384, 32768]
     assert (time["sparge_fp16", 0.7, False] > dense).all() and (time["sparge_fp16", 1.0, False] > flash[False]).all()
     yield (
-        "30 % then leaves out {} % of what a causal call computes",
+        "leaves out only {} % of its work",
         span(rows.loc[("sparge_fp16", 0.7, True), "sparsity"], ".1f"),
     )
     causal = rows.loc["sparge_fp16"].xs(True, level="causal")["time"]

@@ -606,6 +606,13 @@ def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_p
     assert parsed.origin.launches == 3
 
 
+def three_launches(folder: Path) -> Path:
+    export = Export()
+    for correlation in range(1, 4):
+        export.launch(100 * correlation, correlation)
+    return export.write_sqlite(folder / "x.sqlite")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -617,10 +624,7 @@ def test_rows_whose_ids_descend_by_damage_are_all_read(parser: ModuleType, tmp_p
     ids=["a gap", "numbers beyond the rows", "the largest number", "negative numbers"],
 )
 def test_the_numbers_of_rows_need_not_count_them(parser: ModuleType, tmp_path: Path, change: str) -> None:
-    export = Export()
-    for correlation in range(1, 4):
-        export.launch(100 * correlation, correlation)
-    path = export.write_sqlite(tmp_path / "x.sqlite")
+    path = three_launches(tmp_path)
     with closing(sqlite3.connect(path)) as database:
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
             database.execute(change.format(table))
@@ -631,10 +635,7 @@ def test_the_numbers_of_rows_need_not_count_them(parser: ModuleType, tmp_path: P
 
 
 def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    for correlation in range(1, 4):
-        export.launch(100 * correlation, correlation)
-    path = export.write_sqlite(tmp_path / "x.sqlite")
+    path = three_launches(tmp_path)
     with closing(sqlite3.connect(path)) as database:
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
             (schema_text,) = database.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
