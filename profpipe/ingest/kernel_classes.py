@@ -31,6 +31,8 @@ _LOOK_AROUND: Final = re.compile(
 _PLAIN: Final = re.compile(r"[\n -~]*")
 #: To compile a pattern for RE2 takes as long as to search a few names with ``re``.
 _FEW: Final = 8
+#: Patterns that RE2 searches first as one: most texts have none of them, and a long text is then read once.
+_TOGETHER: Final = 16
 _MOST_CACHED: Final = 1 << 16
 
 
@@ -140,11 +142,21 @@ def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
     # In other texts RE2 has other words and spaces than Python.
     is_plain = [_PLAIN.fullmatch(text) is not None for text in texts]
     column = pa.array([text if plain else "" for text, plain in zip(texts, is_plain, strict=True)], pa.large_string())
+    patterns = [f"(?:(?m){_LOOK_AROUND.sub('', rule.expression)})" for rule in rules()]
+
+    def search(pattern: str, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        found = pyarrow.compute.match_substring_regex(column.take(pa.array(rows)), pattern)
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)
+
     can_find = np.ones((len(rules()), len(texts)), dtype=bool)
-    for row, rule in zip(can_find, rules(), strict=True):
-        with suppress(pa.ArrowInvalid):  # RE2 does not know the syntax of this pattern
-            pattern = "(?m)" + _LOOK_AROUND.sub("", rule.expression)
-            row[:] = pyarrow.compute.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
+    for first in range(0, len(patterns), _TOGETHER):
+        group, rows = patterns[first : first + _TOGETHER], np.arange(len(texts))
+        with suppress(pa.ArrowInvalid):  # RE2 does not know the syntax of one of these patterns
+            can_find[first : first + _TOGETHER] = are_found = search("|".join(group), rows)
+            rows = np.flatnonzero(are_found)
+        for row, pattern in zip(can_find[first : first + _TOGETHER], group, strict=True):
+            with suppress(pa.ArrowInvalid):
+                row[rows] = search(pattern, rows)
     can_find[:, np.logical_not(is_plain)] = True
     return [[rules()[number] for number in np.flatnonzero(numbers)] for numbers in can_find.T]
 

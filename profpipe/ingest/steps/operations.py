@@ -99,7 +99,8 @@ class Operations:
     @cached_property
     def are_peer_copies(self) -> Bools:
         """Return for each name whether it is a copy's between two GPUs."""
-        return np.array([_PEER.search(text) is not None for text in self.names], dtype=bool)
+        # A copy's name is short. That of a kernel may have 40,000 characters.
+        return np.array([_PEER.search(text, 0, 100) is not None for text in self.names], dtype=bool)
 
     @cached_property
     def table_names(self) -> tuple[list[str], Ints]:
