@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,12 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
-#: The time in which a page must be loaded and shown.
-LOADED_S = 2.0
+#: Of each kind of page one, and the two largest.
+OF_CI = ("accuracy", "attention_scaling", "context_parallel", "grouped_sequences", "own_program", "profilers")
+EXAMPLES = [
+    pytest.param(name, marks=[] if name in OF_CI else pytest.mark.exhaustive)
+    for name in sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
+]
 MOST_BYTES = 3_000_000
 #: The least width of a column of names, about 18 letters.
 LEAST_NAME_PX = 120
@@ -107,15 +109,6 @@ def address(path: Path, place: str = "") -> str:
     return f"{path.as_uri()}{f'#{place}' if place else ''}"
 
 
-def load_time(page: Any, path: Path) -> float:
-    """Load the page again; return the seconds until it is shown and can be used."""
-    page.goto("about:blank")
-    started = time.monotonic()
-    page.goto(address(path))
-    page.locator("main h2").first.wait_for()
-    return time.monotonic() - started
-
-
 def texts(page: Any, selector: str) -> list[str]:
     found: list[str] = page.locator(selector).all_inner_texts()
     return found
@@ -125,12 +118,12 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_page_of_an_example_is_small_and_loads_at_once(
+def test_the_page_of_an_example_is_small_and_loads(
     example: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
 ) -> None:
     path, page = reports(example), new_page()
     assert path.stat().st_size <= MOST_BYTES
-    assert any(load_time(page, path) < LOADED_S for _ in range(3)), "three times, for the machine may be busy"
+    page.goto(address(path))  # benchmarks/pages.py measures how long this takes
     assert page.locator("main svg.plot").count() > 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +73,16 @@ def pipeline(folder: Path, program: str, **workload: Any) -> Path:
 
 @pytest.mark.slow
 def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
-    # The server has imported torch by then.
-    pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": 6, "for_s": 1})
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    # The server has imported torch by then, beside its client and on a machine as busy as this one.
+    after_s = 3 + round(2 * (time.monotonic() - began))
+    pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": after_s, "for_s": 1})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     latest = tmp_path / "out" / "latest"
     cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
     assert cases["plain"]["status"] == cases["torch"]["status"] == "ok"
-    assert 7 <= float(cases["plain"]["seconds"]) < 12
+    assert after_s + 1 <= float(cases["plain"]["seconds"]) < after_s + 30, "the server itself does not end"
     metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.csv")}
     assert metrics["plain", "peak_host"] > 50e6 and ("plain", "process_wall") not in metrics
     # Requests are served in other threads than the one that started torch.profiler.
@@ -85,7 +90,7 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     assert int(answer["instances"]) >= 3
     assert any(row["kernel"] == "aten::addmm" for row in rows(latest / "kernels.csv"))
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
-    assert "Recorded: 1 s, from 6 s after the start of the program." in page and "of the host." in page
+    assert f"Recorded: 1 s, from {after_s} s after the start of the program." in page and "of the host." in page
 
 
 def run_span(folder: Path, program: str, profiler: str = "torch", after_s: float = 0.0) -> hooked.Hooked:
