@@ -361,6 +361,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
     argv = [sys.executable, "-m", "profpipe"]
     quiet = {"cwd": project, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -544,14 +544,17 @@ def in_a_shell(project, line):
     )  # fmt: skip
 
 
+EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "N=1 profpipe run | true",
-        pytest.param("N=1 profpipe run 2>&1 | head -n 1", marks=pytest.mark.slow),
+        pytest.param("N=1 profpipe run 2>&1 | head -n 1", marks=EXHAUSTIVE),
         pytest.param("N=1 profpipe run 2>/dev/full >/dev/full", marks=pytest.mark.slow),
-        pytest.param("N=1 profpipe run 2>&-", marks=pytest.mark.slow),
-        pytest.param("N=1 profpipe run >&- 2>&-", marks=pytest.mark.slow),
+        pytest.param("N=1 profpipe run 2>&-", marks=EXHAUSTIVE),
+        pytest.param("N=1 profpipe run >&- 2>&-", marks=EXHAUSTIVE),
     ],
 )
 def test_a_run_continues_when_its_output_cannot_be_written(project, line):

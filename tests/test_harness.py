@@ -167,7 +167,7 @@ def test_an_error_below_build_is_named_with_the_line_in_the_workload(tmp_path):
     assert ended["reason"].startswith("JSONDecodeError: Expecting value") and ended["reason"].endswith("workload.py:7)")
 
 
-@pytest.mark.parametrize("profiler", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("profiler", ["plain", pytest.param("torch", marks=(pytest.mark.slow, pytest.mark.exhaustive))])
 def test_the_cache_flush_can_be_turned_off_and_the_case_says_so(tmp_path, profiler):
     options = {"timing": {"budget_s": 0.2, "flush": False}}
     workload = SUMS if profiler == "plain" else WORKLOAD

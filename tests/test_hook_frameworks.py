@@ -147,9 +147,14 @@ print("trained")
 
 
 @pytest.mark.parametrize(
-    ("package", "program"), [("transformers", TRAINER), ("lightning", LIGHTNING)], ids=["transformers", "lightning"]
+    ("package", "program", "profiler", "stop"),
+    [
+        pytest.param("transformers", TRAINER, "torch", True, id="transformers, torch"),
+        pytest.param("lightning", LIGHTNING, "plain", False, id="lightning, plain"),
+        pytest.param("transformers", TRAINER, "plain", False, id="transformers, plain", marks=pytest.mark.exhaustive),
+        pytest.param("lightning", LIGHTNING, "torch", True, id="lightning, torch", marks=pytest.mark.exhaustive),
+    ],
 )
-@pytest.mark.parametrize(("profiler", "stop"), [("plain", False), ("torch", True)], ids=["plain", "torch, stopped"])
 def test_the_loop_of_a_framework(tmp_path: Path, package: str, program: str, profiler: str, stop: bool) -> None:
     pytest.importorskip(package)
     (tmp_path / "train.py").write_text(program, encoding="utf-8")

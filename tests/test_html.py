@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,10 +231,15 @@ def test_no_two_elements_have_the_same_id() -> None:
 
 DOCS = ROOT / "docs" / "report.md"
 QUICK = ("h200-attention", "own_program")
-EXAMPLES = [
-    pytest.param(path.parent, marks=[] if path.parent.name in QUICK else pytest.mark.slow, id=path.parent.name)
-    for path in sorted(ROOT.glob("examples/*/run.json"))
-]
+#: Of each kind of page one, and the two largest.
+OF_CI = (*QUICK, "accuracy", "attention_scaling", "context_parallel", "grouped_sequences", "profilers")
+
+
+def examples() -> Iterator[Any]:
+    for path in sorted(ROOT.glob("examples/*/run.json")):
+        name = path.parent.name
+        marks = [*[pytest.mark.slow] * (name not in QUICK), *[pytest.mark.exhaustive] * (name not in OF_CI)]
+        yield pytest.param(path.parent, marks=marks, id=name)
 
 
 def words_of(document: Document) -> Iterator[str]:
@@ -256,7 +262,7 @@ def words_of(document: Document) -> Iterator[str]:
                             yield format_cell(cell, column) or write_text(cell.text)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", examples())
 def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> None:
     data, run = store.load(example)
     made = build(analyze.analyze(data, run), data, run)

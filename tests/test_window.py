@@ -96,7 +96,14 @@ def test_the_process_that_comes_last_ends_the_capture_of_all(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["ends", "crash", "'no GPU'"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("ends", marks=pytest.mark.exhaustive),
+        "crash",
+        pytest.param("'no GPU'", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_process_that_ends_early_or_has_no_gpu_does_not_keep_the_capture_open(tmp_path: Path, end: str) -> None:
     found = run_pair(tmp_path, f"5 {end}", "20 ends")
     assert found[-1] == ("1", "stop", 6)
