@@ -93,12 +93,14 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
 
 
 def add_more(parser: argparse.ArgumentParser, default: int | None) -> None:
+    without = "0" if default is not None else "as the run began with"
     parser.add_argument(
         "--more",
         type=count,
         default=default,
         metavar="N",
-        help="measure undecided cases alone in up to N further pairs, judged after 10, 15, 20, ... (default: 0)",
+        help="measure undecided cases alone in up to N further pairs, judged after 10, 15, 20, ..."
+        f" (default: {without})",
     )
 
 
