@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -75,6 +77,12 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENTIAL, list("-+.0123456789"))
 
 
+@functools.lru_cache(maxsize=1)
+def _parsed(text: str) -> Any:
+    """Return the value of a YAML text. One command reads its pipeline file three times."""
+    return yaml.load(text, Loader=_Loader)
+
+
 def read(path: Path, where: str) -> dict[str, Any]:
     """Return the mapping in a YAML file. ``where`` names the file in a ConfigError."""
     try:
@@ -86,7 +94,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
     if len(text) > _LONGEST:
         raise ConfigError(where, f"has more than {_LONGEST:,} characters.", "Split it into several pipeline files.")
     try:
-        document = yaml.load(text, Loader=_Loader)
+        document = copy.deepcopy(_parsed(text))
     except yaml.MarkedYAMLError as error:
         line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
         raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
