@@ -30,12 +30,12 @@ workloads:
 
 def make_tables(folder: Path) -> Path:
     """Ingest one small export, and return the folder of its tables."""
-    from profpipe.commands import ingest
+    from profpipe.commands import reading
 
     out = folder / "tables"
     if not out.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        ingest.read_files([seed_files.write(folder, "nsys SQLite", Texts(rows=3))], out)
+        reading.read_files([seed_files.write(folder, "nsys SQLite", Texts(rows=3))], out)
     return out
 
 

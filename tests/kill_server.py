@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import plugins, profilers
-from profpipe.commands import execution, resume as resume_command
+from profpipe.commands import execution, resume as resume_command, resumption
 from profpipe.config import loader
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 from profpipe.results import folders
@@ -159,7 +159,7 @@ def start() -> int:
 
 
 def resume() -> int:
-    return resume_command.finish(next(folders.list_unfinished(Path("out"))), without_options())
+    return resumption.finish(next(folders.list_unfinished(Path("out"))), without_options())
 
 
 ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}

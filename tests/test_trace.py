@@ -208,7 +208,6 @@ def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
 
 
 def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
-    from profpipe.commands import trace
     from profpipe.ingest import reader
     from profpipe.results.manifest import Manifest
     from profpipe.results.manifest_entries import file_entry
@@ -221,7 +220,6 @@ def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     entries = tuple(file_entry(result.source.name, result.parser, result.tables.origin) for result in read)
     manifest = Manifest(name="run", started="2026-11-20T05:55:00+00:00", ended="", files=entries)
     store.save(folder, reader.combine(result.tables for result in read), manifest)
-    assert trace.EXAMPLES
     slices = traced(folder, "--case", "c=1")
     firsts = operations(slices).groupby("process")["ts"].min()
     assert firsts.index.tolist() == ["w c=1 rank 0 (pid 100)", "w c=1 rank 1 (pid 101)"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profpipe.commands import arguments
-from profpipe.config import yaml
 from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -232,13 +231,14 @@ def _settings(args: argparse.Namespace, both: tuple[Side, Side]) -> PairsEntry:
 
 def _write_for_github(findings: PairFindings, run: PairSession) -> None:
     """Write what GitHub Actions shows. What cannot be written is a warning: the exit code is that of the gate."""
+    from profpipe.config.yaml import shown
     from profpipe.report import ci, render
 
     for line in ci.workflow_commands(findings):
         print(line, file=sys.stderr)
     document = render.build_pairs(findings, run.data, run.manifest)
     texts = {
-        "GITHUB_STEP_SUMMARY": ci.job_summary(document, findings, yaml.shown(run.folder)),
+        "GITHUB_STEP_SUMMARY": ci.job_summary(document, findings, shown(run.folder)),
         "GITHUB_OUTPUT": ci.outputs(findings, str(run.folder)),
     }
     for variable, text in texts.items():

@@ -31,6 +31,16 @@ NAMES: Final[dict[str, Any]] = {
 #: With more pairs an exact test of one case takes seconds.
 MOST_PAIRS: Final = 1000
 
+#: The profilers whose recordings `trace` reads. One whose recordings hold less of the host comes later.
+TRACED: Final = ("nsys", "torch")
+
+#: A step like most others, in place of a number.
+STEADY: Final = "steady"
+
+#: The page of a results folder, and what stands for it where `history --html` names no file.
+HISTORY_PAGE: Final = "profpipe.html"
+IN_RESULTS: Final = Path()
+
 #: The file of ``--json`` that is standard output.
 STDOUT: Final = "-"
 

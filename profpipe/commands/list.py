@@ -6,10 +6,7 @@ import argparse
 from pathlib import Path
 
 from profpipe import errors
-from profpipe.config import loader
 from profpipe.job import count_cases, readable
-from profpipe.results import folders
-from profpipe.runner import plan, secret_values
 
 EXAMPLES = """\
   profpipe list                                    # those of pipeline.yaml
@@ -21,6 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.config import loader
+    from profpipe.results import folders
+    from profpipe.runner import plan, secret_values
+
     path = Path(args.pipeline)
     pipeline = loader.load_pipeline(path)
     pipeline, _ = secret_values.hide(pipeline, secret_values.of_variables(path), lambda: folders.find_salt(Path("out")))

@@ -6,10 +6,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.commands import arguments, rendering
+from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import JOURNAL
-from profpipe.results import folders, store
 
 EXAMPLES = """\
   profpipe report out/latest
@@ -23,13 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template",
         type=Path,
         metavar="FILE",
-        help=f"template of SUMMARY.md (default: templates/{rendering.TEMPLATE} in the current folder, or profpipe's)",
+        help="template of SUMMARY.md (default: templates/SUMMARY.md.j2 in the current folder, or profpipe's)",
     )
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.commands import rendering
+    from profpipe.results import folders, store
+
     folder = folders.find(args.run, args.out)
     data, manifest = store.load(folder)
     # The run may come from somebody else. A template that it brings along is not used.

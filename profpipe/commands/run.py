@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from profpipe import errors, masking
 from profpipe.commands import arguments
-from profpipe.config import loader, program
 
 if TYPE_CHECKING:
     from profpipe.runner.request import RunRequest
@@ -61,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.config import loader, program
+
     options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.gpus:

@@ -6,7 +6,6 @@ import argparse
 import json
 
 from profpipe import errors
-from profpipe.config import loader
 
 EXAMPLES = """\
   profpipe schema > pipeline.schema.json    # for completion and checks in an editor"""
@@ -17,5 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.config import loader
+
     print(json.dumps(loader.schema(), indent=1))
     return errors.OK

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from profpipe import errors
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import registry
-from profpipe.profilers import nsys_export
-from profpipe.scrub import exports
 from profpipe.stdio import visible_line
 
 EXAMPLES = """\
@@ -24,6 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Scrub each file and print how many entries were removed, never their text."""
+    from profpipe.ingest import registry
+    from profpipe.profilers import nsys_export
+    from profpipe.scrub import exports
+
     parsers, code = registry.parsers(), errors.OK
     for path in args.files:
         try:
