@@ -82,13 +82,11 @@ for number in range(8):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path: Path) -> None:
     assert len(run_python(tmp_path, SCALED).steps) == 7
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> None:
     program = LOOP.replace("    optimizer.zero_grad()", "    if number == 7:\n        raise RuntimeError('lost')")
     done = run_python(tmp_path, program, "20")
@@ -159,7 +157,6 @@ def test_forked_processes_that_train_have_a_file_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n", encoding="utf-8")
@@ -178,7 +175,6 @@ def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_ho
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\n", encoding="utf-8")
     assert len(run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)}).steps) == 3
@@ -307,7 +303,6 @@ def test_a_program_that_ends_inside_the_chosen_steps_leaves_what_was_recorded(tm
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_program_that_ends_in_the_warmup_says_so(tmp_path: Path) -> None:
     done = run_python(tmp_path, LOOP, "3", profiler="torch")
     assert not done.traces and done.returncode == 0
@@ -348,7 +343,6 @@ def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_program_that_catches_systemexit_is_ended_too(tmp_path: Path) -> None:
     program = LOOP.replace("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException: pass")
     done = run_python(tmp_path, program, "100000", steps={"stop": True})
@@ -434,7 +428,6 @@ def test_a_compiled_step_of_an_optimizer_is_seen_and_compiled_once(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_compiled_function_with_a_break_before_the_optimizer_counts_once(tmp_path: Path) -> None:
     step = "@torch.compile(backend=compiled)\ndef step():\n    torch._dynamo.graph_break()\n    optimizer.step()"
     assert list(run_python(tmp_path, COMPILED_STEP.format(step)).steps["step"]) == list(range(8))
@@ -492,25 +485,39 @@ def test_the_work_between_two_marked_loops_is_no_step(tmp_path: Path) -> None:
 # --- without profpipe ------------------------------------------------------------------------------------------------
 
 MARKED = """
-import json, torch
+import json, time, torch
 from profpipe import annotate, step, steps
 
-# Nothing records these.
-with annotate("forward"):
-    step()
-    assert list(steps(range(3))) == [0, 1, 2]
+def cost(function, calls=20_000):
+    best = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        function(calls)
+        best = min(best, (time.perf_counter() - began) / calls)
+    return best * 1e9
+
+def ranges(calls):
+    for _ in range(calls):
+        with annotate("forward"):
+            pass
+
+def boundaries(calls):
+    for _ in range(calls):
+        step()
+
+times = [cost(ranges), cost(boundaries), cost(lambda calls: [None for _ in steps(range(calls))])]
 with torch.profiler.profile() as own:
     for number in steps(range(3)):
         with annotate("forward"):
             torch.ones(3) + 1
 own.export_chrome_trace("own.json")
 names = [e["name"] for e in json.load(open("own.json"))["traceEvents"] if e.get("cat") == "user_annotation"]
-print(json.dumps({"names": sorted(names)}))
+print(json.dumps({"times": times, "names": sorted(names)}))
 """
 
 
 @pytest.mark.slow
-def test_marks_do_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_user(tmp_path: Path) -> None:
+def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "marked.py").write_text(MARKED, encoding="utf-8")
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PROFPIPE_")}
     done = subprocess.run(
@@ -521,6 +528,8 @@ def test_marks_do_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_
         text=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])
+    # The promise is 1 us. A busy machine takes a few times as long.
+    assert max(found["times"]) < 3000, found["times"]
     assert found["names"].count("forward") == 3
     assert len([name for name in found["names"] if name.startswith("profpipe.step:marker:")]) == 3
 

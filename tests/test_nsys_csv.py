@@ -462,7 +462,7 @@ def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Pat
     random = Random(1)
     path = tmp_path / "x.csv"
     outcomes: Counter[str] = Counter()
-    for _ in range(120):
+    for _ in range(300):
         path.write_bytes(mutated(random.choice(SEEDS), random))
         if not parser.sniff(path):
             outcomes["not ours"] += 1

@@ -449,7 +449,7 @@ def test_damaged_files_are_refused_or_read_but_never_break_the_parser(
     data = (shared_data / "rocprof" / name).read_bytes()
     dice = random.Random(name)
     path = tmp_path / "damaged"
-    for _ in range(15):
+    for _ in range(40):
         path.write_bytes(mutated(data, dice))
         parser = chosen(parsers, path)
         if parser is None:

@@ -311,7 +311,7 @@ def test_malformed_records_are_refused_or_read_but_never_break_the_parser(parser
     )  # fmt: skip
     older = json.loads(v1(tmp_path / "v1", event(0, CASE, 1, 90), event(6, "k", 9, 20, gpu_id=0)).read_text())
     path = tmp_path / "x.json"
-    for _ in range(50):
+    for _ in range(120):
         whole = {"rocprofiler-sdk-tool": [damaged(newer, dice)]}
         path.write_text(json.dumps(whole if dice.random() < 0.7 else damaged(older, dice)))
         if parser.sniff(path):

@@ -113,7 +113,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
     assert next(outcomes).job.folder.name == "a"
     began = time.monotonic()
     outcomes.close()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 10
     (tmp_path / "file").touch()
     jobs = [replace(jobs[1], folder=tmp_path / "b2"), replace(jobs[0], folder=tmp_path / "file" / "a")]
     with pytest.raises(NotADirectoryError):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from nsys_exports import Export
 
 from profpipe import plugins
@@ -210,7 +210,6 @@ WORK = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
 @given(work=WORK)
 def test_the_parts_of_a_step_equal_a_count_of_each_ns(
     work: list[tuple[int, int, str]], tmp_path_factory: pytest.TempPathFactory

@@ -273,12 +273,12 @@ def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runne
 
 
 @pytest.mark.slow
-def test_a_process_that_ignores_all_signals_is_ended_after_ten_seconds(tmp_path: Path) -> None:
+def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pid"))
     job, began = job_of(tmp_path, "pass", script=None, command=command, timeout_s=0.5), time.monotonic()
     (outcome,) = executor.run([job], {"fake": fake_profiler(tmp_path)}, Notes())
-    assert outcome.status == "timeout" and time.monotonic() - began < 60, "the process itself sleeps for ten minutes"
+    assert outcome.status == "timeout" and time.monotonic() - began < 10.5
     assert GRACE.interrupt_s + GRACE.terminate_s + 2 * GRACE.linger_s <= 10
 
 
