@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from profpipe.config import loader
+from profpipe.config import loader, yaml as yaml_file
 from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 
@@ -487,3 +487,13 @@ def test_a_setting_below_another_is_set_for_every_workload(tmp_path):
     assert refusal(tmp_path, MINIMAL, ["workloads.atention.warmup=1"]) == (
         "--set: unknown workload 'atention'. Did you mean 'attention'?"
     )
+
+
+def test_a_file_is_read_again_as_it_is_written_whatever_a_caller_did_to_the_first_reading(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("workloads: {w: {matrix: {a: [1, 2]}}}\n", encoding="utf-8")
+    first = yaml_file.read(path, "here")
+    first["workloads"]["w"]["matrix"]["a"].append(3)
+    assert yaml_file.read(path, "here") == {"workloads": {"w": {"matrix": {"a": [1, 2]}}}}
+    path.write_text("workloads: {}\n", encoding="utf-8")
+    assert yaml_file.read(path, "here") == {"workloads": {}}

@@ -94,7 +94,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
     if len(text) > _LONGEST:
         raise ConfigError(where, f"has more than {_LONGEST:,} characters.", "Split it into several pipeline files.")
     try:
-        document = copy.deepcopy(_parsed(text))
+        document = copy.deepcopy(_parsed(text))  # callers change what they get
     except yaml.MarkedYAMLError as error:
         line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
         raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
