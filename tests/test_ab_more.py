@@ -227,14 +227,24 @@ def decided_and_not():
     return tables_of(ratios), run_of()
 
 
+def page_of(data, run):
+    sections = render.build_pairs(pairs.analyze(data, run), data, run).without(Placement.HTML).sections
+    return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
+
+
 def test_the_page_with_further_pairs_is_the_golden_one(regenerate):
-    data, run = decided_and_not()
-    document = render.build_pairs(pairs.analyze(data, run), data, run)
-    sections = document.without(Placement.HTML).sections
-    text = "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
+    text = page_of(*decided_and_not())
     if regenerate:
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_command_says_nothing_of_visits():
+    data, run = decided_and_not()
+    of_command = replace(run, pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}})
+    texts = [page_of(data, each) for each in (run, of_command)]
+    assert ["Further pairs: the pairs behind" in text for text in texts] == [True, True]
+    assert ["visits" in text for text in texts] == [True, False]
 
 
 def test_the_json_document_and_the_messages_say_how_many_further_pairs_decided():

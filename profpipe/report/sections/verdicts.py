@@ -255,12 +255,17 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
         )
     if any(case.first for case in cases):
         sentences.append("First block: the verdict before the case was measured again.")
-    if any(case.further_pairs for case in cases):
+    if further := [case for case in cases if case.further_pairs]:
+        sentences.append("Further pairs: the pairs behind the verdict of a case that was undecided.")
+        # A process of a command runs the program once.
+        if any(not run.workload(case.workload).get("command") for case in further):
+            sentences.append(
+                f"A process visits such a case up to {pair_blocks.VISITS} times, and its time is the mean of the"
+                " medians of these visits."
+            )
         sentences.append(
-            "Further pairs: the pairs behind the verdict of a case that was undecided. A process visits such a case up"
-            f" to {pair_blocks.VISITS} times, and its time is the mean of the medians of these visits. The test is"
-            f" stricter: the highest p of a difference is {verdict.ALPHA_FURTHER:g} after {pair_blocks.FIRST_LOOK}"
-            f" further pairs, and half as much after each {pair_blocks.LOOK_EVERY} more."
+            f"The test is stricter: the highest p of a difference is {verdict.ALPHA_FURTHER:g} after"
+            f" {pair_blocks.FIRST_LOOK} further pairs, and half as much after each {pair_blocks.LOOK_EVERY} more."
         )
     return " ".join(sentences)
 
