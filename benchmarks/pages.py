@@ -10,7 +10,6 @@ count. The table is what pandas writes of the same run's table of kernels. Needs
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from profpipe_run import ROOT, environment
 
 from profpipe.results import store
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", str(ROOT / ".cache/chromium/chromium"))
+sys.path.insert(0, str(ROOT / "tests"))
 
 
 def seconds(page: Any, path: Path, shown: str, rounds: int) -> float:
@@ -43,10 +42,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    browser = os.environ.get("PROFPIPE_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    from browsers import chromium as find_chromium
+    from playwright.sync_api import sync_playwright
+
+    browser = find_chromium()
     if browser is None:
         sys.exit("No Chromium here: run .ci/chromium, or set PROFPIPE_TEST_CHROMIUM to one.")
-    from playwright.sync_api import sync_playwright
 
     print("| example | report.html | shown after | table of kernels | shown after |")
     print("| --- | ---: | ---: | ---: | ---: |")
