@@ -1,4 +1,4 @@
-"""Times until report.html of each example is shown in Chromium, beside a bare HTML table of the same kernels.
+"""Measure the time until Chromium shows report.html of each example, beside a bare HTML table of the same kernels.
 
     python benchmarks/pages.py [--rounds 5]
 

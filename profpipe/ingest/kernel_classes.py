@@ -31,7 +31,7 @@ _LOOK_AROUND: Final = re.compile(
 _PLAIN: Final = re.compile(r"[\n -~]*")
 #: To compile a pattern for RE2 takes as long as to search a few names with ``re``.
 _FEW: Final = 8
-#: Patterns that RE2 searches first as one: most texts have none of them, and a long text is then read once.
+#: RE2 first searches so many patterns as one. Most texts have none of them, and are then read once instead of 16 times.
 _TOGETHER: Final = 16
 _MOST_CACHED: Final = 1 << 16
 

@@ -58,7 +58,8 @@ def normalise(name: str) -> str:
     So does a name that is longer than ``bounds.LONGEST_NAME``.
     """
     text = name.strip()
-    if text.endswith((".kd", ".kd]", ".kd)")):  # the search alone takes a millisecond of a name of 50,000 characters
+    # To search a name of 50,000 characters takes a millisecond.
+    if text.endswith((".kd", ".kd]", ".kd)")):
         text = _SUFFIXES.sub("", text)
     if text.startswith("_Z"):
         text = demangle(text)
