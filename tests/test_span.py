@@ -82,7 +82,7 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     latest = tmp_path / "out" / "latest"
     cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
     assert cases["plain"]["status"] == cases["torch"]["status"] == "ok"
-    assert after_s + 1 <= float(cases["plain"]["seconds"]) < after_s + 30, "the server itself does not end"
+    assert after_s + 1 <= float(cases["plain"]["seconds"]) < after_s + 6
     metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.csv")}
     assert metrics["plain", "peak_host"] > 50e6 and ("plain", "process_wall") not in metrics
     # Requests are served in other threads than the one that started torch.profiler.
