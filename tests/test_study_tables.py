@@ -241,6 +241,16 @@ def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None
     assert "seqlen 512" in summary_of(study) and "causal false" in summary_of(study)
 
 
+def test_the_only_column_of_rows_with_different_values_is_named_value(example: Any) -> None:
+    study = only(
+        *example, where={"seqlen": 512, "mode": "fwd", "impl": "fa2"}, rows="value", columns="impl",
+        value=["time", "memory"],
+    )  # fmt: skip
+    head, *rows = rows_of(study)
+    assert head == ["", "value"]
+    assert [row[0] for row in rows] == ["time us", "peak memory KiB"]
+
+
 def test_the_flags_of_a_case_stand_once_beside_its_numbers(example: Any) -> None:
     study = only(*example, where={"mode": "fwd_bwd", "seqlen": 8192}, rows="impl", value=["time", "tflops", "memory"])
     (row,) = (row for row in rows_of(study) if row[0] == "`xformers`")

@@ -243,7 +243,9 @@ class _TableWriter:
 
     def _title(self, at: Sequence[Any], is_first: bool) -> doc.Text:
         if not at:
-            return self._value_title(self._study.values[0])
+            # Where each row is another value, the only column has no unit.
+            several = "value" in self._study.row_axes
+            return "value" if several else self._value_title(self._study.values[0])
         parts: list[doc.Text] = []
         for axis, value in zip(self._study.column_axes, at, strict=True):
             # A number needs its axis, which the first of several columns names for all.
