@@ -151,6 +151,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         shared_flags=tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else (),
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
+        row_unit=_unit_of_metric(rows[0], workloads) if rows else "",
         requested_units=tuple(request.entry.get("unit") or ()),
         is_by_profiler=is_by_profiler,
         basis=(basis.profiler, basis.quantity) if basis else None,
@@ -193,9 +194,12 @@ def _any_breakdown(workloads: Sequence[WorkloadData], profiler: str | None) -> K
 
 def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadData]) -> str:
     """Return the stored unit of a value; of a metric the unit in its rows."""
-    if value.source is not Source.METRIC:
-        return value.unit
-    numbers = (_find_number(data.recorded, case, value.subject) for data in workloads for case in data.layout.params)
+    return _unit_of_metric(value.subject, workloads) if value.source is Source.METRIC else value.unit
+
+
+def _unit_of_metric(name: str, workloads: Sequence[WorkloadData]) -> str:
+    """Return the unit in the rows of a metric; empty where no case has it."""
+    numbers = (_find_number(data.recorded, case, name) for data in workloads for case in data.layout.params)
     return next((number.unit for number in numbers if number), "")
 
 

@@ -243,6 +243,8 @@ class Reference:
 
 #: Positions of a course.
 _COURSE = 30
+#: Signs of a position that serves as a tick, as ``0.125``.
+_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,17 @@ class Chart:
 
     @property
     def is_course(self) -> bool:
-        """True with so many positions that a mark at each would hide the line: ticks are round numbers then."""
+        """True with so many positions that a mark at each would hide the line."""
         return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _COURSE
+
+    @property
+    def has_round_ticks(self) -> bool:
+        """True where the ticks of x are round numbers, and not the positions of marks.
+
+        That is so for a course, and for positions that were measured, which have many digits.
+        """
+        is_measured = any(not mark.x.is_integer() and len(f"{mark.x:g}") > _DIGITS for mark in self.marks)
+        return self.is_course or (is_measured and not self.x.is_log)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     xs = sorted({mark.x for mark in chart.marks})
     # The largest is always named.
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
-    for value in x.ticks() if chart.is_course or chart.kind is doc.ChartKind.ROOFLINE else xs[::-1][::step]:
+    is_round = chart.has_round_ticks or chart.kind is doc.ChartKind.ROOFLINE
+    for value in x.ticks() if is_round else xs[::-1][::step]:
         text = f"{value:g}" if value < 1e6 else f"{value:.3g}"
         parts.append(empty("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(element("text", text, x=x(value), y=bottom + 17, class_="tick middle"))

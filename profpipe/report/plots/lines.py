@@ -140,7 +140,7 @@ def _set_scales(axes: Any, chart: doc.Chart) -> None:
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 6))
     axes.set_xscale("log" if chart.x.is_log else "linear")
     fixed = ticker.FixedLocator(xs[::-1][::step])
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(6) if chart.is_course else fixed)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6) if chart.has_round_ticks else fixed)
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}" if x < 1e6 else f"{x:.3g}"))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     if chart.y.is_log:

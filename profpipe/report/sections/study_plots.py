@@ -54,7 +54,7 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     return line_chart(
         f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
         f"{study.title}: {name}" if is_titled else study.title,
-        study.row_axes[0],
+        f"{study.row_axes[0]} {study.row_unit}" if study.row_unit not in ("", "1") else study.row_axes[0],
         doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
         points,
         tuple(line_names(study)),
