@@ -128,6 +128,8 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
         *(["--more", str(args.more)] if args.more else []),
         *(["--captures", str(args.captures)] * (args.captures != _CAPTURES)),
         *(["-p", args.profiler] if args.profiler else []),
+        *(["--gate", f"{args.gate:g}"] if args.gate is not None else []),
+        *(["--inconclusive", args.inconclusive] if args.inconclusive else []),
     ]
     for option, specs in zip(("--a", "--b"), both[: 1 if args.aa else 2], strict=False):
         repeat += [word for spec in specs for word in (option, spec.published_from(path.parent))]
