@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import analyze, case_row, made_up, metric_row, tables, write_page
+from report_study import analyze, case_row, example, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
 from profpipe.analysis.findings.studies import Study
@@ -64,6 +64,22 @@ def test_a_metric_may_be_the_axis_and_workloads_the_lines() -> None:
     assert [series.name for series in panel.series] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
     assert [mark.x for mark in panel.series[0].marks] == [128, 256, 512, 1024]
     assert [bool(mark.flags) for mark in panel.series[3].marks] == [False, True, False, False]
+
+
+def test_a_measured_axis_has_round_ticks_and_its_unit() -> None:
+    study_of = example("sparsity_lengths")
+    study = only(*study_of, workload="reached", over="sparsity", lines="impl", value="time")
+    made = chart(study, "time")
+    assert made.x.title == "sparsity %" and made.has_round_ticks
+    axes = lines.figure(made).axes[0]
+    low, high = axes.get_xlim()
+    assert [at for at in axes.get_xticks() if low <= at <= high] == [0, 20, 40, 60, 80]
+
+
+def test_round_positions_are_the_ticks() -> None:
+    made = chart(only(*made_up(["a", "b"], [512, 1024, 2048]), over="seqlen", value="time"), "time")
+    assert not made.has_round_ticks and made.x.title == "seqlen"
+    assert set(lines.figure(made).axes[0].get_xticks()) == {512, 1024, 2048}
 
 
 def test_the_compared_values_are_the_lines_where_none_are_named() -> None:
