@@ -93,7 +93,8 @@ def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
         label: doc.Text = name
         if name in VAGUE_CLASSES:
             first = doc.Code(shorten((changed or own)[0].name, _IN_LINE))
-            label = first if len(own) == 1 or len(changed) == 1 else f"{len(own)} {name or 'other'} kernels"
+            many = len(changed or own)
+            label = first if len(own) == 1 or many == 1 else f"{many} {name or 'other'} kernels"
         yield _Part(sum(kernel.part_ns for kernel in own), label, tuple(own))
 
 
