@@ -26,6 +26,7 @@ from report_study import (
 )
 
 from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.report import document as doc
 from profpipe.report.sections import headline, host_pace
 from profpipe.results.schema import Tables
 
@@ -227,6 +228,12 @@ def test_several_workloads_have_an_overview() -> None:
     (table,) = section.tables()
     assert [row[0].text.text for row in table.rows if hasattr(row[0].text, "text")] == ["fp16", "bf16"]
     assert not headline.overview(analyze(tables(metrics=rows[:2]), {}).workloads)
+
+
+def test_the_overview_names_what_wins_most_shapes_before_the_winner_of_the_largest_one() -> None:
+    (table,) = headline.overview(analyze(*example("sparsity_lengths")).workloads).tables()
+    fastest = [doc.plain(row[2].text) for row in table.rows]
+    assert fastest == ["fa3 in 7 of 12 shapes, sparge_fp8 topk=0.7 in 1", "sparge_fp8 in 10 of 20 shapes"]
 
 
 def test_braces_in_the_value_of_a_parameter_stay_where_they_are() -> None:

@@ -57,15 +57,19 @@ def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
 
 
 def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
-    """Return how often the winner of the largest shape wins, its time there, and what needs the least memory."""
+    """Return what wins most shapes and how often the winner of the largest one wins; its time there, and memory."""
     name, cases, shape = doc.Code(workload.name), float(len(workload.cases)), workload.largest
     win = shape.win if shape else None
     if shape is None or win is None or win.best.ns is None:
         return name, cases, "no times", "", None, None, ""
     unit, fastest = time_unit([win.best.ns]), doc.concat()
     if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
-        won = len(_by_variant(workload.shapes, WinVerdict.CLEAR)[win.best.variant])
-        fastest = fill(f"{{}} in {won} of {len(workload.shapes)} shapes", doc.Code(win.best.variant))
+        won = {name: len(own) for name, own in _by_variant(workload.shapes, WinVerdict.CLEAR).items()}
+        most, many = max(won, key=lambda name: won[name]), len(workload.shapes)
+        most = win.best.variant if won[win.best.variant] == won[most] else most
+        fastest = fill(f"{{}} in {won[most]} of {many} shapes", doc.Code(most))
+        if most != win.best.variant:
+            fastest = doc.concat(fastest, fill(f", {{}} in {won[win.best.variant]}", doc.Code(win.best.variant)))
     elif _has_comparison(workload):
         fastest = fill("tie: {}", tied_names(win)) if win.tied else (win.verdict.value,)
     time = doc.Cell(win.best.ns, unit=unit, note=unit.name)
