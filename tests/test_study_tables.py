@@ -241,13 +241,13 @@ def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None
     assert "seqlen 512" in summary_of(study) and "causal false" in summary_of(study)
 
 
-def test_the_only_column_of_rows_with_different_values_is_named_value(example: Any) -> None:
+def test_the_only_column_of_rows_with_different_values_has_the_name_of_the_case(example: Any) -> None:
     study = only(
         *example, where={"seqlen": 512, "mode": "fwd", "impl": "fa2"}, rows="value", columns="impl",
         value=["time", "memory"],
     )  # fmt: skip
     head, *rows = rows_of(study)
-    assert head == ["", "value"]
+    assert head == ["", "`fa2`"]
     assert [row[0] for row in rows] == ["time us", "peak memory KiB"]
 
 

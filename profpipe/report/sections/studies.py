@@ -243,9 +243,11 @@ class _TableWriter:
 
     def _title(self, at: Sequence[Any], is_first: bool) -> doc.Text:
         if not at:
-            # Where each row is another value, the only column has no unit.
-            several = "value" in self._study.row_axes
-            return "value" if several else self._value_title(self._study.values[0])
+            if "value" not in self._study.row_axes:
+                return self._value_title(self._study.values[0])
+            # Each row is another value, and the only column has no unit: it is of the compared value.
+            fixed, compare = dict(self._study.fixed), self._study.compare
+            return self._label(compare, fixed[compare]) if compare in fixed else "value"
         parts: list[doc.Text] = []
         for axis, value in zip(self._study.column_axes, at, strict=True):
             # A number needs its axis, which the first of several columns names for all.
