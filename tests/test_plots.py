@@ -154,7 +154,7 @@ def test_values_over_decades_have_a_logarithmic_axis(
     spans_decades: bool, values: tuple[float, float], is_log: bool
 ) -> None:
     points = [Point((), "a", Mark(x, y)) for x, y in enumerate(values)]
-    chart = line_chart("c", "t", "x", Axis("y"), points, ("a",), spans_decades=spans_decades)
+    chart = line_chart("c", "t", Axis("x"), Axis("y"), points, ("a",), spans_decades=spans_decades)
     assert chart and chart.y.is_log is is_log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from profpipe import plugins
 from profpipe.analysis.findings.studies import Study
 from profpipe.config.models import Plot
 from profpipe.report.document import Chart, Panel, Reference, ReferenceKind
+from profpipe.report.html.lines import picture
 from profpipe.report.markdown import Markdown
 from profpipe.report.plots import lines
 from profpipe.report.sections.study_plots import baseline_name, line_names, study_plot, study_plots
@@ -66,20 +68,41 @@ def test_a_metric_may_be_the_axis_and_workloads_the_lines() -> None:
     assert [bool(mark.flags) for mark in panel.series[3].marks] == [False, True, False, False]
 
 
-def test_a_measured_axis_has_round_ticks_and_its_unit() -> None:
-    study_of = example("sparsity_lengths")
-    study = only(*study_of, workload="reached", over="sparsity", lines="impl", value="time")
-    made = chart(study, "time")
-    assert made.x.title == "sparsity %" and made.has_round_ticks
+def ticks_of(made: Chart) -> tuple[list[float], list[str]]:
+    """The ticks of a picture that lie on its axis, and the labels of the HTML page's chart."""
     axes = lines.figure(made).axes[0]
     low, high = axes.get_xlim()
-    assert [at for at in axes.get_xticks() if low <= at <= high] == [0, 20, 40, 60, 80]
+    labels = re.findall(r'class="tick middle">([^<]*)<', str(picture(made, made.panels[0])))
+    return [float(at) for at in axes.get_xticks() if low <= at <= high], labels
 
 
-def test_round_positions_are_the_ticks() -> None:
-    made = chart(only(*made_up(["a", "b"], [512, 1024, 2048]), over="seqlen", value="time"), "time")
-    assert not made.has_round_ticks and made.x.title == "seqlen"
-    assert set(lines.figure(made).axes[0].get_xticks()) == {512, 1024, 2048}
+def test_a_measured_axis_has_round_ticks_and_its_unit() -> None:
+    for over in ("sparsity", "metric.sparsity"):
+        study = only(*example("sparsity_lengths"), workload="reached", over=over, lines="impl", value="time")
+        made = chart(study, "time")
+        assert made.x.title == f"{over} %"
+        at, labels = ticks_of(made)
+        assert at == [0, 20, 40, 60, 80] and set(labels) == {"0", "20", "40", "60", "80"}
+
+
+def test_a_measured_axis_of_times_has_a_unit_at_each_tick() -> None:
+    study = only(*example("sparsity_lengths"), workload="reached", over="time", lines="impl", value="sparsity")
+    made = chart(study, "sparsity")
+    assert made.x.title == "time" and set(ticks_of(made)[1]) == {f"{ms} ms" for ms in (10, 20, 30, 40, 50)}
+
+
+@pytest.mark.parametrize("topk", [(0.1, 0.3, 0.5, 0.7), (0.0625, 0.125, 0.1875)])
+def test_the_values_of_a_parameter_are_the_ticks(topk: tuple[float, ...]) -> None:
+    data, run = made_up(["a", "b"], [512], topk=topk)
+    made = chart(only(data, run, over="topk", value="memory"), "memory")
+    at, labels = ticks_of(made)
+    assert made.x.title == "topk" and not made.x.is_log
+    assert sorted(at) == list(topk) and set(labels) == {f"{value:g}" for value in topk}
+
+
+def test_a_counted_metric_has_no_unit() -> None:
+    study = only(groups(), {}, workload="single", over="tokens", lines="impl", value="time")
+    assert chart(study, "time").x.title == "tokens"
 
 
 def test_the_compared_values_are_the_lines_where_none_are_named() -> None:

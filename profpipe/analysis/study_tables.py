@@ -151,7 +151,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         shared_flags=tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else (),
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
-        row_unit=_unit_of_metric(rows[0], workloads) if rows else "",
+        row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
         requested_units=tuple(request.entry.get("unit") or ()),
         is_by_profiler=is_by_profiler,
         basis=(basis.profiler, basis.quantity) if basis else None,
@@ -195,6 +195,13 @@ def _any_breakdown(workloads: Sequence[WorkloadData], profiler: str | None) -> K
 def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadData]) -> str:
     """Return the stored unit of a value; of a metric the unit in its rows."""
     return _unit_of_metric(value.subject, workloads) if value.source is Source.METRIC else value.unit
+
+
+def _unit_of_axis(axis: str, workloads: Sequence[WorkloadData]) -> str | None:
+    """Return the unit of a metric that is an axis; None for a parameter, and for what no case has."""
+    if any(axis in params for data in workloads for params in data.layout.params.values()):
+        return None
+    return _unit_of_metric(axis.removeprefix("metric."), workloads) or None
 
 
 def _unit_of_metric(name: str, workloads: Sequence[WorkloadData]) -> str:

@@ -165,7 +165,8 @@ class Axis:
     """An axis of a chart: its title and unit, or the names of its positions.
 
     ``quantity`` is the stored unit of its values (ns, byte, x, share, change, or empty): ticks are written by it.
-    ``cases`` are the ids of the cases that the labels name; empty where they name something else.
+    ``cases`` are the ids of the cases that the labels name; empty where they name something else. Values of an axis
+    that ``is_measured`` have many digits: its ticks are round numbers, and not the positions of marks.
     """
 
     title: str
@@ -174,6 +175,7 @@ class Axis:
     labels: tuple[str, ...] = ()
     quantity: str = ""
     cases: tuple[str, ...] = ()
+    is_measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,6 @@ class Reference:
 
 #: Positions of a course.
 _COURSE = 30
-#: Signs of a position that serves as a tick, as ``0.125``.
-_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -288,12 +288,8 @@ class Chart:
 
     @property
     def has_round_ticks(self) -> bool:
-        """True where the ticks of x are round numbers, and not the positions of marks.
-
-        That is so for a course, and for positions that were measured, which have many digits.
-        """
-        is_measured = any(not mark.x.is_integer() and len(f"{mark.x:g}") > _DIGITS for mark in self.marks)
-        return self.is_course or (is_measured and not self.x.is_log)
+        """True where the ticks of x are round numbers, and not the positions of marks."""
+        return self.is_course or (self.x.is_measured and not self.x.is_log)
 
 
 @dataclass(frozen=True)

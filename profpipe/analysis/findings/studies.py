@@ -81,8 +81,8 @@ class Study:
     #: The stored unit of each value, and the units that the pipeline file requests.
     units: Mapping[str, str] = field(default_factory=dict)
     requested_units: tuple[str, ...] = ()
-    #: The stored unit of the first axis of the rows where that is a metric.
-    row_unit: str = ""
+    #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
+    row_unit: str | None = None
     #: The profiler and quantity of its times, as in a Basis.
     basis: tuple[str, str] | None = None
     kernel_profiler: str | None = None

@@ -12,7 +12,7 @@ from profpipe.report.html.markup import cut, element, empty, flat, join
 from profpipe.report.html.palette import line_classes, series_class
 from profpipe.report.html.scales import Scale, label, svg, value_grid
 from profpipe.report.html.tips import tip
-from profpipe.report.plots.lines import value_range
+from profpipe.report.plots.lines import position, value_range
 from profpipe.report.plots.style import spread
 
 #: Width and height of a panel that stands alone, and of one of several.
@@ -88,7 +88,7 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
     is_round = chart.has_round_ticks or chart.kind is doc.ChartKind.ROOFLINE
     for value in x.ticks() if is_round else xs[::-1][::step]:
-        text = f"{value:g}" if value < 1e6 else f"{value:.3g}"
+        text = position(value, chart.x)
         parts.append(empty("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(element("text", text, x=x(value), y=bottom + 17, class_="tick middle"))
     parts.append(empty("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))

@@ -141,7 +141,7 @@ def _set_scales(axes: Any, chart: doc.Chart) -> None:
     axes.set_xscale("log" if chart.x.is_log else "linear")
     fixed = ticker.FixedLocator(xs[::-1][::step])
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6) if chart.has_round_ticks else fixed)
-    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}" if x < 1e6 else f"{x:.3g}"))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: position(x, chart.x)))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     if chart.y.is_log:
         ys = [mark.y for mark in chart.marks]
@@ -187,6 +187,13 @@ _TICK_UNITS = {
     "ns": (Unit("s", 1e9), Unit("ms", 1e6), Unit("us", 1e3), Unit("ns", 1.0)),
     "byte": (Unit("GiB", 2.0**30), Unit("MiB", 2.0**20), Unit("KiB", 2.0**10), Unit("byte", 1.0)),
 }
+
+
+def position(x: float, axis: doc.Axis) -> str:
+    """Return the label of a tick of the horizontal axis."""
+    if axis.quantity:
+        return tick(x, axis.quantity)
+    return f"{x:g}" if x < 1e6 else f"{x:.3g}"
 
 
 def tick(value: float, quantity: str, unit: Unit | None = None) -> str:

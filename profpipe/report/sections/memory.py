@@ -56,7 +56,7 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
     chart = line_chart(
         f"{workload.name}-memory-course",
         "Memory over one iteration",
-        "ms since the iteration began",
+        doc.Axis("ms since the iteration began", is_measured=True),
         doc.Axis("allocated", None, quantity="byte"),
         points,
         tuple(dict.fromkeys(point.line for point in points)),

@@ -129,7 +129,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
     return line_chart(
         chart_id(workload.name, quantity.name),
         f"{quantity.title} over {axis}",
-        axis,
+        doc.Axis(axis),
         quantity.axis,
         points,
         tuple(dict.fromkeys(names)),
@@ -156,7 +156,7 @@ class Point:
 
 
 def line_chart(
-    id: str, title: str, x: str, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
+    id: str, title: str, x: doc.Axis, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
     spans_decades: bool, panels: Iterable[Axes] = ((),), baseline: str | None = None, subtitle: str = "",
     references: tuple[doc.Reference, ...] = (), notes: Iterable[str] = (),
 ) -> doc.Chart | None:  # fmt: skip
@@ -193,7 +193,7 @@ def line_chart(
         id,
         title,
         doc.ChartKind.LINES,
-        doc.Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
+        replace(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
         replace(y, is_log=is_log),
         tuple(drawn),
         " ".join(part for part in (*signs, *notes) if part),

@@ -54,7 +54,7 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     return line_chart(
         f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
         f"{study.title}: {name}" if is_titled else study.title,
-        f"{study.row_axes[0]} {study.row_unit}" if study.row_unit not in ("", "1") else study.row_axes[0],
+        _positions(study),
         doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
         points,
         tuple(line_names(study)),
@@ -71,6 +71,16 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
             f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",
         ),
     )
+
+
+def _positions(study: Study) -> doc.Axis:
+    """Return the axis of what the plot runs over: a parameter, or a metric."""
+    name, unit = study.row_axes[0], study.row_unit
+    if unit is None:
+        return doc.Axis(name)
+    is_scaled = unit in ("ns", "byte")
+    title = name if is_scaled or unit == "1" else f"{name} {unit}"
+    return doc.Axis(title, quantity=unit if is_scaled else "", is_measured=True)
 
 
 def _points(study: Study, value: StudyValue) -> Iterator[Point]:
