@@ -64,7 +64,7 @@ def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_pat
     for page in [*copy.glob("*.md"), *copy.glob("*.txt"), *copy.glob("*.html")]:
         page.unlink()
     # 1: a case failed; 4: the gate of an `ab` run failed.
-    assert cli.main(["report", str(copy), "--quiet"]) in (0, 1, 4)
+    assert cli.main(["report", str(copy), "--quiet"]) in ((4,) if example.name == "regression_check" else (0, 1))
     committed = [path for path in example.iterdir() if path.suffix in (".md", ".txt", ".html")]
     differing = [path.name for path in committed if path.read_bytes() != (copy / path.name).read_bytes()]
     assert not differing, f"render them again: profpipe report examples/{example.name}"
