@@ -64,12 +64,12 @@ def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
         return name, cases, "no times", "", None, None, ""
     unit, fastest = time_unit([win.best.ns]), doc.concat()
     if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
-        won = {name: len(own) for name, own in _by_variant(workload.shapes, WinVerdict.CLEAR).items()}
-        most, many = max(won, key=lambda name: won[name]), len(workload.shapes)
-        most = win.best.variant if won[win.best.variant] == won[most] else most
-        fastest = fill(f"{{}} in {won[most]} of {many} shapes", doc.Code(most))
-        if most != win.best.variant:
-            fastest = doc.concat(fastest, fill(f", {{}} in {won[win.best.variant]}", doc.Code(win.best.variant)))
+        best = win.best.variant
+        won = {variant: len(own) for variant, own in _by_variant(workload.shapes, WinVerdict.CLEAR).items()}
+        most = max((best, *won), key=lambda variant: won[variant])
+        fastest = fill(f"{{}} in {won[most]} of {len(workload.shapes)} shapes", doc.Code(most))
+        if most != best:
+            fastest = doc.concat(fastest, fill(f", {{}} in {won[best]}", doc.Code(best)))
     elif _has_comparison(workload):
         fastest = fill("tie: {}", tied_names(win)) if win.tied else (win.verdict.value,)
     time = doc.Cell(win.best.ns, unit=unit, note=unit.name)

@@ -94,7 +94,7 @@ def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
         if name in VAGUE_CLASSES:
             first = doc.Code(shorten((changed or own)[0].name, _IN_LINE))
             many = len(changed or own)
-            label = first if len(own) == 1 or many == 1 else f"{many} {name or 'other'} kernels"
+            label = first if many == 1 else f"{many} {name or 'other'} kernels"
         yield _Part(sum(kernel.part_ns for kernel in own), label, tuple(own))
 
 
