@@ -41,6 +41,20 @@ def test_a_table_is_aligned_and_has_no_markup() -> None:
     ]
 
 
+def test_a_table_with_many_flags_shows_letters_and_explains_them_below() -> None:
+    rows = tuple((cell(name), Cell(9_000.0, flags=("noisy", "host_bound"))) for name in "abc")
+    table = Table("times", (Column("case", "case", is_label=True), Column("time", "time", US)), rows)
+    assert text.write_table(table).splitlines() == [
+        "case      time us",
+        "----  -----------",
+        "a     9.00 (n, h)",
+        "b     9.00 (n, h)",
+        "c     9.00 (n, h)",
+        "",
+        "h: host_bound, n: noisy",
+    ]
+
+
 def test_text_has_no_markup_and_keeps_special_characters() -> None:
     assert (
         text.write_text((Strong("a <b> "), Code("c_d*"), " takes ", Number(1500.0, US))) == "a <b> c_d* takes 1.50 us"

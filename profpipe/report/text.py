@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from profpipe.report import document as doc, pages
-from profpipe.report.formatting import column_width, format_cell, format_head, format_number, shortened
+from profpipe.report.formatting import column_width, flag_letters, format_cell, format_head, format_number, shortened
 from profpipe.report.markdown import SUMMARY
 from profpipe.stdio import visible, visible_line
 
@@ -30,15 +30,18 @@ def write_text(text: doc.Text) -> str:
 
 
 def write_table(table: doc.Table) -> str:
-    """Return aligned columns below the title; empty without rows."""
+    """Return aligned columns below the title and above the legend of the flags; empty without rows."""
     if not table.rows:
         return ""
+    letters = flag_letters(table)
     head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
-    rows = [[_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    rows = [[_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
+            for row in table.rows]  # fmt: skip
     rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
     lines = align([head, rule, *rows], [column.is_numeric for column in table.columns])
     title = write_text(table.title)
-    return "\n".join([title, "", *lines] if title else lines)
+    legend = visible_line(", ".join(f"{letter}: {flag}" for flag, letter in letters.items()))
+    return "\n".join([*([title, ""] if title else []), *lines, *(["", legend] if legend else [])])
 
 
 def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[str]:
@@ -51,9 +54,9 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
     ]
 
 
-def _cell(cell: doc.Cell, column: doc.Column) -> str:
+def _cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
     content = format_cell(cell, column) or write_text(cell.text)
-    flags = f"({', '.join(cell.flags)})" if cell.flags else ""
+    flags = f"({', '.join(letters.get(flag) or flag for flag in cell.flags)})" if cell.flags else ""
     return visible_line(" ".join(filter(None, [content, write_text(cell.note), flags])))
 
 
