@@ -62,20 +62,27 @@ def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
     win = shape.win if shape else None
     if shape is None or win is None or win.best.ns is None:
         return name, cases, "no times", "", None, None, ""
-    unit, fastest = time_unit([win.best.ns]), doc.concat()
-    if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
-        best = win.best.variant
-        won = {variant: len(own) for variant, own in _by_variant(workload.shapes, WinVerdict.CLEAR).items()}
-        most = max((best, *won), key=lambda variant: won[variant])
-        fastest = fill(f"{{}} in {won[most]} of {len(workload.shapes)} shapes", doc.Code(most))
-        if most != best:
-            fastest = doc.concat(fastest, fill(f", {{}} in {won[best]}", doc.Code(best)))
-    elif _has_comparison(workload):
-        fastest = fill("tie: {}", tied_names(win)) if win.tied else (win.verdict.value,)
+    unit = time_unit([win.best.ns])
+    fastest = _most_wins(workload.shapes, win) if _has_comparison(workload) else doc.concat()
     time = doc.Cell(win.best.ns, unit=unit, note=unit.name)
     lowest = shape.lowest_memory if _has_comparison(workload) else ()
     memory = fill("{} {}", names([case.variant for case in lowest], MOST_NAMES), _peak(lowest[0])) if lowest else ""
     return name, cases, fastest, in_words(shape.axes), time, win.best.speedup, memory
+
+
+def _most_wins(shapes: Sequence[Shape], largest: Win) -> doc.Text:
+    """Return what wins most shapes, and beside it the outcome of the largest shape where that is another one."""
+    is_clear, best = largest.verdict == WinVerdict.CLEAR, largest.best.variant
+    won = {variant: len(own) for variant, own in _by_variant(shapes, WinVerdict.CLEAR).items()}
+    if not won:
+        return fill("tie: {}", tied_names(largest)) if largest.tied else (largest.verdict.value,)
+    most = max((best, *won) if is_clear else won, key=lambda variant: won[variant])
+    fastest = fill(f"{{}} in {won[most]} of {len(shapes)} shapes", doc.Code(most))
+    if largest.tied:
+        return doc.concat(fastest, fill("; largest: tie of {}", tied_names(largest)))
+    if not is_clear:
+        return doc.concat(fastest, f"; largest: {largest.verdict.value}")
+    return fastest if most == best else doc.concat(fastest, fill(f", {{}} in {won[best]}", doc.Code(best)))
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:
