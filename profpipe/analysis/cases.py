@@ -206,11 +206,15 @@ def without(shape: Axes, *axes: str | None) -> Axes:
     return tuple(pair for pair in shape if pair[0] not in axes)
 
 
+#: Boolean axes that read well with "not" before them.
+_ADJECTIVES = frozenset({"causal"})
+
+
 def in_words(shape: Axes) -> str:
-    """Return a shape as text: ``seqlen 2048, not causal``."""
+    """Return a shape as text: ``seqlen 2048, not causal, compile false``."""
     words = []
     for axis, value in shape:
-        if isinstance(value, bool):
+        if isinstance(value, bool) and axis in _ADJECTIVES:
             words.append(axis if value else f"not {axis}")
         else:
             # "forward", not "what forward".
