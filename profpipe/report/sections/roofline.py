@@ -38,9 +38,9 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
     notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
     rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
-    blocks = (doc.Paragraph(_definition(workload)), first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
+    blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
     shown = blocks if first.rows or second.rows else ()
-    return doc.make_section("limits", "What limits it", shown, workload=workload.name)
+    return doc.make_section("limits", "What limits it", shown, _definition(workload), workload.name)
 
 
 def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
