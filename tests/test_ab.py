@@ -183,6 +183,14 @@ def test_an_inconclusive_case_leaves_the_gate_undecided_unless_the_user_decides(
     assert [case.case for case in found.open] == ["d"]
 
 
+def test_a_gate_is_not_passed_by_a_case_that_has_no_times():
+    tables = tables_of({"d": around(0), "e": []}, {"e": ("crashed", "exit code 139")})
+    for undecided in (Undecided.PASS, Undecided.REPORT):
+        found = pairs.analyze(tables, run_of(1, undecided))
+        assert found.gate is Gate.UNDECIDED
+        assert [case.case for case in found.open] == ["e"]
+
+
 def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
     noisy = {"d": around(2, spread=4)}
     assert pairs.analyze(tables_of(noisy), run_of(1)).gate is Gate.UNDECIDED

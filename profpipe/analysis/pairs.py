@@ -100,7 +100,9 @@ class PairFindings:
             return None
         if self.failed or (self.open and self.undecided is Undecided.FAIL):
             return Gate.FAILED
-        return Gate.UNDECIDED if self.open and self.undecided is Undecided.REPORT else Gate.PASSED
+        # Nothing passes a gate that was not measured on both sides.
+        is_left = self.undecided is Undecided.REPORT or any(c.judgement is None or c.failure for c in self.open)
+        return Gate.UNDECIDED if self.open and is_left else Gate.PASSED
 
     @property
     def without_kernels(self) -> tuple[CaseVerdict, ...]:
