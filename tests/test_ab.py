@@ -183,12 +183,13 @@ def test_an_inconclusive_case_leaves_the_gate_undecided_unless_the_user_decides(
     assert [case.case for case in found.open] == ["d"]
 
 
-def test_a_gate_is_not_passed_by_a_case_that_has_no_times():
-    tables = tables_of({"d": around(0), "e": []}, {"e": ("crashed", "exit code 139")})
-    for undecided in (Undecided.PASS, Undecided.REPORT):
-        found = pairs.analyze(tables, run_of(1, undecided))
-        assert found.gate is Gate.UNDECIDED
-        assert [case.case for case in found.open] == ["e"]
+@pytest.mark.parametrize(
+    ("outcome", "expected"), [("crashed", Gate.UNDECIDED), ("ok", Gate.UNDECIDED), ("skipped", Gate.PASSED)]
+)
+def test_a_case_without_times_passes_no_gate_unless_it_was_skipped(outcome, expected):
+    tables = tables_of({"d": around(0), "e": []}, {"e": (outcome, "")})
+    found = pairs.analyze(tables, run_of(1, Undecided.PASS))
+    assert (found.gate, [case.case for case in found.open]) == (expected, ["e"])
 
 
 def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
