@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def compact(path: Path) -> None:
-    """Write a small table again without what helps to search in a large one. That takes a quarter of its bytes."""
+    """Write a small table again without what helps to search in a large one. This saves a quarter of its bytes."""
     table = parquet.read_table(path)
     parquet.write_table(
         table, path, compression="brotli", compression_level=11, use_dictionary=False, write_statistics=False
