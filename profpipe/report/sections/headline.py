@@ -72,17 +72,21 @@ def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
 
 def _most_wins(shapes: Sequence[Shape], largest: Win) -> doc.Text:
     """Return what wins most shapes, and beside it the outcome of the largest shape where that is another one."""
-    is_clear, best = largest.verdict == WinVerdict.CLEAR, largest.best.variant
+    best, is_clear = doc.Code(largest.best.variant), largest.verdict == WinVerdict.CLEAR
     won = {variant: len(own) for variant, own in _by_variant(shapes, WinVerdict.CLEAR).items()}
     if not won:
         return fill("tie: {}", tied_names(largest)) if largest.tied else (largest.verdict.value,)
-    most = max((best, *won) if is_clear else won, key=lambda variant: won[variant])
-    fastest = fill(f"{{}} in {won[most]} of {len(shapes)} shapes", doc.Code(most))
+    most = max(won.values())
+    winners = [variant for variant, times in won.items() if times == most]
+    each = " each" if len(winners) > 1 else ""
+    fastest = fill(f"{{}} in {most} of {len(shapes)} shapes{each}", names(winners, MOST_NAMES))
     if largest.tied:
-        return doc.concat(fastest, fill("; largest: tie of {}", tied_names(largest)))
+        return doc.concat(fastest, fill("; here a tie of {}", tied_names(largest)))
     if not is_clear:
-        return doc.concat(fastest, f"; largest: {largest.verdict.value}")
-    return fastest if most == best else doc.concat(fastest, fill(f", {{}} in {won[best]}", doc.Code(best)))
+        return doc.concat(fastest, fill(f"; here {{}}, {largest.verdict.value}", best))
+    if largest.best.variant in winners:
+        return fastest
+    return doc.concat(fastest, fill(f", {{}} in {won[largest.best.variant]}", best))
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:

@@ -9,7 +9,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CaseResult, Shape, WinVerdict
 from profpipe.measure.flags import Flag
 from profpipe.report.document import Code, Text
-from profpipe.report.inlines import duration, fill, literal, ratio
+from profpipe.report.inlines import duration, fill, literal, plural, ratio
 from profpipe.report.units import time_unit
 
 #: A lead is reported where a plain loop leaves less than this share of it.
@@ -68,7 +68,7 @@ def host_bound_win(shape: Shape) -> HostBoundWin | None:
 
 
 def remarks(shapes: Sequence[Shape]) -> Iterator[Text]:
-    """Yield one sentence for wins that are lost in a plain loop, and one for leads that shrink there."""
+    """Yield one sentence for cases that others overtake in a plain loop, and one for leads that shrink there."""
     wins = [win for shape in shapes if (win := host_bound_win(shape))]
     if lost := sorted((w for w in wins if w.share_of_fastest <= _LOST), key=lambda w: w.share_of_fastest):
         yield _lost(lost, len(shapes))
@@ -76,10 +76,12 @@ def remarks(shapes: Sequence[Shape]) -> Iterator[Text]:
     if shrunk := sorted(((lead, win) for win, lead in leads if lead < _SHRUNK * win.lead), key=lambda pair: pair[0]):
         lead, win = shrunk[0]
         place = f" ({literal(in_words(win.shape.axes))})" if len(shapes) > 1 else ""
-        more = f"; so do {len(shrunk) - 1} other leads" if len(shrunk) > 2 else "; so does 1 other lead"
+        others = len(shrunk) - 1
+        more = f"; {plural(others, 'other lead')} {'shrinks' if others == 1 else 'shrink'} too" if others else ""
+        change = "shrinks from {} to about" if lead >= 1 else "is lost: {} becomes about"
         yield fill(
-            f"In a plain loop the host is the limit: there the lead of {{}} shrinks from {{}} to about {lead:.1f}x"
-            f"{place}{more if len(shrunk) > 1 else ''}. Host times vary by up to 2x from case to case.",
+            f"In a plain loop the host is the limit: there the lead of {{}} {change} {lead:.1f}x{place}{more}."
+            " Host times vary by up to 2x from case to case.",
             Code(win.best.variant),
             ratio(win.lead),
         )
