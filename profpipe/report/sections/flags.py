@@ -126,7 +126,9 @@ def _clocks(workload: WorkloadFindings, flagged: Iterable[CaseResult]) -> str:
     low, high = f"{min(medians):.0f}", f"{max(medians):.0f}"
     maximum = f" of {workload.highest_clock / 1e6:.0f}" if workload.highest_clock else ""
     lowest = f", down to {min(lows):.0f}" if lows and f"{min(lows):.0f}" != low else ""
-    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{lowest})"
+    # Any GPU of a case may have set the flag; the clocks of the others are in the table of ranks.
+    whose = " on the first GPU" if workload.ranks else ""
+    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{whose}{lowest})"
 
 
 def _sample_counts(counts: Sequence[int], requested: int) -> str:
