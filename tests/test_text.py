@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from profpipe.report import text
 from profpipe.report.document import (
     Bullets,
@@ -61,13 +63,15 @@ def test_text_has_no_markup_and_keeps_special_characters() -> None:
     )
 
 
-def test_the_first_screen_is_the_headline_the_times_and_the_warnings() -> None:
+def test_the_first_screen_is_what_summary_md_begins_with() -> None:
     sections = (
+        Section("first_studies", "", (replace(TIMES, title="asked for first"),), workload="w"),
         Section("headline", "", (Paragraph(("fastest is ", Code("fa2"))),), workload="w"),
         Section("times", "", (TIMES,), workload="w"),
         Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
         Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
     )
     screen = text.first_screen(Document("run", sections))
-    assert screen.startswith("fastest is fa2\n\nby case\n\ncase ")
+    assert screen.startswith("asked for first\n\ncase ")
+    assert "\n\nfastest is fa2\n\nby case\n\ncase " in screen
     assert screen.endswith("Warnings\n========\n\n- too few samples")

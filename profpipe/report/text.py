@@ -10,7 +10,7 @@ from profpipe.report.markdown import SUMMARY
 from profpipe.stdio import visible, visible_line
 
 #: The sections that a run prints when it ends.
-FIRST_SCREEN = ("overview", "headline", "times", "flags", "warnings")
+FIRST_SCREEN = ("first_studies", "overview", "headline", "times", "flags", "warnings")
 
 
 def write_text(text: doc.Text) -> str:
@@ -86,7 +86,7 @@ def write_section(section: doc.Section, workload: str = "") -> str:
 
 
 def first_screen(document: doc.Document) -> str:
-    """Return what SUMMARY.md begins with, for the terminal: the headline, the times and the warnings."""
+    """Return what SUMMARY.md begins with, for the terminal: tables asked for first, headline, times and warnings."""
     summary, _ = pages.paginate(document)
     shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
     several = len(document.workloads) > 1
