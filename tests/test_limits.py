@@ -31,8 +31,9 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.kernel_totals import CaseRange
 from profpipe.measure import workload_metrics
-from profpipe.report.document import Chart, plain
+from profpipe.report.document import Chart, Document, plain
 from profpipe.report.markdown import Markdown
+from profpipe.report.pages import paginate
 from profpipe.report.sections import explorer, kernels, roofline
 from profpipe.results.schema import Tables
 
@@ -223,8 +224,9 @@ def test_the_section_of_limits_reads_as_in_the_golden_file(regenerate: bool) -> 
     }  # fmt: skip
     parts = []
     for name, workload in workloads.items():
-        lines = [*(Markdown().text(text) for text in roofline.summary(workload))]
-        lines += texts(roofline.limits(workload, workload))
+        section = roofline.limits(workload, workload)
+        lines = [Markdown().text(text) for text in (*roofline.summary(workload), section.summary) if text]
+        lines += texts(section)
         parts.append("\n".join([f"## {name}", "", *(f"- {line}" for line in lines)]))
     check_golden("limits.md", "\n\n".join(parts) + "\n", regenerate)
 
@@ -441,3 +443,12 @@ def test_each_roof_of_the_chart_names_the_cases_below_it() -> None:
     assert [reference.name for reference in chart.references] == [
         "1071 TFLOP/s: sdpa_cudnn and 4 more", "1427 TFLOP/s: sage", "67 TFLOP/s: sdpa_math"
     ]  # fmt: skip
+
+
+def test_no_words_about_a_table_stay_on_a_page_that_has_not_the_table() -> None:
+    workload = only(*example("h200-attention"))
+    document = Document("run", (roofline.limits(workload, workload),))
+    for lines, ids in ((150, ["limits", "details"]), (12, ["details"])):
+        summary, details = paginate(document, lines)
+        assert [section.id for section in summary.sections] == ids
+        assert bool(details.sections[0].summary) is (ids == ["details"])

@@ -447,7 +447,9 @@ def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         return
     shape, case = max(found, key=lambda pair: _uncertainty(pair[1]))
     place = f" at {literal(in_words(shape.axes))}" if len(shapes) > 1 else ""
-    others = f"; {plural(len(found) - 1, 'other time')} of the first two too" if len(found) > 1 else ""
+    more = len(found) - 1
+    also = f"{plural(more, 'other time')} of the two fastest cases {'is' if more == 1 else 'are'} uncertain too"
+    others = f"; {also}" if more else ""
     assert case.time is not None
     how = fill("95 % interval {}", margin(case.time.margin)) if case.time.margin else "too few samples for an interval"
     unit = time_unit([case.time.ns])

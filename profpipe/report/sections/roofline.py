@@ -40,7 +40,7 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
     blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
     shown = blocks if first.rows or second.rows else ()
-    return doc.make_section("limits", "What limits it", shown, _definition(workload), workload.name)
+    return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
 
 
 def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
@@ -99,8 +99,8 @@ def _undeclared(case: CaseResult) -> str:
 # --- explanations ----------------------------------------------------------------------------------------------------
 
 
-def _definition(workload: WorkloadFindings) -> str:
-    """Return what the words of the last column mean."""
+def _definition(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> str:
+    """Return what the words of the last column mean in the rows of ``cases``."""
     limiters = {case.limit.limited_by for case in workload.cases}
     parts = []
     if limiters & {Limiter.COMPUTE, Limiter.MEMORY}:
@@ -112,6 +112,8 @@ def _definition(workload: WorkloadFindings) -> str:
         )
     if Limiter.HOST in limiters:
         parts.append("The host limits a call where launching takes over 5 % longer than running.")
+    if missing := sorted(set(filter(None, map(_undeclared, cases)))):
+        parts.append(f"{MISSING}: the workload does not declare the {' and '.join(missing)} of a call.")
     return " ".join(parts)
 
 
