@@ -77,7 +77,7 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     if flag == Flag.SEVERAL_NODES:
         return _nodes([workload for workload in workloads if workload.node_spread])
     if flag == Flag.THROTTLED:
-        clocks = _clocks(workloads[0], [case for _, case in flagged]) if is_timed else ""
+        clocks = _clocks(flagged) if is_timed else ""
         return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
     if flag == Flag.SHARED_HOST:
         return f"{_MEANINGS[flag]} {_sharing(workloads[0])}"
@@ -117,18 +117,25 @@ def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
     return f"{begin}: {each}. A smaller lead is not called a win."
 
 
-def _clocks(workload: WorkloadFindings, flagged: Iterable[CaseResult]) -> str:
-    """Return the range of the cases' median SM clocks and the lowest clock: `` (1799-1964 of 1980 MHz)``."""
-    values = [case.values for case in flagged]
-    medians, lows = ([v[name] / 1e6 for v in values if name in v] for name in ("sm_clock", "sm_clock_min"))
+def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
+    """Return the range of the cases' median SM clocks and the lowest clock: `` (1799-1964 of 1980 MHz)``.
+
+    Of several GPUs that ran a case, the slowest counts.
+    """
+    highest = flagged[0][0].highest_clock
+    medians: list[float] = []
+    lows: list[float] = []
+    for workload, case in flagged:
+        gpus = [rank.numbers for rank in workload.ranks if rank.case == case.id] or [case.values]
+        for name, found in (("sm_clock", medians), ("sm_clock_min", lows)):
+            if clocks := [numbers[name] / 1e6 for numbers in gpus if name in numbers]:
+                found.append(min(clocks))
     if not medians:
         return ""
     low, high = f"{min(medians):.0f}", f"{max(medians):.0f}"
-    maximum = f" of {workload.highest_clock / 1e6:.0f}" if workload.highest_clock else ""
+    maximum = f" of {highest / 1e6:.0f}" if highest else ""
     lowest = f", down to {min(lows):.0f}" if lows and f"{min(lows):.0f}" != low else ""
-    # Any GPU of a case may have set the flag; the clocks of the others are in the table of ranks.
-    whose = " on the first GPU" if workload.ranks else ""
-    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{whose}{lowest})"
+    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{lowest})"
 
 
 def _sample_counts(counts: Sequence[int], requested: int) -> str:
