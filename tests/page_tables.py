@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 #: Names of units in heads and cells, and how many of the stored unit (ns, byte, Hz, 1) each one is.
@@ -15,6 +15,8 @@ UNITS = {
 
 _MARKDOWN_RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+$")
 _TEXT_RULE = re.compile(r"-+(?:  -+)*$")
+#: The letters of a table's flags, on the line below it.
+_LEGEND = re.compile(r"\w+: \w+(?:, \w+: \w+)*$")
 _PIPE = re.compile(r"(?<!\\)\|")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?=([%x]?)(?![\w.]*\w))")
 _WORD = re.compile(r"[^\s,:;()|=>*]+")
@@ -78,7 +80,17 @@ def _text_rows(lines: list[str]) -> list[list[str]]:
     # A very long name of the last column is wider than the rule below its head.
     spans[-1] = (spans[-1][0], None)
     end = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))
-    return [[line[a:b].strip() for a, b in spans] for line in lines[:end]]
+    below = "".join(lines[end + 1 : end + 2])
+    legend = dict(re.findall(r"(\w+): (\w+)", below)) if _LEGEND.match(below) else {}
+    return [[_with_words(line[a:b].strip(), legend) for a, b in spans] for line in lines[:end]]
+
+
+def _with_words(cell: str, legend: Mapping[str, str]) -> str:
+    """Return the cell with its flags in words: ``9.00 (noisy, host_bound)`` for ``9.00 (n, h)``."""
+    found = re.search(r"\(([\w, ]+)\)$", cell)
+    if not found:
+        return cell
+    return cell[: found.start(1)] + ", ".join(legend.get(flag, flag) for flag in found[1].split(", ")) + ")"
 
 
 def plain(markdown: str) -> str:

@@ -22,8 +22,6 @@ import pandas as pd
 import pytest
 from page_tables import Figure, figures, tables, words
 
-from profpipe.measure.flags import Flag
-
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "example_cells.parquet"
 RECORDED = pd.read_parquet(GOLDEN)
@@ -55,9 +53,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 #: Word of a recorded label -> the word that replaced it.
 WORDS: Mapping[str, str] = {"level": "tie"}
-
-#: What may stand beside a label, and is not part of it. Tables with many flags write letters for them.
-BESIDE_LABELS = frozenset({"baseline", *(flag.value for flag in Flag)})
 
 #: Recorded columns of times whose unit stood in the head of another column. Today's columns name their own unit.
 WITHOUT_UNIT = frozenset({"some kernel runs", "first to last kernel", "host in its range"})
@@ -171,7 +166,7 @@ def test_every_recorded_number_is_on_the_pages_of_today(example: str) -> None:
 def search(cell: Any, pages: Pages, values: frozenset[str]) -> Iterator[bool]:
     """Yield for each number of the recorded cell whether today's pages have it."""
     section, labels = section_of(cell.page, cell.heading), cell.labels.split("\t")
-    needed = frozenset().union(*map(words, labels)) - BESIDE_LABELS
+    needed = frozenset().union(*map(words, labels)) - {"baseline"}
     # A title is the place of its table, unless it is the sentence above it; a heading names the largest shape.
     place = cell.title if cell.title and not cell.title.endswith(".") else cell.heading
     needed |= words(f"{place} {cell.column}") & values
