@@ -104,6 +104,8 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
     such as ``-c``, which is the word ``before``, any word is such a line.
     """
     is_line = is_line_option(before)
+    # Whether a value is a path, the file system has to say. A long word may repeat one value ten thousand times.
+    is_secret = functools.cache(_is_assigned_secret)
     found: dict[str, str] = {}
     for item in _NEXT_ITEM.split(word):
         space = re.search(r"\s", item)
@@ -117,7 +119,7 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
             if end is not None:
                 values += [end[0].strip("\"'")] if space or is_line else []
                 at = max(at, end.end())
-            found |= {value: name[1] for value in values if _is_assigned_secret(name[1], value)}
+            found |= {value: name[1] for value in values if is_secret(name[1], value)}
     return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
 
