@@ -115,6 +115,15 @@ def test_different_clocks_without_a_flag_make_the_win_inconclusive_too() -> None
     assert win([], [], *clocks("impl=a", sm_clock=0.9e9), *clocks("impl=b", sm_clock=1.939e9)).verdict == "clear"
 
 
+def test_of_several_gpus_the_clock_of_the_slowest_one_counts() -> None:
+    """The time of a case is that of its slowest process."""
+    first = [*clocks("impl=a", sm_clock=1.939e9), *clocks("impl=b", sm_clock=1.939e9)]
+    slow = metric_row("impl=b", "sm_clock", 0.9e9, subject="rank 1")
+    assert win([], [], *first, slow).doubts == (Doubt(DoubtCause.CLOCKS, ("a", "b"), clocks_hz=(1.939e9, 0.9e9)),)
+    both = metric_row("impl=a", "sm_clock", 0.9e9, subject="rank 1")
+    assert win([], [], *first, slow, both).verdict == "clear", "both cases ran at the same clock"
+
+
 def test_the_range_of_the_clocks_counts_where_they_moved() -> None:
     ends = {"sm_clock": 1.7e9, "sm_clock_min": 1.1e9, "sm_clock_max": 1.9e9}
     assert win(["clock_spread"], [], *clocks("impl=a", **ends), *clocks("impl=b", **ends)).verdict == "inconclusive"

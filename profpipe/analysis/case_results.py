@@ -149,8 +149,8 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
 def _values(index: CaseIndex, case: str) -> dict[str, float]:
     """Return every number of the case itself; those of `plain` first, then of the other profilers' processes.
 
-    Errors and memory of several processes are the worst of them. ``issue`` is at most the time of an iteration of the
-    loop: versions before 0.2 recorded more.
+    Errors, memory and SM clocks of several processes are the worst of them. ``issue`` is at most the time of an
+    iteration of the loop: versions before 0.2 recorded more.
     """
     found: dict[str, float] = {}
     for profiler in ("plain", *kernel_breakdown.PREFERENCE):

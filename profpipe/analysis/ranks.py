@@ -17,6 +17,9 @@ _LAUNCH_PROFILERS = ("nsys", "torch")
 #: before 0.2 have each process's own as ``time``.
 _OWN_TIME = "time_own"
 
+#: The median, lowest and highest clock of a GPU.
+_CLOCKS = "sm_clock"
+
 #: By how much the samples must be longer than the loop: of 51 cases of two GPUs 43 were at most 1.05 times as long, and
 #: the eight that had waited at least 1.14 times.
 _LONGER = 1.1
@@ -38,16 +41,16 @@ def find_ranks(recorded: CaseIndex, cases: Iterable[str]) -> Iterator[RankResult
 
 
 def worst_numbers(recorded: CaseIndex, case: str) -> dict[str, float]:
-    """Return errors, cosines and memory peaks that are worse in another process of ``case`` than in the first.
+    """Return the errors, cosines, memory peaks and clocks of ``case`` that are worse in another process than the first.
 
     A ring leaves its first process the part of a causal sequence that is nearly exact, and the largest memory decides
-    whether the case fits.
+    whether the case fits. The time of a case is that of its slowest process, so the lowest clocks go with it.
     """
     first = recorded.numbers.get((case, "plain", ""), {})
     found: dict[str, float] = {}
     for own in _by_name(recorded, case, "plain", RANK_PREFIX).values():
         for metric, number in own.items():
-            worse = worse_of(metric)
+            worse = min if metric.startswith(_CLOCKS) else worse_of(metric)
             if worse and metric in first:
                 found[metric] = worse(found.get(metric, first[metric].value), number.value)
     return found

@@ -123,13 +123,9 @@ def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
     Of several GPUs that ran a case, the slowest counts.
     """
     highest = flagged[0][0].highest_clock
-    medians: list[float] = []
-    lows: list[float] = []
-    for workload, case in flagged:
-        gpus = [rank.numbers for rank in workload.ranks if rank.case == case.id] or [case.values]
-        for name, found in (("sm_clock", medians), ("sm_clock_min", lows)):
-            if clocks := [numbers[name] / 1e6 for numbers in gpus if name in numbers]:
-                found.append(min(clocks))
+    medians, lows = (
+        [case.values[name] / 1e6 for _, case in flagged if name in case.values] for name in ("sm_clock", "sm_clock_min")
+    )
     if not medians:
         return ""
     low, high = f"{min(medians):.0f}", f"{max(medians):.0f}"
