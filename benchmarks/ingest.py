@@ -220,6 +220,8 @@ def main() -> None:
     head.append("profpipe ingest --out")
     head += ["nsys stats", "the command is"] if options.nsys else []
     print("| " + " | ".join(head) + " |\n|" + " --- |" * len(head))
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for kernels in options.kernels:
             print(row(kernels, Path(folder), options), flush=True)
