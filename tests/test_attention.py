@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -497,6 +498,26 @@ def test_sage_expects_the_generation_that_is_installed(
     assert attention.expects({"impl": "sage"}) == family
 
 
+@contextmanager
+def xformers_with(dispatch: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put a stand-in with the interface of xformers 0.0.35, and this code of its dispatch, in the place of xformers."""
+    package = folder / "xformers" / "ops" / "fmha"
+    package.mkdir(parents=True)
+    (folder / "xformers" / "__init__.py").touch()
+    (folder / "xformers" / "ops" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "from . import attn_bias\nInputs = lambda query, key, value, attn_bias: query\n"
+    )
+    (package / "attn_bias.py").write_text("class LowerTriangularMask: pass\n")
+    (package / "dispatch.py").write_text(dispatch)
+    monkeypatch.syspath_prepend(folder)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     ("mode", "operators", "family"),
     [
@@ -508,27 +529,31 @@ def test_sage_expects_the_generation_that_is_installed(
 def test_the_expected_family_is_the_operator_that_xformers_dispatches_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, operators: tuple[str, str], family: str
 ) -> None:
-    """A stand-in has the interface of xformers 0.0.35's dispatch."""
-    package = tmp_path / "xformers" / "ops" / "fmha"
-    package.mkdir(parents=True)
-    (tmp_path / "xformers" / "__init__.py").touch()
-    (tmp_path / "xformers" / "ops" / "__init__.py").touch()
-    (package / "__init__.py").write_text(
-        "from . import attn_bias\nInputs = lambda query, key, value, attn_bias: query\n"
-    )
-    (package / "attn_bias.py").write_text("class LowerTriangularMask: pass\n")
-    (package / "dispatch.py").write_text(
+    dispatch = (
         f"from types import SimpleNamespace\n"
         f"_dispatch_fw = lambda inputs, needs_gradient: SimpleNamespace(NAME={operators[0]!r})\n"
         f"_dispatch_bw = lambda inputs, packed: SimpleNamespace(NAME={operators[1]!r})\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
-    try:
+    with xformers_with(dispatch, tmp_path, monkeypatch):
         assert packages.xformers_family(case) == family
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
-            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "dispatch",
+    [
+        "",
+        "_dispatch_fw = lambda inputs: None",
+        "def _dispatch_fw(inputs, needs_gradient): raise NotImplementedError('No operator found')",
+    ],
+    ids=["no such function", "other parameters", "no operator"],
+)
+def test_xformers_whose_dispatch_gives_no_operator_expects_any_of_them(
+    dispatch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "xformers", "mode": "fwd"})
+    with xformers_with(dispatch, tmp_path, monkeypatch):
+        assert packages.xformers_family(case) == "cutlass_fmha|fa2|fa3"
 
 
 def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:

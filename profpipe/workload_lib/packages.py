@@ -108,19 +108,24 @@ def xformers_family(config: AttentionConfig) -> str:
     ``xformers.ops.fmha.dispatch`` chooses the operator. It is not public; without it any of the families is expected.
     """
     families = {"fa3": "fa3", "flash3": "fa3", "fa2": "fa2", "flshatt": "fa2", "cutlass": "cutlass_fmha", "ck": "ck"}
+    any_family = "cutlass_fmha|fa2|fa3"
     try:
         fmha = importlib.import_module("xformers.ops.fmha")
         dispatch = importlib.import_module("xformers.ops.fmha.dispatch")
-        options = {"dtype": attention_config.DTYPES[config.dtype], "device": attention_config.device()}
-        # One token: the operator does not depend on the lengths.
-        heads = (config.heads, config.kv_heads, config.kv_heads)
-        q, k, v = (torch.empty(1, 1, count, config.head_dim, **options) for count in heads)
-        tensors = with_group_axis(config.group_size, q, k, v)
-        inputs = fmha.Inputs(*tensors, _xformers_mask(config, fmha.attn_bias))
+    except ImportError:
+        return any_family
+    options = {"dtype": attention_config.DTYPES[config.dtype], "device": attention_config.device()}
+    # One token: the operator does not depend on the lengths.
+    heads = (config.heads, config.kv_heads, config.kv_heads)
+    q, k, v = (torch.empty(1, 1, count, config.head_dim, **options) for count in heads)
+    tensors = with_group_axis(config.group_size, q, k, v)
+    inputs = fmha.Inputs(*tensors, _xformers_mask(config, fmha.attn_bias))
+    try:
         operators = [] if config.mode == "bwd" else [dispatch._dispatch_fw(inputs, config.needs_grad)]
         if config.needs_grad:
             operators.append(dispatch._dispatch_bw(inputs, None))
-    except (ImportError, AttributeError, TypeError, NotImplementedError):
-        return "cutlass_fmha|fa2|fa3"
+    # Another version may lack the functions or give them other parameters. The last is raised where no operator fits.
+    except (AttributeError, TypeError, NotImplementedError):
+        return any_family
     found = [next((f for start, f in families.items() if o.NAME.startswith(start)), "") for o in operators]
     return "|".join(dict.fromkeys(filter(None, found)))
