@@ -47,6 +47,23 @@ def test_a_report_is_recognised_by_its_content_with_the_version_of_nsys(newer: P
     )
 
 
+#: A report of 2020 in short: the program and another process in it have version numbers, and nsys has the last one.
+OLDER = (
+    b"NVIDIA Tegra Profiler Report 1.\n\x0bLocal (CLI)R\x18/opt/python-2021.3.4/bin"
+    b"\x12\x2d/root/.vscode/extensions/python-2020.9.112786\x2a\x05vm2.5"
+    b'"\x132020-10-07T11:15:31*\x05vm2.52\x122020.3.2.6-87e152c:\x122020.3.2.6-87e152c\xa2\x01\x0787e152c'
+    b"\xca\x01\x27nsys profile -o 2019.1.1.1-ab python x.pyU3w[END]"
+)
+
+
+def test_a_version_number_of_a_program_is_not_taken_for_the_version_of_nsys(tmp_path: Path) -> None:
+    path = tmp_path / "report1.qdrep"
+    path.write_bytes(OLDER)
+    assert nsys_export.is_report(path) and nsys_export.version(path) == "2020.3.2"
+    path.write_bytes(OLDER.replace(b"2020.3.2.6-87e152c", b"").replace(b"2020-10-07T11:15:31", b""))
+    assert nsys_export.version(path) == ""
+
+
 def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_command(newer: Path) -> None:
     text = refusal(newer, Missing("nsys", "nsys is not on PATH", "Install it."))
     assert "a report of nsys 2026.4.1, which only nsys can read, and nsys is not on PATH" in text

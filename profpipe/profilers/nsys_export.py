@@ -1,7 +1,7 @@
 """Export a report of nsys, which only nsys can read, to SQLite.
 
-A report begins with the version of nsys that wrote it (``NVIDIA Tegra Profiler Report 2026@4@1@191-…``), up to 2022 it
-ends with it. nsys reads the reports of the same and older versions.
+Since 2023 a report begins with the version of nsys that wrote it (``NVIDIA Tegra Profiler Report 2026@4@1@191-…``).
+Reports of 2020 to 2022 have it near their end. nsys reads the reports of the same and older versions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from profpipe.job import Ask, Missing, Tool
 
 _REPORT: Final = b"NVIDIA Tegra Profiler Report "
 _STREAM: Final = b"NVIDIA Nsight Systems Stream "
-_VERSION: Final = re.compile(rb"(20\d\d)[.@](\d+)[.@](\d+)")
-#: In a report of 2022 the version is among the last few hundred bytes.
+_HEAD_VERSION: Final = re.compile(rb"(?:%s|%s)(20\d\d)[.@](\d+)[.@](\d+)" % (_REPORT, _STREAM))
+#: Two fields in a row (numbers 6 and 7 of a protobuf message: tag, length, text) with the same version. A version alone
+#: is not enough: a report also has the command lines of other processes, which may contain version numbers.
+_TAIL_VERSION: Final = re.compile(rb"2(.)((20\d\d)\.(\d+)\.(\d+)\.\d+-\w+):\1\2", re.DOTALL)
+#: The two fields are among the last few hundred bytes of a report of 2020 to 2022; the command line of nsys follows.
 _TAIL_BYTES: Final = 1 << 16
 _TOO_OLD: Final = re.compile(r"newer than your current|Version number is invalid|Version not supported", re.IGNORECASE)
 #: nsys that fails half-way leaves a part of its output: 2022.4 the names of a report of 2023, without kernels.
@@ -48,8 +51,11 @@ def version(path: Path) -> str:
     with path.open("rb") as stream:
         head = stream.read(128)
         stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        found = _VERSION.search(head) or _VERSION.search(stream.read())
-    return b".".join(found.groups()).decode() if found else ""
+        tail = stream.read()
+    for found in (_HEAD_VERSION.search(head), *_TAIL_VERSION.finditer(tail)):
+        if found:
+            return b".".join(found.groups()[-3:]).decode()
+    return ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
