@@ -7,6 +7,9 @@ WORKERS ?= $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n ))
 # In the order of their names: files with few tests are not the shortest, and would otherwise start last.
 PYTEST_FLAGS ?= -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
+# Hundreds of tests start a Python that imports profpipe. Where this variable is set, each of them compiles it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto .ci/slurm

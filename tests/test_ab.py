@@ -320,6 +320,7 @@ def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_n
     assert "does not fit" not in Markdown().section(verdicts.verdicts(calm, run_of()))
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path):
     for name, ratios, run in (
         ("aa", {"c": around(0)}, run_of(1, is_aa=True)),
@@ -336,6 +337,7 @@ def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path
     assert "further pairs" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_the_verdicts_after_further_pairs_and_draws_these_apart(tmp_path):
     undecided, same = around(2, spread=4), [1 + 0.0001 * n for n in range(10)]
     for name, ratios, run in (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import example, given, settings, strategies as st
 from nsys_exports import Export, thread_id
 
@@ -202,6 +203,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
     assert as_rows(frame) == range_rows(ranges, launches)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(ranges=RANGES, launches=LAUNCHES, per_graph=st.integers(1, 3), shuffled=st.randoms(use_true_random=False))
 def test_a_whole_export_is_read_as_the_reference_says(

@@ -203,6 +203,7 @@ TOO_MUCH: tuple[tuple[dict[str, object], str], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def measured() -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 def test_each_rate_follows_from_its_size_and_time(measured: dict[str, Any]) -> None:
     copied = measured["copy"]
     assert copied["bytes"] == 2**20

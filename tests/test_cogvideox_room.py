@@ -73,6 +73,7 @@ def test_without_diffusers_the_command_that_gets_it_is_named(monkeypatch: pytest
     assert cog.available(TINY) == "diffusers is not installed. Install it: pip install diffusers."
 
 
+@pytest.mark.slow
 def test_the_2b_model_asks_for_a_gpu() -> None:
     assert (
         cog.available({}) == "2b needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."

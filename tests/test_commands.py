@@ -192,6 +192,7 @@ def test_a_report_without_one_of_its_tables_is_refused_and_the_page_stays(projec
     assert (folder / "SUMMARY.md").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_command_runs_once_for_each_case_and_has_its_wall_time(project):
     (project / "pipeline.yaml").write_text(
         "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'echo {n}; sleep 0.1']\n"
@@ -438,6 +439,7 @@ def test_a_damaged_history_does_not_fail_a_run(project):
     assert latest(project)[1].ended
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(project, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -535,6 +537,7 @@ def in_a_shell(project, line):
 EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -558,6 +561,7 @@ def test_a_run_whose_output_cannot_be_written_has_the_exit_code_of_its_cases(pro
     assert (done.returncode, statuses(project)) == (1, {"do=crash,n=1": "crashed"})
 
 
+@pytest.mark.slow
 def test_a_command_that_only_prints_succeeds_when_its_reader_leaves_and_fails_on_a_full_disk(project):
     done = in_a_shell(project, "profpipe schema | head -n 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")

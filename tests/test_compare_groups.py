@@ -245,6 +245,7 @@ def test_groups_are_compared_case_by_case(groups: tuple[list[str], list[str]], c
     assert same.startswith("w/n=2") and "+0.0 %" in same and "same (floor 1.0 %)" in same
 
 
+@pytest.mark.slow
 def test_the_gate_of_groups_ends_with_the_codes_of_ab(
     groups: tuple[list[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -299,6 +300,7 @@ def test_a_case_with_other_parameters_in_one_run_is_not_compared(tmp_path: Path)
     assert "Not compared, because parameters differ (1 case; in A and in B):" in comparison_text.text(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_cases_on_unlike_gpus_get_no_verdict(groups: tuple[list[str], list[str]], is_recorded: bool) -> None:
     def on(path: str, gpu: str) -> tuple[Tables, Manifest]:

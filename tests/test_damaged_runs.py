@@ -104,6 +104,7 @@ def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkey
         assert text in page
 
 
+@pytest.mark.slow
 def test_a_value_that_is_no_pipeline_is_still_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = unfinished(project, monkeypatch)
     change_request(folder, workloads={"sums": {"script": 7}})
@@ -194,6 +195,7 @@ def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, s
         database.store_run(tmp_path, tmp_path / "r", Tables(), Manifest(name="r", ended="2026-01-01"))
 
 
+@pytest.mark.slow
 def test_a_sample_beyond_any_number_ends_no_report(tmp_path: Path) -> None:
     out = hostile_folders.make_run(tmp_path)
     run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest")

@@ -234,6 +234,7 @@ def test_other_files_are_not_taken_for_events(parser: ModuleType, tmp_path: Path
         assert not parser.sniff(path)
 
 
+@pytest.mark.slow
 def test_mutated_events_are_refused_or_make_whole_tables(parser: ModuleType, tmp_path: Path) -> None:
     dice = random.Random(20260712)
     lines = [STARTED, *case("a", *range(1, 20)), metric("flops", 3), *case("b", 2.0), STARTED, *case("c", ended=False)]

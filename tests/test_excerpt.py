@@ -49,12 +49,14 @@ def page(large: tuple[Tables, dict[str, Any]], tmp_path_factory: pytest.TempPath
     return pages, (folder / "comparison_results.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_thousand_cases_make_a_page_that_is_still_read(page: tuple[str, str]) -> None:
     text, _ = page
     assert text.startswith("# w · 1040 cases")
     assert len(text) < 300_000 and len(text.splitlines()) < 3000
 
 
+@pytest.mark.slow
 def test_the_page_counts_the_rows_that_only_the_text_file_has(page: tuple[str, str]) -> None:
     text, whole = page
     assert (
@@ -66,6 +68,7 @@ def test_the_page_counts_the_rows_that_only_the_text_file_has(page: tuple[str, s
     assert "Every figure" in whole and "What limits it" in whole
 
 
+@pytest.mark.slow
 def test_of_each_combination_the_largest_shape_is_shown(large: tuple[Tables, dict[str, Any]]) -> None:
     workload = only(large)
     kept = selection.shapes(workload)
@@ -137,6 +140,7 @@ def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_re
     assert whole.count("Every figure") == 2 and "Kernel share (nsys), seqlen 128, mode bwd" in whole
 
 
+@pytest.mark.slow
 def test_many_shapes_are_answered_by_a_grid_of_winners(page: tuple[str, str]) -> None:
     text, _ = page
     top = "".join(text.split("## ")[:2])

@@ -350,6 +350,7 @@ def test_a_log_begins_with_the_command_without_its_secrets(tmp_path: Path) -> No
     assert "'/no/${TOKEN}'" in carry_out(nowhere, fake_profiler(tmp_path)).reason
 
 
+@pytest.mark.slow
 def test_the_time_limit_of_a_case_does_not_end_the_export(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, HANG, OK, options={"case_timeout_s": 2.0})
     export = "import sys; open(sys.argv[1], 'w').write('exported')"
@@ -365,6 +366,7 @@ def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path: Pat
     assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=1", "timeout")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own_session",
     [
@@ -628,6 +630,7 @@ def test_a_case_interrupted_between_two_rounds_is_not_reported_as_not_started(tm
     assert code == 130 and lines[1:3] == ["case=2 interrupted interrupted", "case=3 interrupted interrupted"]
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(tmp_path: Path) -> None:
     prepare = "ignore_polite_signals(); stubborn_child(True)"
     # The grace period is an hour, so only the second signal can end this.

@@ -477,6 +477,7 @@ def test_a_kernel_that_is_not_in_ncus_report_is_profiled_once_more_and_alone(gui
     assert data.cases[data.cases["profiler"] == "ncu"]["status"].tolist() == ["ok"]
 
 
+@pytest.mark.slow
 def test_a_run_shows_only_the_launches_that_its_capture_chose(guided_run):
     folder, data, record, printed = guided_run()
     seen = data.kernels[data.kernels["profiler"] == "ncu"].set_index("kernel_family")

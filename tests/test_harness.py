@@ -104,6 +104,7 @@ def plain(tmp_path_factory):
     return carry_out(tmp_path_factory.mktemp("plain"), cases)
 
 
+@pytest.mark.slow
 def test_files_of_a_snapshot_are_in_the_folder_of_the_case(tmp_path):
     events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
     assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
@@ -126,6 +127,7 @@ def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
     assert harness.CASE_PREFIX == schema.CASE_PREFIX
 
 
+@pytest.mark.slow
 def test_every_case_is_tried_whether_or_not_the_previous_case_failed(plain):
     ended = {event["case"]: event["status"] for event in of(plain, "case_ended")}
     assert ended == {
@@ -211,6 +213,7 @@ def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_itera
     assert names.count("profpipe:a") == 4 and names.count("multiply") == 4
 
 
+@pytest.mark.slow
 def test_missing_memory_of_the_host_or_a_library_has_the_status_oom(tmp_path):
     cases = {
         "host": {"do": "host_oom"},
@@ -288,6 +291,7 @@ def on_a_gpu(monkeypatch, allocated=0):
     return calls
 
 
+@pytest.mark.slow
 def test_imported_modules_are_excluded_from_garbage_collection(monkeypatch):
     frozen, own = [], desk()
     on_a_gpu(monkeypatch)

@@ -237,6 +237,7 @@ def test_the_overview_names_what_wins_most_shapes_before_the_winner_of_the_large
     assert fastest == ["fa3 in 7 of 12 shapes, sparge_fp8 topk=0.7 in 1", "sparge_fp8 in 10 of 20 shapes"]
 
 
+@pytest.mark.slow
 def test_the_overview_names_what_wins_most_shapes_where_the_largest_one_has_no_winner() -> None:
     (table,) = headline.overview(analyze(*example("grouped_sequences")).workloads).tables()
     assert [text for row in table.rows if " here " in (text := doc.plain(row[2].text))] == [

@@ -214,6 +214,7 @@ def test_history_prints_courses_over_more_runs_than_it_lists(results: Path, caps
     assert "±1.0 %" in printed and "|" in printed
 
 
+@pytest.mark.slow
 def test_a_terminal_without_utf8_gets_ascii(results: Path) -> None:
     printed = profpipe(results.parent, "history", PYTHONIOENCODING="ascii:backslashreplace")
     assert printed.isascii() and "since run07" in printed and "|" in printed and "\\" not in printed

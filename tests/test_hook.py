@@ -281,6 +281,7 @@ def step_numbers(trace: Path) -> list[int]:
     return [int(event["name"].rpartition(":")[2]) for event in sorted(found, key=lambda event: event["ts"])]
 
 
+@pytest.mark.slow
 def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_demand(tmp_path: Path) -> None:
     done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
     (trace,) = done.traces
@@ -369,6 +370,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path: Path) -> None:
     steps = run_python(tmp_path, INFERENCE, steps={"forward": True}).steps
     assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"forward"}
@@ -534,6 +536,7 @@ def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_th
     assert len([name for name in found["names"] if name.startswith("profpipe.step:marker:")]) == 3
 
 
+@pytest.mark.slow
 def test_annotate_says_once_that_nothing_records_it(tmp_path: Path) -> None:
     program = """
 import sys

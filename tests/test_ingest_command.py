@@ -34,6 +34,7 @@ def test_the_same_file_alone_is_refused(tmp_path: Path, shared_data: Path, capsy
     assert not (tmp_path / "read").exists()
 
 
+@pytest.mark.slow
 def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_and_gpu(
     tmp_path: Path, shared_data: Path
 ) -> None:

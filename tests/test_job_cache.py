@@ -356,6 +356,7 @@ def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project: 
     assert set(store.load(folders.find(None, project / "out"))[0].cases["status"]) == {"ok"}
 
 
+@pytest.mark.slow
 def test_the_files_of_a_command_that_were_removed_are_made_again(project: Path) -> None:
     (project / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [echo, hello], profilers: [plain]}}\n")
     assert profpipe(project, "run").returncode == 0

@@ -123,6 +123,7 @@ def test_a_kernel_that_only_one_side_launches_appeared_or_vanished(captured):
     assert plain(explain(removed)).startswith("-15 us: -15 us add (1 fewer launch)")
 
 
+@pytest.mark.slow
 def test_time_changes_where_no_capture_of_a_side_is_among_those_of_the_other(captured):
     longer = [("flash", slower(COPY, ns)) for ns in (2000, 2500, 3000)]
     case = comparison(captured([("flash",)] * 3, longer, percent=1.7))
@@ -158,6 +159,7 @@ def test_processes_of_one_side_with_other_kernels_are_named_before_the_table(cap
     assert "*kernels_vary*" in page
 
 
+@pytest.mark.slow
 def test_eight_captures_give_kernels_a_verdict_and_three_none(captured):
     few = captured([("flash",)] * 3, [("flash", slower(COPY, 2000))] * 3)
     rows = pairs.verdict_rows(pairs.analyze(few, run_of()), "r").set_index("kernel_class")

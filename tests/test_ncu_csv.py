@@ -361,6 +361,7 @@ def test_csv_of_other_tools_is_not_taken_for_that_of_ncu(parser: ModuleType, pri
     assert not any(parser.sniff(printed(text)) for text in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [pytest.param(RAW, id="raw", marks=pytest.mark.slow), pytest.param(DETAILS, id="details")]
 )

@@ -92,6 +92,7 @@ def test_an_installed_wheel_finds_its_own_folders(wheel: Path, python: Path, tmp
     assert_all_there(found(python, tmp_path), inside=tmp_path / "venv")
 
 
+@pytest.mark.slow
 def test_an_editable_install_finds_the_folders_of_the_checkout(checkout: Path, python: Path, tmp_path: Path) -> None:
     pip(python, "install", "--editable", checkout, cwd=tmp_path)
     assert_all_there(found(python, tmp_path), inside=checkout)
@@ -101,6 +102,7 @@ def test_a_bare_checkout_finds_its_folders(checkout: Path, tmp_path: Path) -> No
     assert_all_there(found(sys.executable, tmp_path, PYTHONPATH=str(checkout)), inside=checkout)
 
 
+@pytest.mark.slow
 def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkout, tmp_path / "copy")
     for name in ("parsers/mine.py", "parsers/mine.yaml", "workloads/mine.py", "templates/mine.j2"):

@@ -178,6 +178,7 @@ def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
 def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []

@@ -95,6 +95,7 @@ def test_kernels_alone_have_their_sums() -> None:
     assert case["kernels"]["shares"] == {"attention": 0.75, "copy": 0.25}
 
 
+@pytest.mark.slow
 def test_report_writes_the_document_beside_the_tables(tmp_path: Path) -> None:
     data, manifest = store.load(EXAMPLE)
     run = tmp_path / "run"

@@ -72,6 +72,7 @@ def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project: Path) -> No
     assert statuses == {"plain": "ok", "torch": "skipped", "nsys": "skipped"}
 
 
+@pytest.mark.slow
 def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -> None:
     argv = [
         "run",
@@ -95,6 +96,7 @@ def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -
     assert (workload.repeats, workload.matrix, workload.baseline) == (3, {"batch": [8, 16]}, {"batch": 8})
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Path) -> None:
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py")
     run = (project / "out" / "latest").resolve()
@@ -105,6 +107,7 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Pat
     assert [each["cwd"] for each in seen(project)] == [str(project)] * 2
 
 
+@pytest.mark.slow
 def test_the_program_gets_the_variables_that_env_names(project: Path) -> None:
     argv = ["run", "-p", "plain", "--env", "DATA_DIR", "--", "python", "train.py"]
     profpipe(project, *argv, DATA_DIR="/data")

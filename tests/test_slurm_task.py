@@ -80,6 +80,7 @@ def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
     assert not list(run.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Path) -> None:
     carry_out(run, 0)
     whole = records.read_record(run, 0)
@@ -96,6 +97,7 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Pat
     assert [job.folder.split("/")[2] for job in found.manifest.jobs] == ["task-0000", "task-0000-2"]
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run: Path) -> None:
     (run / "raw" / "work").write_text("in the way", encoding="utf-8")
     carry_out(run, 0, exit_code=1)

@@ -102,6 +102,7 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
     assert all("needs a GPU" in reason for reason in skipped.values())
 
 
+@pytest.mark.slow
 def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)

@@ -106,6 +106,7 @@ def test_the_older_generations_count_each_launch_once_and_in_no_case(project, va
     assert set(data.cases["status"]) == {"ok"} and record.tools["rocprof"].variant == variant
 
 
+@pytest.mark.slow
 def test_rocprof_that_ends_well_and_leaves_nothing_has_profiled_nothing(project):
     project.install("rocprofv3", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
     assert project.profpipe("rocprof").returncode == 1

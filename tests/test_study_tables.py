@@ -592,6 +592,7 @@ def test_the_text_file_has_every_row_of_a_long_table() -> None:
     assert len(rows_of(study)) == 131 and "\n129     5.00" in write_section(study_table(study))
 
 
+@pytest.mark.slow
 def test_the_work_for_a_table_grows_with_its_cases_and_not_with_their_square() -> None:
     few, many = (python_calls(lambda n=n: table_of(n)) for n in (40, 400))
     assert many < 15 * few

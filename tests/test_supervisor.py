@@ -96,6 +96,7 @@ def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> Non
     assert wait_until_gone(pids, 2.0) == []
 
 
+@pytest.mark.slow
 def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started) -> None:
     runner, pids = started
     (supervisor,) = (int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split())
@@ -294,6 +295,7 @@ printf report > "$report"
 """
 
 
+@pytest.mark.slow
 def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path: Path) -> None:
     report, tool = tmp_path / "report", tmp_path / "tool"
     tool.write_text(TOOL)

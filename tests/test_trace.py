@@ -74,6 +74,7 @@ RECORDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace.pftrace", pytest.param("trace.json", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_the_operations_of_a_trace_have_the_sums_of_the_tables(
@@ -83,6 +84,7 @@ def test_the_operations_of_a_trace_have_the_sums_of_the_tables(
     assert_sums_of_tables(traced(folder, name=name), folder)
 
 
+@pytest.mark.slow
 def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Path]) -> None:
     folder = ingested(RECORDINGS["steps"])
     slices = traced(folder)
@@ -100,6 +102,7 @@ def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Pa
         }
 
 
+@pytest.mark.slow
 def test_one_step_is_written_with_the_calls_that_launched_it(ingested: Callable[[Path], Path]) -> None:
     folder = ingested(RECORDINGS["steps"])
     data = store.load(folder)[0]
@@ -133,6 +136,7 @@ def test_an_arrow_leads_from_each_launch_to_its_operation(ingested: Callable[[Pa
     assert all(row["a"] == "launch" and row["b"] not in OF_HOST and row["called"] <= row["ran"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_typical_step_is_the_same_of_all_processes(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
     export = Export()
     for rank, pause in enumerate((3, 8)):
@@ -166,6 +170,7 @@ def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Pat
     assert (slices["ts"] >= 0).all() and slices["ts"].min() == 0
 
 
+@pytest.mark.slow
 def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
     export = Export()
     for n, (start, end) in enumerate([(0, 100), (50, 150), (100, 200), (160, 170)], start=1):
@@ -176,6 +181,7 @@ def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[
     assert tracks == {"GPU 0 stream 7": ["k1", "k3"], "GPU 0 stream 7 (2)": ["k2", "k4"]}
 
 
+@pytest.mark.slow
 def test_names_from_outside_stay_text(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
     names = ['</script><img src=x onerror="alert(1)">', "\x1b[31mred\x1b[0m", "名前\\\"'", "k" * 10_000]
     export = Export()
@@ -207,6 +213,7 @@ def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     from profpipe.ingest import reader
     from profpipe.results.manifest import Manifest

@@ -165,6 +165,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_secrets_of_a_pipeline_are_in_private_files_only(project: Path) -> None:
     done = profpipe(project, "run", "--set", "workloads.command.env.EXTRA_TOKEN=literal-option-value")
     assert done.returncode == 1, done.stderr
@@ -182,6 +183,7 @@ def test_the_secrets_of_a_pipeline_are_in_private_files_only(project: Path) -> N
     assert cases["case"].str.contains(r"key=secret-[0-9a-f]{12},fails=0").sum() == 3
 
 
+@pytest.mark.slow
 def test_a_second_run_names_the_cases_alike_and_can_be_compared(project: Path) -> None:
     done = profpipe(project, "run", "-w", "script")
     assert done.returncode == 1 and printed(done) == []

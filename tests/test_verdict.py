@@ -78,6 +78,7 @@ def test_p_values_with_ties_and_zeros_count_all_signs(differences):
     assert greater == sum(s >= observed for s in sums) / len(sums)
 
 
+@pytest.mark.slow
 def test_a_thousand_pairs_have_an_exact_p_value_soon():
     stats = pytest.importorskip("scipy.stats")
     differences, began = draw(1000, centre=0.1), time.process_time()
@@ -257,6 +258,7 @@ def machines_of_further_pairs():
     return list(itertools.chain(simulation.machines(), simulation.state_machines()))
 
 
+@pytest.mark.slow
 def test_both_blocks_together_are_wrong_in_less_than_half_a_percent():
     every = machines_of_further_pairs()
     rates = [is_false(simulation.further_shares(machine, 0.0, 150, seed=1)[0]) for _, machine in every]

@@ -115,6 +115,7 @@ def test_a_process_that_is_killed_keeps_the_capture_open_for_as_many_steps_as_ar
     assert found[-1] == ("1", "stop", 6 + 4)
 
 
+@pytest.mark.slow
 def test_rocprofv3_records_the_chosen_steps_only(tmp_path: Path) -> None:
     env = {"PROFPIPE_RECORD": "regions"}
     hooked.run_python(tmp_path, PROGRAM, "12", "ends", profiler="rocprof", env=env)
