@@ -17,10 +17,10 @@ from profpipe.job import Ask, Missing, Tool
 
 _REPORT: Final = b"NVIDIA Tegra Profiler Report "
 _STREAM: Final = b"NVIDIA Nsight Systems Stream "
-_HEAD_VERSION: Final = re.compile(rb"(?:%s|%s)(20\d\d)[.@](\d+)[.@](\d+)" % (_REPORT, _STREAM))
+_HEAD_VERSION: Final = re.compile(rb"(?:%s|%s)(?P<version>20\d\d[.@]\d+[.@]\d+)" % (_REPORT, _STREAM))
 #: Two fields in a row (numbers 6 and 7 of a protobuf message: tag, length, text) with the same version. A version alone
 #: is not enough: a report also has the command lines of other processes, which may contain version numbers.
-_TAIL_VERSION: Final = re.compile(rb"2(.)((20\d\d)\.(\d+)\.(\d+)\.\d+-\w+):\1\2", re.DOTALL)
+_TAIL_VERSION: Final = re.compile(rb"2(.)((?P<version>20\d\d\.\d+\.\d+)\.\d+-\w+):\1\2", re.DOTALL)
 #: The two fields are among the last few hundred bytes of a report of 2020 to 2022; the command line of nsys follows.
 _TAIL_BYTES: Final = 1 << 16
 _TOO_OLD: Final = re.compile(r"newer than your current|Version number is invalid|Version not supported", re.IGNORECASE)
@@ -49,13 +49,11 @@ def _head(path: Path) -> bytes:
 def version(path: Path) -> str:
     """Return the version of nsys that wrote a report or recording, empty where it is unknown."""
     with path.open("rb") as stream:
-        head = stream.read(128)
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        tail = stream.read()
-    for found in (_HEAD_VERSION.search(head), *_TAIL_VERSION.finditer(tail)):
-        if found:
-            return b".".join(found.groups()[-3:]).decode()
-    return ""
+        found = _HEAD_VERSION.search(stream.read(128))
+        if not found:
+            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            found = _TAIL_VERSION.search(stream.read())
+    return found["version"].decode().replace("@", ".") if found else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
