@@ -129,6 +129,42 @@ def test_what_could_be_gained_is_amdahls_bound() -> None:
     assert parts.speedup_without(70.0) == pytest.approx(1 / (1 - 0.7))
 
 
+@pytest.mark.parametrize(
+    ("parts", "idle", "gemm", "bounds"),
+    [
+        ((9.999e6, 0, 0, 0, 0, 1e3), "1.00x", "", set()),
+        ((1e5, 0, 0, 9.9e6, 0, 0), "100x", None, {"no idle time"}),
+        ((9.8e6, 0, 0, 0, 0, 2e5), "1.02x", "50.0x", {"no idle time", "gemm free"}),
+    ],
+    ids=["one class and nothing else", "nearly all idle", "nearly all of one class"],
+)
+def test_a_class_of_kernels_that_is_the_whole_step_has_no_bound(
+    parts: tuple[float, ...], idle: str, gemm: str | None, bounds: set[str]
+) -> None:
+    kernels, metrics = step_kernels("", {GEMM: (10, parts[0])})
+    rows = [step_row("", step, parts) for step in range(6)]
+    workload = only((step_tables(kernels=kernels, metrics=[*step_metrics("", 1e7), *metrics], steps=rows), {}))
+    found = {row[""]: row["speed-up without it, at most"] for row in records(tables_of(steps.steps(workload))["parts"])}
+    assert (found["**idle**"], found.get("compute: gemm")) == (idle, gemm)
+    (case,) = workload.cases
+    remark = doc.plain(steps.remark(workload, case))
+    assert {name for name in ("no idle time", "gemm free") if name in remark} == bounds
+    assert ("Upper bounds" in remark) == bool(bounds)
+
+
+def test_two_cases_have_a_bound_where_one_of_them_is_a_single_class() -> None:
+    cases = {"n=1": (9.999e6, 0, 0, 0, 0, 1e3), "n=2": (5e6, 0, 0, 0, 0, 5e6)}
+    rows = [step_row(case, step, parts) for case, parts in cases.items() for step in range(6)]
+    of_cases = [step_kernels(case, {GEMM: (10, parts[0])}) for case, parts in cases.items()]
+    metrics = [row for case, (_, own) in zip(cases, of_cases, strict=True) for row in [*step_metrics(case, 1e7), *own]]
+    data = step_tables(kernels=[row for own, _ in of_cases for row in own], metrics=metrics, steps=rows)
+    gains = records(tables_of(steps.steps(only((data, {}))))["gains"])
+    assert gains == [
+        {"": "no idle time", "n 1": "1.00x", "n 2": "2.00x"},
+        {"": "gemm free", "n 1": "–", "n 2": "2.00x"},
+    ]
+
+
 def test_idle_time_that_the_profiler_adds_is_no_gain() -> None:
     rows = [step_row("", step, (60.0, 0.0, 0.0, 30.0, 4.0, 6.0)) for step in range(8)]
     metrics = [*step_metrics("", 100.0), *step_metrics("", 72.0, "plain")]

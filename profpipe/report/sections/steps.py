@@ -35,6 +35,9 @@ _NAMED = 3
 #: Parts in a sentence on what could be gained.
 _MOST_GAINS = 4
 
+#: A class of kernels with more than this share of a step has no bound: hardly a launch gap would be left.
+_MOST_OF_A_CLASS = 0.99
+
 PART_NAMES: Mapping[StepPart, str] = {
     StepPart.COMPUTE: "compute",
     StepPart.COMMUNICATION: "exposed communication",
@@ -165,9 +168,17 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
     idle[doc.Strong("idle")] = unprofiled.idle_ns
     yield doc.Cell(ns, is_strong=_is_part(name))
     yield doc.Cell(parts.share(ns))
-    # Nothing is left of a step without compute.
-    is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
-    yield doc.Cell(unprofiled.speedup_without(idle.get(name, ns))) if is_gain else doc.Cell()
+    if name in (doc.Strong("compute"), doc.Strong("step (mean)")):
+        yield doc.Cell()  # nothing is left of a step without compute
+    elif _is_part(name) or name in idle:
+        yield doc.Cell(unprofiled.speedup_without(idle.get(name, ns)))
+    else:
+        yield doc.Cell(_without_kernels(unprofiled, ns))
+
+
+def _without_kernels(parts: StepParts, ns: float) -> float | None:
+    """Return the speed-up of a step without a class of kernels, at most; None where the step is nothing else."""
+    return parts.speedup_without(ns) if parts.share(ns) <= _MOST_OF_A_CLASS else None
 
 
 def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
@@ -240,22 +251,20 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
     columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
     every = [own.parts_without_profiler or parts for _, own, parts in cases]
-    rows: list[list[doc.Text | float]] = []
-    for name, values in _removable(every) if len(cases) > 1 else ():
-        speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
-        if max(speedups) >= _LEAST_SPEEDUP:
+    rows: list[list[doc.Text | float | None]] = []
+    for name, speedups in _bounds(every) if len(cases) > 1 else ():
+        if max(filter(None, speedups), default=0.0) >= _LEAST_SPEEDUP:
             rows.append([name, *speedups])
     return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 
-def _removable(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float]]]:
-    """Yield what an improvement could remove, and its time in each of these steps."""
-    yield "no idle time", [parts.idle_ns for parts in every]
-    yield "no exposed communication", [parts.ns[StepPart.COMMUNICATION] for parts in every]
-    yield "no exposed copies", [parts.ns[StepPart.COPY] for parts in every]
-    yield from (
-        (f"{class_label(name)} free", [parts.classes.get(name, 0.0) for parts in every]) for name in classes(every)
-    )
+def _bounds(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float | None]]]:
+    """Yield what an improvement could remove, and the speed-up of each of these steps without it, at most."""
+    yield "no idle time", [parts.speedup_without(parts.idle_ns) for parts in every]
+    for what, part in (("communication", StepPart.COMMUNICATION), ("copies", StepPart.COPY)):
+        yield f"no exposed {what}", [parts.speedup_without(parts.ns[part]) for parts in every]
+    for name in classes(every):
+        yield f"{class_label(name)} free", [_without_kernels(parts, parts.classes.get(name, 0.0)) for parts in every]
 
 
 def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
@@ -268,7 +277,7 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     idle = f" (mostly {_WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
-    found = [(name, parts.speedup_without(values[0])) for name, values in _removable([parts])]
+    found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([parts])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
     is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD
