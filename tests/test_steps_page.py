@@ -206,6 +206,38 @@ def test_the_profiler_of_the_parts_says_how_much_longer_it_makes_a_step() -> Non
     assert "Under torch a step takes 30.0 % longer than without a profiler" in context
 
 
+def growing(recorded: range, rule: str = "optimizer", longer: float = 1.1, missing: int = -1) -> WorkloadFindings:
+    """A program whose steps grow by 1 ms each. torch records some of them, and makes each ``longer``."""
+    of_plain = [n for n in range(100) if n != missing]
+    rows = [step_row("", n, (5e6 + n * 1e6, 0, 0, 0, 0, 0), "plain") for n in of_plain]
+    rows += [{**step_row("", n, (longer * (5e6 + n * 1e6), 0, 0, 0, 0, 0), "torch"), "rule": rule} for n in recorded]
+    times = [*step_metrics("", 54.5e6, "plain"), *step_metrics("", 16.5e6, "torch")]
+    return only((step_tables(metrics=[*times, metric_row("", "step_spread", 60.0, "%")], steps=rows), {}))
+
+
+def test_of_uneven_steps_the_same_ones_give_the_overhead_of_a_profiler() -> None:
+    workload = growing(range(5, 15))
+    assert dict(steps_of(workload).overheads) == {"torch": pytest.approx(0.1)}
+    context = doc.plain(step_times.by_profiler(workload).summary)
+    assert context == (
+        "Each profiler's own overhead: torch +10.0 %. Of uneven steps, only those with the same numbers are compared."
+    )
+
+
+def test_a_difference_of_uneven_steps_within_its_interval_is_no_overhead() -> None:
+    context = doc.plain(step_times.by_profiler(growing(range(5, 15), longer=1.0)).summary)
+    assert context.endswith("The 95 % interval of the difference to torch contains 0: no overhead was measured.")
+
+
+@pytest.mark.parametrize("other", [{"rule": "pattern"}, {"missing": 7}], ids=["by another rule", "not in both"])
+def test_uneven_steps_that_are_not_the_same_give_no_overhead(other: dict[str, Any]) -> None:
+    workload = growing(range(5, 15), **other)
+    own = steps_of(workload)
+    assert dict(own.overheads) == {} and own.parts_without_profiler == own.parts
+    context = doc.plain(step_times.by_profiler(workload).summary)
+    assert context == "Steps are uneven and not the same under each profiler, so what each profiler adds is unknown."
+
+
 def test_markers_and_launches_that_disagree_on_the_number_of_steps_are_a_warning() -> None:
     data, run = compiled()
     row = metric_row("compile=true", "step_count_by_pattern", 96.0, "1", profiler="nsys")

@@ -21,6 +21,7 @@ from profpipe.analysis.findings.steps import (
     OutlierCause,
     RankSteps,
     Recording,
+    SameSteps,
     StepFindings,
     StepOutlier,
     StepPart,
@@ -32,6 +33,7 @@ from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
 from profpipe.analysis.nodes import differences_of_job
 from profpipe.config.items import items_of
+from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import RANK_PREFIX, UNEVEN_STEPS, StepRule, StepState
 
@@ -126,6 +128,7 @@ class _Case:
         numbers = self.index.step_numbers.get((self.id, profiler), {})
         by_rank = own.groupby("rank")["state"].value_counts().unstack(fill_value=0)
         spreads = {name: _of_case(self.index.step_numbers.get((self.id, name), {}), "step_spread") for name in every}
+        uneven = {name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS}
         return CaseSteps(
             case=self.id,
             profiler=profiler,
@@ -139,13 +142,34 @@ class _Case:
             steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
             coverage=None if (percent := _of_case(numbers, "step_coverage")) is None else percent / 100,
             pattern_count=None if (count := _of_case(numbers, "step_count_by_pattern")) is None else round(count),
-            uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
+            uneven=uneven,
+            same_steps=self._same_steps() if uneven else {},
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
             ranks=tuple(self._ranks(profiler, steady, numbers.get("step_time", {}))),
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
         )
+
+    def _same_steps(self) -> dict[str, SameSteps]:
+        """Return the steady steps of each profiler beside the same steps without a profiler.
+
+        A profiler is left out where another rule found its steps, or where ``plain`` lacks one of them.
+        """
+        key = ["rank", "step"]
+        steps = self.steps[(self.steps["state"] != StepState.OTHER.value) & self.steps["wall_ns"].notna()]
+        steps = steps.assign(rank=steps["rank"].fillna(0))
+        plain = steps[steps["profiler"] == "plain"]
+        steady = steps[(steps["profiler"] != "plain") & (steps["state"] == StepState.STEADY.value)]
+        found: dict[str, SameSteps] = {}
+        for name, own in steady.groupby("profiler", sort=False):
+            both = own.merge(plain, on=[*key, "rule"], suffixes=("", "_plain"))
+            if len(both) == len(own):
+                ns, without_ns = both["wall_ns"].astype(float), both["wall_ns_plain"].astype(float)
+                ends = mean_interval((ns - without_ns).tolist())
+                differs = ends is not None and not ends[0] <= 0 <= ends[1]
+                found[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
+        return found
 
     def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
         """Return the mean over ranks of the means over their steady steps."""

@@ -171,6 +171,18 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class SameSteps:
+    """The mean time in ns of steady steps under a profiler, and of the steps with the same numbers without one.
+
+    ``differs`` is False where Student's 95 % interval of the mean difference contains 0.
+    """
+
+    ns: float
+    without_ns: float
+    differs: bool
+
+
+@dataclass(frozen=True)
 class CaseSteps:
     """The steps of one case. ``profiler`` recorded the parts; it is empty where no profiler did.
 
@@ -189,6 +201,8 @@ class CaseSteps:
     pattern_count: int | None = None
     #: The scaled median absolute deviation of uneven steps, as a share of their median, by profiler.
     uneven: Mapping[str, float] = field(default_factory=dict)
+    #: Of uneven steps: those that a profiler recorded, by profiler.
+    same_steps: Mapping[str, SameSteps] = field(default_factory=dict)
     parts: StepParts | None = None
     copies: tuple[CopyTraffic, ...] = ()
     ranks: tuple[RankSteps, ...] = ()
@@ -208,10 +222,10 @@ class CaseSteps:
         Kernels and copies take the same time under a profiler, while the host launches later. So idle time goes until
         the parts add up to the step without a profiler: first that of late launches, then that of other causes.
         """
-        plain = self.times.get("plain")
-        if self.parts is None or plain is None:
+        without = self._without_profiler(self.profiler)
+        if self.parts is None or without is None:
             return self.parts
-        ns, added = dict(self.parts.ns), max(self.parts.wall_ns - plain.ns, 0.0)
+        ns, added = dict(self.parts.ns), max(self.parts.wall_ns - without, 0.0)
         for part in IDLE_PARTS:
             taken = min(ns[part], added)
             ns[part], added = ns[part] - taken, added - taken
@@ -220,9 +234,25 @@ class CaseSteps:
     @property
     def overheads(self) -> Iterator[tuple[str, float]]:
         """Yield what each profiler adds to a step, as a share of the step without a profiler."""
-        if (plain := self.times.get("plain")) is None or not plain.ns:
-            return
-        yield from ((name, time.ns / plain.ns - 1) for name, time in self.times.items() if name != "plain")
+        for name, time in self.times.items():
+            if name != "plain" and (without := self._without_profiler(name)):
+                own = self.same_steps[name].ns if self.uneven else time.ns
+                yield name, own / without - 1
+
+    def has_measured_overhead(self, profiler: str) -> bool:
+        """Return True where a step under ``profiler`` differs from one without it by more than the uncertainty."""
+        if self.uneven:
+            return profiler in self.same_steps and self.same_steps[profiler].differs
+        return "plain" in self.times and not self.times["plain"].overlaps(self.times[profiler])
+
+    def _without_profiler(self, profiler: str) -> float | None:
+        """Return the time in ns, without a profiler, of steps like those that ``profiler`` recorded, if it is known.
+
+        Even steps are all alike. Uneven steps are not: the first ones of a program may be short.
+        """
+        if self.uneven:
+            return self.same_steps[profiler].without_ns if profiler in self.same_steps else None
+        return self.times["plain"].ns if "plain" in self.times else None
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,19 @@ def _time(own: CaseSteps, profiler: str) -> doc.Cell:
 def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
     """Return what each profiler adds: ``torch +4.1 %``, or the least and the most of several cases."""
     added = grouped(overhead for _, own in cases for overhead in own.overheads)
+    is_uneven = any(own.uneven for _, own in cases)
+    if not added and is_uneven and any("plain" in own.times for _, own in cases):
+        return "Steps are uneven and not the same under each profiler, so what each profiler adds is unknown."
     if not added:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
     ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}
     named = [f"{name} {' to '.join(own)}" for name, own in ends.items()]
-    times = [own.times for _, own in cases]
-    unclear = [n for n in added if all("plain" in own and own["plain"].overlaps(own[n]) for own in times if n in own)]
-    doubt = fill(" The 95 % intervals with and without {} overlap: no overhead was measured.", doc.join(unclear))
-    return fill("Each profiler's own overhead: {}.{}", doc.join(named), doubt if unclear else "")
+    timed = {name: [own for _, own in cases if name in dict(own.overheads)] for name in added}
+    unclear = [name for name, every in timed.items() if not any(own.has_measured_overhead(name) for own in every)]
+    why = "interval of the difference to {} contains 0" if is_uneven else "intervals with and without {} overlap"
+    doubt = fill(f" The 95 % {why}: no overhead was measured.", doc.join(unclear))
+    same = " Of uneven steps, only those with the same numbers are compared." if is_uneven else ""
+    return fill(f"Each profiler's own overhead: {{}}.{same}{{}}", doc.join(named), doubt if unclear else "")
 
 
 def ranks(workload: WorkloadFindings) -> doc.Section:
