@@ -77,10 +77,17 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     # The server has imported torch by then, beside its client and on a machine as busy as this one.
     after_s = 3 + round(2 * (time.monotonic() - began))
-    pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": after_s, "for_s": 1})
-    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     latest = tmp_path / "out" / "latest"
-    cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
+    for _ in range(3):
+        pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": after_s, "for_s": 1})
+        profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+        cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
+        late = [row["reason"] for row in cases.values() if "Set capture.after_s higher" in row["reason"]]
+        if not late:
+            break
+        # The machine became busier than it was while torch was imported above: do what the reason says.
+        after_s *= 2
+    assert not late
     assert cases["plain"]["status"] == cases["torch"]["status"] == "ok"
     assert after_s + 1 <= float(cases["plain"]["seconds"]) < after_s + 6
     metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.csv")}
@@ -93,9 +100,11 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     assert f"Recorded: 1 s, from {after_s} s after the start of the program." in page and "of the host." in page
 
 
-def run_span(folder: Path, program: str, profiler: str = "torch", after_s: float = 0.0) -> hooked.Hooked:
-    """Run a program that ends by itself under a span of 60 seconds."""
-    return hooked.run_python(folder, program, profiler=profiler, capture={"after_s": after_s, "for_s": 60})
+def run_span(
+    folder: Path, program: str, profiler: str = "torch", after_s: float = 0.0, for_s: float = 60.0
+) -> hooked.Hooked:
+    """Run a program that ends by itself under a span of time."""
+    return hooked.run_python(folder, program, profiler=profiler, capture={"after_s": after_s, "for_s": for_s})
 
 
 WORKS = """
@@ -130,6 +139,29 @@ def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path: Path) ->
 def test_a_program_that_leaves_nothing_says_why(tmp_path: Path, program: str, why: str) -> None:
     done = run_span(tmp_path, program, after_s=30)
     assert done.returncode == 0 and not done.traces and why in done.explanation
+
+
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (
+            "import time; time.sleep(0.3)",
+            "no process had imported torch when the capture ended, 0.1 s after the start. ",
+        ),
+        (
+            "import time; time.sleep(0.3)\nimport torch",
+            "torch was imported too late for the capture, which ended 0.1 s",
+        ),
+    ],
+    ids=["no torch", "torch"],
+)
+def test_the_reason_says_when_a_span_ended_before_torch_was_imported(
+    tmp_path: Path, program: str, why: str, profiler: str
+) -> None:
+    done = run_span(tmp_path, program, profiler, for_s=0.1)
+    assert done.returncode == 0 and not done.traces
+    assert why in done.explanation and "Set capture.after_s higher" in done.explanation
 
 
 FORKS = """

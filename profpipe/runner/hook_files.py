@@ -61,8 +61,7 @@ def is_over(command: Command, job: Job, seconds: float) -> bool:
 
 def _is_recording(path: Path) -> bool:
     """Return True if the living process that writes this file of the hook has not finished it."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if '{"hook": "span"' not in text or '{"hook": "finished"' in text:
+    if not _has_begun(path) or '{"hook": "finished"' in path.read_text(encoding="utf-8", errors="replace"):
         return False
     with suppress(ValueError, ProcessLookupError, PermissionError):
         os.kill(int(path.name.split(".")[-2]), 0)
@@ -70,6 +69,12 @@ def _is_recording(path: Path) -> bool:
     return False
 
 
+def _has_begun(path: Path) -> bool:
+    """Return True if the process that writes this file of the hook has begun to record its span of time."""
+    return '{"hook": "span"' in path.read_text(encoding="utf-8", errors="replace")
+
+
+_LATER = "Set capture.after_s higher"
 _NOT_LOADED = (
     "the start-up hook was not loaded. The command starts no Python, or starts it with -I, -E or -S, or replaces "
     "PYTHONPATH."
@@ -128,14 +133,25 @@ def _explain_short(job: Job, seconds: float) -> str:
 def _explain_span(job: Job, seconds: float) -> str:
     if not _loaded(job).exists():
         return _NOT_LOADED
+    span = job.options["capture"]
+    end_s = span["after_s"] + span["for_s"]
     if not (job.folder / f"hook.{job.stem}.torch").exists():
-        return "no process imported torch."
+        if seconds < end_s:
+            return "no process imported torch."
+        return (
+            f"no process had imported torch when the capture ended, {end_s:g} s after the start. "
+            f"{_LATER} if the program imports torch later."
+        )
     if why := _explain_short(job, seconds):
         return why
+    if not any(map(_has_begun, job.records)):
+        return f"torch was imported too late for the capture, which ended {end_s:g} s after the start. {_LATER}."
     has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
     if job.profiler == "torch" and not has_traces:
-        for_s = job.options["capture"]["for_s"]
-        return f"no operator of torch ran in the {for_s:g} s of the capture. Send requests during that time."
+        return (
+            f"no operator of torch ran in the {span['for_s']:g} s of the capture. Send requests during that time. "
+            f"{_LATER} if the program was still starting."
+        )
     return ""
 
 
