@@ -3,8 +3,10 @@
 ``golden/example_cells.parquet`` holds the cells with numbers of all tables of the pages and of the text files: example,
 start of its run, page, workload, heading, title of the table, labels of the row, column and text. Most were recorded
 before the report was rebuilt; `pytest --regenerate` records an example that was measured again. The SM clocks of
-``context_parallel`` are those of the slower GPU of each case; before, they were those of the first one. The test looks
-on the pages of each example for every number in a row with the same labels, up to the digits that both pages write.
+``context_parallel`` are those of the slower GPU of each case; before, they were those of the first one. The causes of
+differences in ``h200-attention`` include what ncu adds to a launch; before, two differences had no known cause. The
+test looks on the pages of each example for every number in a row with the same labels, up to the digits that both pages
+write.
 """
 
 from __future__ import annotations

@@ -27,8 +27,10 @@ class Cause(str, Enum):
     THROTTLED = "throttled clock"  # hz, low, high, marks, highest_hz: recorded while the call was timed
     DERIVED_CLOCK = "derived clock"  # profiler, low, high [recorded_low, recorded_high]: by time x clock
     NCU_CLOCK = "lower clock under ncu"  # hz, longer_hz: in longer launches, share: of the time that is lost
+    NCU_LAUNCH = "launch under ncu"  # limit_ns: what ncu adds to a launch, at most
     LOCKED_CLOCK = "locked clock"
     COLD_CACHE = "cold cache"
+    CLEAN_CACHE = "clean cache under ncu"  # reference, limit_ns: the most that the write-back takes
     SPREAD = "spread"  # [p10, p90 where the clock moved; ci_low, ci_high]: the time that the call may have
     SHORT_KERNELS = "short kernels"  # limit_ns: the difference of a launch
     SINGLE_LAUNCH = "single launch"  # ns, under ncu; low, high, launches, reference

@@ -241,8 +241,12 @@ _WORDING: Mapping[Cause, Sequence[doc.Text]] = {
         "{low:MHz} to {high:MHz} under {profiler} by time x clock (not recorded)",
     ],
     Cause.NCU_CLOCK: ["{hz:MHz}, and {longer_hz:MHz} in longer launches that agree; that makes {share:%}"],
+    Cause.NCU_LAUNCH: ["up to {limit_ns:us} more for each launch"],
     Cause.LOCKED_CLOCK: [("ncu locks the base clock (", doc.Code("--clock-control"), ")")],
     Cause.COLD_CACHE: ["ncu empties the caches before each replay"],
+    Cause.CLEAN_CACHE: [
+        "ncu empties the caches; under {reference} they are written back meanwhile, for up to {limit_ns:us}"
+    ],
     Cause.SPREAD: [
         "the clock moved; the kernels' time lies within p10 to p90 of the call's, {p10:ms} to {p90:ms}",
         "the kernels' time lies within the 95 % interval of the call's, {ci_low:ms} to {ci_high:ms}",
