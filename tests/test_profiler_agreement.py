@@ -256,6 +256,22 @@ def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
     assert found.numbers == ({"issue_ns": issue_ms * 1e6, "launches": launches, "queue": 1024} if explained else {})
 
 
+@pytest.mark.parametrize(
+    ("p10_ms", "flags", "explained"),
+    [(4.9, ["noisy"], True), (5.05, ["noisy"], False), (4.9, [], False)],
+    ids=["scattered", "scattered a little", "not scattered"],
+)
+def test_the_samples_of_a_scattered_call_may_be_as_short_as_the_host_needs(
+    p10_ms: float, flags: list[str], explained: bool
+) -> None:
+    """The call takes 5.1 ms, and the host issued it within 4 ms; up to 5 ms would be a reason."""
+    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", 4e6)]
+    metrics += [metric_row("impl=a", "time_p10", p10_ms * 1e6), metric_row("impl=a", "time_p90", 7e6)]
+    kernels = [kernel_row("impl=a", ATTENTION, 10 * 1500, 10 * 0.1e6)]
+    data = tables([case_row("impl=a", flags=flags)], kernels, [range_row("impl=a", 10)], metrics)
+    assert verdict(figures(data)["plain"]) == (((Cause.HOST_BOUND,), False) if explained else UNKNOWN)
+
+
 def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
     # By the medians the call took 0.6 % more cycles; by the range alone the kernel's clock may have been 1962 MHz.
     found = held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9))

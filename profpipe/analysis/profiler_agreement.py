@@ -458,11 +458,23 @@ def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
             (Cause.HOST_BOUND, Flag.HOST_BOUND in marks, {}),
         )[:1]
     late = 1.0 if synchronises else 1 - QUEUE / max(calls, 1.0)
-    is_slow = late > 0 and (1 - _ISSUE_VARIES) * late * issue <= ns <= (1 + _ISSUE_VARIES) * issue
+    shortest, longest = _scattered(case, ns)
+    is_slow = late > 0 and (1 - _ISSUE_VARIES) * late * issue <= longest and shortest <= (1 + _ISSUE_VARIES) * issue
     return _holding(
         (Cause.SYNCHRONISATION, is_slow and synchronises, {"issue_ns": issue}),
         (Cause.HOST_BOUND, is_slow, {"issue_ns": issue, "launches": calls, "queue": QUEUE}),
     )[:1]
+
+
+def _scattered(case: _ReferenceCase, ns: float) -> tuple[float, float]:
+    """Return p10 and p90 of the call's samples where they are scattered, else ``ns`` twice.
+
+    The host issued the call at another moment than ``issue`` was taken.
+    """
+    time = case.point.time
+    if time is None or Flag.NOISY not in case.point.marks:
+        return ns, ns
+    return min(ns, time.p10 or ns), max(ns, time.p90 or ns)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
