@@ -100,19 +100,21 @@ def test_overlapping_streams_explain_a_call_that_takes_as_long_as_some_kernel_ru
     assert figures(data)["plain"] == Compared(-0.45, causes, not is_explained, pytest.approx(numbers))
 
 
-def two_gpus(time_us: float, *, busy_us: float, waits_us: float, own_us: float | None = None) -> Compared:
+def two_gpus(
+    time_us: float, *, busy_us: float, waits_us: float, own_us: float | None = None, communicate: bool = True
+) -> Compared:
     """The time of a call of two GPUs: 100 us of attention each, 20 us of communication at least.
 
     ``waits_us`` are those that GPU 1 communicates beyond that, ``busy_us`` the mean time in which some kernel runs.
     """
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, process=pid, stream=7) for pid in (1, 2)]
     kernels += [kernel_row("impl=a", "ncclDevKernel_SendRecv", 10, 1e4 * (20 + waits), process=pid, stream=8)
-                for pid, waits in ((1, 0), (2, waits_us))]  # fmt: skip
+                for pid, waits in ((1, 0), (2, waits_us)) if communicate]  # fmt: skip
     ranges = [range_row("impl=a", 10, process=pid, wall_ns=9e6, busy_ns=1e4 * busy_us) for pid in (1, 2)]
     metrics = [metric_row("impl=a", "time", 1e3 * time_us), metric_row("impl=a", "time_own", 1e3 * time_us)]
     metrics += [metric_row("impl=a", "time_own", 1e3 * (own_us or time_us), subject="rank 1")]
     metrics += [metric_row("impl=a", name, value, unit, profiler="nsys", subject=f"device {gpu}")
-                for gpu, waits in ((0, 0), (1, waits_us))
+                for gpu, waits in ((0, 0), (1, waits_us)) if communicate
                 for name, value, unit in (("communication_busy", 1e3 * (20 + waits), "ns"),
                                           ("communication_overlap", 0.0, "%"))]  # fmt: skip
     return figures(tables([case_row("impl=a")], kernels, ranges, metrics))["plain"]
@@ -136,6 +138,14 @@ def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited() ->
     assert verdict(slowest) == ((Cause.SLOWEST_RANK,), False)
     assert slowest.numbers == {"slow": "0", "slow_ns": 400_000.0, "fast": "1", "fast_ns": 120_000.0}
     assert Cause.SLOWEST_RANK not in two_gpus(400, busy_us=120, waits_us=0, own_us=200).causes
+
+
+def test_the_time_of_processes_that_do_not_communicate_is_that_of_the_slowest_gpu() -> None:
+    slowest = two_gpus(112, busy_us=100, waits_us=0, own_us=99, communicate=False)
+    assert slowest == Compared(0.12, (Cause.SLOWEST_RANK,), numbers=slowest.numbers)
+    assert slowest.numbers == {"slow": "0", "slow_ns": 112_000.0, "fast": "1", "fast_ns": 99_000.0}
+    other = two_gpus(112, busy_us=100, waits_us=0, own_us=104, communicate=False)
+    assert Cause.SLOWEST_RANK not in other.causes, "the fastest takes longer than the kernels as well"
 
 
 def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> None:

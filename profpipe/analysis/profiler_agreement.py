@@ -426,13 +426,14 @@ def _why_longer(case: _ReferenceCase, ns: float) -> _Reasons:
 
 
 def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
-    """Return why a call of several processes is longer than their kernels: it ends with the last of them.
+    """Return why a call of several processes is longer than the mean of their kernels: it ends with the last of them.
 
-    So it is where the fastest takes no longer than the kernels, and the slowest as long as the call.
+    So it is where the fastest takes no longer than the kernels, and the slowest as long as the call. Processes that
+    communicate wait for the slowest one; others have a time that differs from GPU to GPU.
     """
     own = case.conditions.ranks.get(case.point.id, ())
     times = sorted((rank.numbers["time"], rank.name) for rank in own if "time" in rank.numbers)
-    if len(times) < 2 or not any(_COMMUNICATION in rank.numbers for rank in own):
+    if len(times) < 2:
         return ()
     (least, fast), (most, slow) = times[0], times[-1]
     if least > (1 + CLOSE) * (case.breakdown.busy_ns or case.ns) or ns > (1 + CLOSE) * most:

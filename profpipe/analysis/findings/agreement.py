@@ -21,7 +21,7 @@ class Cause(str, Enum):
     PROFILER_OVERHEAD = "profiler overhead"  # profiler [loop_ns, alone_ns]
     OVERLAP = "overlap"  # ns, streams [of_ns: it explains a part; excess_ns: it would explain more]
     COMMUNICATION = "waiting in communication"  # slow, slow_ns, fast, fast_ns: GPUs and their time in communication
-    SLOWEST_RANK = "waiting for the slowest process"  # slow, slow_ns, fast, fast_ns: ranks and their time of the call
+    SLOWEST_RANK = "slowest process"  # slow, slow_ns, fast, fast_ns: ranks and their time of the call
     CLOCK = "clock"  # recorded: profiler, hz, reference, reference_hz [cycles: the difference that is left]
     BELOW_HIGHEST = "clock below its highest"  # reference, hz, highest_hz: recorded; under ncu the GPU rests
     THROTTLED = "throttled clock"  # hz, low, high, marks, highest_hz: recorded while the call was timed
