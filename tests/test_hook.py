@@ -130,6 +130,45 @@ def test_forked_workers_of_a_data_loader_write_nothing(tmp_path: Path) -> None:
     assert len(done.steps) == 15
 
 
+#: Instead of a GPU: events of CUDA, which abort a process that destroys copies of another one's, as CUDA 13 does.
+EVENTS = """
+import os, time
+import torch
+
+class Event:
+    def __init__(self, enable_timing): self.pid = os.getpid()
+    def record(self): self.at_s = time.perf_counter()
+    def query(self): return True
+    def synchronize(self): pass
+    def elapsed_time(self, end): return 1e3 * (end.at_s - self.at_s)
+    def __del__(self):
+        if os.getpid() != self.pid: os.abort()
+
+torch.cuda.Event, torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = Event, lambda: True, lambda: False
+torch.cuda.current_device, torch.cuda.get_device_name = lambda: 0, lambda device: "stand-in"
+torch.cuda.max_memory_allocated = torch.cuda.max_memory_reserved = lambda *_: 0
+torch.cuda.reset_peak_memory_stats = torch.cuda.synchronize = lambda *_: None
+torch.cuda.device_count = lambda: 1
+"""
+
+
+@pytest.mark.slow
+def test_forked_workers_destroy_no_event_of_the_process_that_trains(tmp_path: Path) -> None:
+    done = run_python(tmp_path, EVENTS + WORKERS)
+    assert "trained" in done.output and done.returncode == 0, done.output
+    assert len(done.steps) == 15
+
+
+@pytest.mark.slow
+def test_a_forked_copy_that_ends_as_a_script_does_destroys_no_event(tmp_path: Path) -> None:
+    """A forked process of multiprocessing ends at once, but one of os.fork as any Python does."""
+    program = (
+        EVENTS + WORKERS + "if os.fork() == 0: sys.exit(0)\nprint('ended', os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = run_python(tmp_path, "import sys\n" + program)
+    assert "ended 0" in done.output and done.returncode == 0, done.output
+
+
 FORKED = """
 import gzip
 import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import sys
@@ -167,6 +168,9 @@ class Steps:
         """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""
         self._record.forget()
         began = self.number >= 0
+        if self._capture is not None:
+            # A copy of a process cannot use its CUDA context, and to destroy an event of that aborts the copy.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._capture))
         self._reset()
         # A copy of a process in mid-training is a worker, and the profiler in it a copy that must not be used.
         self._is_over = began
