@@ -227,6 +227,7 @@ def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning() -> None:
             "index",
         ),
         ("void fbgemm_gpu::permute_pooled_embs_kernel<float>(float const*)", "copy"),
+        ("void tensorTransformGeneric<float, float, float, 1, 0, 0, (cudnnKernelDataType_t)0>()", "copy"),
         ("matrixMulKernel(float*, float*, float*, int)", "gemm"),
         ("main_53_gpu__red", "reduction"),
     ],

@@ -186,7 +186,14 @@ def test_uneven_steps_are_a_warning() -> None:
     spread = metric_row("", "step_spread", 90.0, "%", profiler="nsys")
     workload = only((step_tables(steps=rows, metrics=[*step_metrics("", 47e6), spread]), {}))
     (warning,) = steps.warnings(workload)
-    assert doc.plain(warning).startswith("Steps of w are uneven, so their time is the mean and not the median.")
+    assert (
+        Markdown()
+        .text(warning)
+        .startswith(
+            "Steps of `w` are uneven, so their time is the mean and not the median."
+            " Half of them take up to 47.0 ms; the longest, step 1, takes 85.0 ms (nsys)."
+        )
+    )
 
 
 def test_copies_have_their_direction_their_size_and_their_bandwidth() -> None:

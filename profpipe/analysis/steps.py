@@ -6,7 +6,7 @@ A figure of a case is the mean over its ranks. The parts of a step are means ove
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from profpipe.analysis.findings.steps import (
     StepPart,
     StepParts,
     StepRow,
+    UnevenSteps,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
@@ -127,8 +128,7 @@ class _Case:
         steady = own[own["state"] == StepState.STEADY.value]
         numbers = self.index.step_numbers.get((self.id, profiler), {})
         by_rank = own.groupby("rank")["state"].value_counts().unstack(fill_value=0)
-        spreads = {name: _of_case(self.index.step_numbers.get((self.id, name), {}), "step_spread") for name in every}
-        uneven = {name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS}
+        uneven = dict(self._uneven(every))
         return CaseSteps(
             case=self.id,
             profiler=profiler,
@@ -150,6 +150,17 @@ class _Case:
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
         )
+
+    def _uneven(self, profilers: Iterable[str]) -> Iterator[tuple[str, UnevenSteps]]:
+        """Yield the profilers under which steady steps are uneven."""
+        steady = self.steps[(self.steps["state"] == StepState.STEADY.value) & self.steps["wall_ns"].notna()]
+        for name in profilers:
+            spread = _of_case(self.index.step_numbers.get((self.id, name), {}), "step_spread")
+            own = steady[steady["profiler"] == name]
+            if spread and spread > UNEVEN_STEPS and len(own):
+                walls = own["wall_ns"].astype(float)
+                longest = own.loc[walls.idxmax()]
+                yield name, UnevenSteps(spread / 100, walls.median(), int(longest["step"]), walls.max())
 
     def _same_steps(self) -> dict[str, SameSteps]:
         """Return the steady steps of each profiler beside the same steps without a profiler.

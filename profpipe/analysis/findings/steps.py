@@ -171,6 +171,20 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class UnevenSteps:
+    """How uneven steady steps are under one profiler, over all ranks; times in ns.
+
+    ``spread`` is the scaled median absolute deviation as a share of the median, of the rank with the most.
+    """
+
+    spread: float
+    median_ns: float
+    #: The number of the longest step, and its time.
+    longest: int
+    longest_ns: float
+
+
+@dataclass(frozen=True)
 class SameSteps:
     """The mean time in ns of steady steps under a profiler, and of the steps with the same numbers without one.
 
@@ -199,8 +213,8 @@ class CaseSteps:
     steps: int = 0
     coverage: float | None = None
     pattern_count: int | None = None
-    #: The scaled median absolute deviation of uneven steps, as a share of their median, by profiler.
-    uneven: Mapping[str, float] = field(default_factory=dict)
+    #: By profiler, where steps are uneven under one.
+    uneven: Mapping[str, UnevenSteps] = field(default_factory=dict)
     #: Of uneven steps: those that a profiler recorded, by profiler.
     same_steps: Mapping[str, SameSteps] = field(default_factory=dict)
     parts: StepParts | None = None

@@ -336,6 +336,10 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
     return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
 
 
+def _condition(profiler: str) -> str:
+    return "no profiler" if profiler == "plain" else profiler
+
+
 def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield the cases without steps beside others, and those in which ranges and launches give different numbers."""
     if workload.steps and (without := workload.steps.without_steps):
@@ -347,12 +351,16 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
         own = workload.steps.of(case.id)
         if own is not None and own.uneven:
             whose = case_text(case) if len(workload.cases) > 1 else doc.Code(workload.name)
-            found = [fill(f"{{}} ({'no profiler' if name == 'plain' else name})", percent(share))
-                     for name, share in own.uneven.items()]  # fmt: skip
+            found = [fill(f"{{}} ({_condition(name)})", percent(uneven.spread)) for name, uneven in own.uneven.items()]
+            name, first = next(iter(own.uneven.items()))
+            unit = time_unit([first.median_ns])
             yield fill(
                 "Steps of {} are uneven, so their time is the mean and not the median."
+                f" Half of them take up to {{}}; the longest, step {first.longest}, takes {{}} ({_condition(name)})."
                 " Their scaled median absolute deviation is {} of the median.",
                 whose,
+                doc.Number(first.median_ns, unit),
+                doc.Number(first.longest_ns, unit),
                 doc.join(found),
             )
         if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
