@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from profpipe import masking
@@ -15,6 +19,8 @@ from profpipe.runner import environment
         *("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_TF32_OVERRIDE", "NSYS_NVTX_PROFILER_REGISTER_ONLY"),
         *("ROCM_PATH", "HIP_VISIBLE_DEVICES", "HSA_XNACK"),
         *("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HUB_OFFLINE"),
+        *("XLA_FLAGS", "JAX_PLATFORMS", "TOKENIZERS_PARALLELISM", "WANDB_MODE", "MALLOC_ARENA_MAX", "NVTE_FLASH_ATTN"),
+        *("OPAL_PREFIX", "OMPI_MCA_btl", "UCX_TLS", "NVSHMEM_DISABLE_NVLS"),
     ],
 )
 def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
@@ -25,11 +31,42 @@ def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
     "name",
     [
         *("HF_TOKEN", "PYTHON_KEYRING_PASSWORD", "CUDA_SECRET", "NVIDIA_API_KEY", "TORCH_CREDENTIALS"),
-        *("AWS_SESSION", "DATABASE_URL", "SSH_AUTH_SOCK", "PATHS", "HOMEPAGE"),
+        *("AWS_SESSION", "DATABASE_URL", "SSH_AUTH_SOCK", "PATHS", "HOMEPAGE", "WANDB_API_KEY", "OMPI_COMM_WORLD_RANK"),
     ],
 )
 def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:
     assert environment.filter_variables({name: "1"}) == {}
+
+
+def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPAL_PREFIX", "/opt/mpi")
+    monkeypatch.setenv("MY_DATA", "/data")
+    monkeypatch.setenv("MY_TOKEN", "s3cret-s3cret")
+    monkeypatch.setenv("MY_MODE", "fast")
+    program = "import os; print([os.environ.get(n) for n in ('OPAL_PREFIX', 'MY_DATA', 'MY_MODE')])"
+    words = [
+        sys.executable,
+        "-m",
+        "profpipe",
+        "run",
+        "-p",
+        "plain",
+        "--env",
+        "MY_MODE",
+        "--",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    (log,) = (path.read_text(encoding="utf-8") for path in tmp_path.glob("out/latest/raw/*/plain/log.txt"))
+    _, names, output, *_ = log.splitlines()
+    assert output == "['/opt/mpi', None, 'fast']"
+    listed = names.removeprefix("# variables that the program does not get (see --env): ").split(", ")
+    assert {"MY_DATA", "MY_TOKEN"} <= {*listed} and not {"OPAL_PREFIX", "MY_MODE", "PATH", "PWD"} & {*listed}
+    assert "s3cret" not in log
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from profpipe.masking import is_secret_name
@@ -21,7 +21,9 @@ _NEEDED = re.compile(
     | CUDA | CUDNN_ | CUBLAS | NVIDIA_ | NSYS_ | NCU_ | NCCL_
     | ROCM | HIP | HSA | ROCR | ROCPROF | MIOPEN_ | GPU_ | AMD_
     | TORCH | PYTORCH_ | TRITON | XFORMERS_ | FLASH_ | OMP_ | MKL_ | KMP_ | OPENBLAS_
-    | HF_ | TRANSFORMERS_ | DIFFUSERS_
+    | HF_ | TRANSFORMERS_ | DIFFUSERS_ | TOKENIZERS_ | ACCELERATE_ | DS_ | DEEPSPEED_ | NVTE_ | VLLM_ | WANDB_
+    | JAX_ | XLA_ | TF_ | KERAS_ | NUMBA_ | CUPY_ | NUMEXPR_ | GOMP_ | MALLOC_ | MPLBACKEND$
+    | OMPI_MCA_ | OPAL_ | PRTE_MCA_ | MPICH_ | I_MPI_ | UCX_ | UCC_ | FI_ | HCOLL_ | GLOO_ | NVSHMEM_
     """,
     re.VERBOSE,
 )
@@ -33,6 +35,11 @@ def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
     The variables under ``env`` in a pipeline file are added later and not filtered, for the user named them.
     """
     return {name: value for name, value in environment.items() if _NEEDED.match(name) and not is_secret_name(name)}
+
+
+def left_out(environment: Iterable[str], passed: Iterable[str]) -> list[str]:
+    """Return the names in ``environment`` that are not ``passed``, without those that a shell sets itself."""
+    return sorted({*environment} - {*passed} - {"_", "PWD", "OLDPWD", "SHLVL"})
 
 
 def python_path() -> str:

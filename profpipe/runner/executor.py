@@ -392,6 +392,8 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
         # Without the environment, which may hold secrets: a log is often shared.
         log.write(f"$ {job.shown(command)}\n".encode())
+        if job.script is None and (names := environment.left_out(os.environ, env)):
+            log.write(f"# variables that the program does not get (see --env): {', '.join(names)}\n".encode())
         log.flush()
         output_begin = log.tell()
         try:
