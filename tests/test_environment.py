@@ -20,7 +20,15 @@ from profpipe.runner import environment
         *("ROCM_PATH", "HIP_VISIBLE_DEVICES", "HSA_XNACK"),
         *("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HUB_OFFLINE"),
         *("XLA_FLAGS", "JAX_PLATFORMS", "TOKENIZERS_PARALLELISM", "WANDB_MODE", "MALLOC_ARENA_MAX", "NVTE_FLASH_ATTN"),
-        *("OPAL_PREFIX", "OMPI_MCA_btl", "UCX_TLS", "NVSHMEM_DISABLE_NVLS"),
+        *(
+            "OPAL_PREFIX",
+            "OMPI_MCA_btl",
+            "UCX_TLS",
+            "NVSHMEM_DISABLE_NVLS",
+            "CC",
+            "CPLUS_INCLUDE_PATH",
+            "SSL_CERT_FILE",
+        ),
     ],
 )
 def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
@@ -31,7 +39,16 @@ def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
     "name",
     [
         *("HF_TOKEN", "PYTHON_KEYRING_PASSWORD", "CUDA_SECRET", "NVIDIA_API_KEY", "TORCH_CREDENTIALS"),
-        *("AWS_SESSION", "DATABASE_URL", "SSH_AUTH_SOCK", "PATHS", "HOMEPAGE", "WANDB_API_KEY", "OMPI_COMM_WORLD_RANK"),
+        *(
+            "AWS_SESSION",
+            "DATABASE_URL",
+            "SSH_AUTH_SOCK",
+            "PATHS",
+            "HOMEPAGE",
+            "WANDB_API_KEY",
+            "OMPI_COMM_WORLD_RANK",
+            "CCACHE_DIR",
+        ),
     ],
 )
 def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:

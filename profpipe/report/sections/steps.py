@@ -353,7 +353,7 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
             whose = case_text(case) if len(workload.cases) > 1 else doc.Code(workload.name)
             found = [fill(f"{{}} ({_condition(name)})", percent(uneven.spread)) for name, uneven in own.uneven.items()]
             name, first = next(iter(own.uneven.items()))
-            unit = time_unit([first.median_ns])
+            unit = step_unit([first.median_ns, first.longest_ns])
             yield fill(
                 "Steps of {} are uneven, so their time is the mean and not the median."
                 f" Half of them take up to {{}}; the longest, step {first.longest}, takes {{}} ({_condition(name)})."
