@@ -12,7 +12,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, plural
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import PART_NAMES
-from profpipe.report.units import percent, signed_percent, size_unit, step_unit
+from profpipe.report.units import Unit, number, percent, signed_percent, size_unit, step_unit
 from profpipe.results.schema import StepState
 
 #: Ranks of all cases up to which their table stands on the short page.
@@ -45,18 +45,22 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
     unit = step_unit(time.ns for _, own in cases for time in own.times.values())
     columns = [doc.label("case")]
     columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
-    rows = [[case_text(case), *(_time(own, name) for name in names)] for case, own in cases]
+    rows = [[case_text(case), *(_time(own, name, unit) for name in names)] for case, own in cases]
     table = doc.make_table("step_times", columns, rows)
     table = table if len(workload.cases) > 1 else table.without("case")
     title = "Step time under each profiler"
     return doc.make_section("step_times", title, [table], _overheads(cases), workload.name)
 
 
-def _time(own: CaseSteps, profiler: str) -> doc.Cell:
+def _time(own: CaseSteps, profiler: str, unit: Unit) -> doc.Cell:
     if (time := own.times.get(profiler)) is None:
         return doc.Cell(missing=doc.Missing.NOT_MEASURED)
     added = dict(own.overheads).get(profiler)
-    return doc.Cell(time.ns, note="" if added is None else f"({signed_percent(added)})")
+    if added is None:
+        return doc.Cell(time.ns)
+    # The mean of all steps, in the first column, is not what uneven steps are compared with.
+    over = f" over {number(own.same_steps[profiler].without_ns / unit.size)}" if own.uneven else ""
+    return doc.Cell(time.ns, note=f"({signed_percent(added)}{over})")
 
 
 def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
@@ -73,7 +77,11 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
     unclear = [name for name, every in timed.items() if not any(own.has_measured_overhead(name) for own in every)]
     why = "interval of the difference to {} contains 0" if is_uneven else "intervals with and without {} overlap"
     doubt = fill(f" The 95 % {why}: no overhead was measured.", doc.join(unclear))
-    same = " Of uneven steps, only those with the same numbers are compared." if is_uneven else ""
+    same = (
+        " Of uneven steps, only those with the same numbers are compared; 'over' names their time without a profiler."
+        if is_uneven
+        else ""
+    )
     return fill(f"Each profiler's own overhead: {{}}.{same}{{}}", doc.join(named), doubt if unclear else "")
 
 
