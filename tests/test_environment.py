@@ -48,6 +48,8 @@ def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
             "WANDB_API_KEY",
             "OMPI_COMM_WORLD_RANK",
             "CCACHE_DIR",
+            "TF_VAR_db_url",
+            "OMPI_MCA_orte_hnp_uri",
         ),
     ],
 )
@@ -62,6 +64,7 @@ def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(
     monkeypatch.setenv("MY_DATA", "/data")
     monkeypatch.setenv("MY_TOKEN", "s3cret-s3cret")
     monkeypatch.setenv("MY_MODE", "fast")
+    monkeypatch.setenv("MY_OTHER", "1")
     program = "import os; print([os.environ.get(n) for n in ('OPAL_PREFIX', 'MY_DATA', 'MY_MODE')])"
     words = [
         sys.executable,
@@ -84,6 +87,7 @@ def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(
     listed = names.removeprefix("# variables that the program does not get (see --env): ").split(", ")
     assert {"MY_DATA", "MY_TOKEN"} <= {*listed} and not {"OPAL_PREFIX", "MY_MODE", "PATH", "PWD"} & {*listed}
     assert "s3cret" not in log
+    assert "MY_OTHER" in listed and "MY_OTHER" not in (tmp_path / "out/latest/report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

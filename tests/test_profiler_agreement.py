@@ -141,11 +141,13 @@ def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited() ->
 
 
 def test_the_time_of_processes_that_do_not_communicate_is_that_of_the_slowest_gpu() -> None:
-    slowest = two_gpus(112, busy_us=100, waits_us=0, own_us=99, communicate=False)
+    slowest = two_gpus(112, busy_us=100, waits_us=0, own_us=98, communicate=False)
     assert slowest == Compared(0.12, (Cause.SLOWEST_RANK,), numbers=slowest.numbers)
-    assert slowest.numbers == {"slow": "0", "slow_ns": 112_000.0, "fast": "1", "fast_ns": 99_000.0}
+    assert slowest.numbers == {"slow": "0", "slow_ns": 112_000.0, "fast": "1", "fast_ns": 98_000.0}
     other = two_gpus(112, busy_us=100, waits_us=0, own_us=104, communicate=False)
     assert Cause.SLOWEST_RANK not in other.causes, "the fastest takes longer than the kernels as well"
+    other = two_gpus(500, busy_us=100, waits_us=0, own_us=99, communicate=False)
+    assert Cause.SLOWEST_RANK not in other.causes, "the kernels do not take as long in the slowest process"
 
 
 def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> None:
@@ -267,16 +269,14 @@ def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
 
 
 @pytest.mark.parametrize(
-    ("p10_ms", "flags", "explained"),
-    [(4.9, ["noisy"], True), (5.05, ["noisy"], False), (4.9, [], False)],
-    ids=["scattered", "scattered a little", "not scattered"],
+    ("issue_ms", "flags", "explained"),
+    [(4.0, ["noisy"], True), (3.3, ["noisy"], False), (4.0, [], False)],
+    ids=["scattered", "scattered, and far off", "not scattered"],
 )
-def test_the_samples_of_a_scattered_call_may_be_as_short_as_the_host_needs(
-    p10_ms: float, flags: list[str], explained: bool
+def test_a_scattered_call_may_differ_more_from_the_time_that_the_host_needs(
+    issue_ms: float, flags: list[str], explained: bool
 ) -> None:
-    """The call takes 5.1 ms, and the host issued it within 4 ms; up to 5 ms would be a reason."""
-    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", 4e6)]
-    metrics += [metric_row("impl=a", "time_p10", p10_ms * 1e6), metric_row("impl=a", "time_p90", 7e6)]
+    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
     kernels = [kernel_row("impl=a", ATTENTION, 10 * 1500, 10 * 0.1e6)]
     data = tables([case_row("impl=a", flags=flags)], kernels, [range_row("impl=a", 10)], metrics)
     assert verdict(figures(data)["plain"]) == (((Cause.HOST_BOUND,), False) if explained else UNKNOWN)
@@ -423,6 +423,7 @@ def test_what_ncu_adds_to_a_launch_is_a_cause_where_it_makes_half_of_the_differe
     assert verdict(added_by_ncu(60_000.0, 2_990.0)) == ((Cause.NCU_LAUNCH,), False)
     assert verdict(added_by_ncu(60_000.0, 3_010.0)) == UNKNOWN, "less than half of it"
     assert verdict(added_by_ncu(10_000.0, -1_210.0)) == UNKNOWN, "ncu adds time"
+    assert added_by_ncu(5_000.0, 290.0).causes == (Cause.SHORT_KERNELS,), "a mean varies by as much"
 
 
 def test_ncu_is_shorter_where_it_empties_caches_that_hold_data_to_write_back() -> None:

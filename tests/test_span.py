@@ -151,7 +151,7 @@ def test_a_program_that_leaves_nothing_says_why(tmp_path: Path, program: str, wh
         ),
         (
             "import time; time.sleep(0.3)\nimport torch",
-            "torch was imported too late for the capture, which ended 0.1 s",
+            "no process with torch ran during the capture, which ended 0.1 s",
         ),
     ],
     ids=["no torch", "torch"],

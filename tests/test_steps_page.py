@@ -191,7 +191,7 @@ def test_uneven_steps_are_a_warning() -> None:
         .text(warning)
         .startswith(
             "Steps of `w` are uneven, so their time is the mean and not the median."
-            " Half of them take up to 47.0 ms; the longest, step 1, takes 85.0 ms (nsys)."
+            " Half of them take up to 47.0 ms; the longest steady step, 1, takes 85.0 ms (nsys)."
         )
     )
 

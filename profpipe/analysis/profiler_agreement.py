@@ -27,6 +27,8 @@ _OPERATOR_NS = 10_000.0
 
 #: Shares by which the host's time to issue a call varies, and by which a wait under a profiler may be in the call too.
 _ISSUE_VARIES, _WAIT_VARIES = 0.25, 0.25
+#: The same for a call whose samples are scattered: it was issued at another moment than the host's time was taken.
+_SCATTERED_VARIES = 0.5
 
 #: The most that a cold L2 adds to a launch, and that its write-back does: 60 MB at 3 TB/s.
 _COLD_NS = 20_000.0
@@ -429,7 +431,7 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
     """Return why a call of several processes is longer than the mean of their kernels: it ends with the last of them.
 
     So it is where the fastest takes no longer than the kernels, and the slowest as long as the call. Processes that
-    communicate wait for the slowest one; others have a time that differs from GPU to GPU.
+    communicate wait for the slowest one. Where they do not, the mean of their times must be that of their kernels.
     """
     own = case.conditions.ranks.get(case.point.id, ())
     times = sorted((rank.numbers["time"], rank.name) for rank in own if "time" in rank.numbers)
@@ -437,6 +439,9 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
         return ()
     (least, fast), (most, slow) = times[0], times[-1]
     if least > (1 + CLOSE) * (case.breakdown.busy_ns or case.ns) or ns > (1 + CLOSE) * most:
+        return ()
+    mean = sum(time for time, _ in times) / len(times)
+    if not any(_COMMUNICATION in rank.numbers for rank in own) and mean - case.ns > max(CLOSE * case.ns, case.gaps_ns):
         return ()
     return _reason(Cause.SLOWEST_RANK, slow=slow, slow_ns=most, fast=fast, fast_ns=least)
 
@@ -459,23 +464,12 @@ def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
             (Cause.HOST_BOUND, Flag.HOST_BOUND in marks, {}),
         )[:1]
     late = 1.0 if synchronises else 1 - QUEUE / max(calls, 1.0)
-    shortest, longest = _scattered(case, ns)
-    is_slow = late > 0 and (1 - _ISSUE_VARIES) * late * issue <= longest and shortest <= (1 + _ISSUE_VARIES) * issue
+    varies = _SCATTERED_VARIES if Flag.NOISY in marks else _ISSUE_VARIES
+    is_slow = late > 0 and (1 - varies) * late * issue <= ns <= (1 + varies) * issue
     return _holding(
         (Cause.SYNCHRONISATION, is_slow and synchronises, {"issue_ns": issue}),
         (Cause.HOST_BOUND, is_slow, {"issue_ns": issue, "launches": calls, "queue": QUEUE}),
     )[:1]
-
-
-def _scattered(case: _ReferenceCase, ns: float) -> tuple[float, float]:
-    """Return p10 and p90 of the call's samples where they are scattered, else ``ns`` twice.
-
-    The host issued the call at another moment than ``issue`` was taken.
-    """
-    time = case.point.time
-    if time is None or Flag.NOISY not in case.point.marks:
-        return ns, ns
-    return min(ns, time.p10 or ns), max(ns, time.p90 or ns)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
@@ -532,8 +526,8 @@ def _why_ncu_is_slower(
     to the launches is a cause where it makes at least half of the difference, and what is left needs none.
     """
     conditions, extra_ns = case.conditions, sum(by_kernel.values()) - ours
-    added_ns = launches * _NCU_LAUNCH_NS
-    is_added = added_ns >= extra_ns / 2 and extra_ns - added_ns <= CLOSE * ours
+    added_ns, jitter_ns = launches * _NCU_LAUNCH_NS, launches * _JITTER_NS
+    is_added = jitter_ns < extra_ns <= 2 * added_ns and extra_ns - added_ns <= CLOSE * ours
     colder = min(launches, case.breakdown.total.calls - 1) if case.profiler in conditions.flushed else launches
     return _counted_below_longer(case, by_kernel, ours, clocks) + _holding(
         (Cause.NCU_LAUNCH, is_added, {"limit_ns": _NCU_LAUNCH_NS}),

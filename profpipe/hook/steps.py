@@ -169,7 +169,8 @@ class Steps:
         self._record.forget()
         began = self.number >= 0
         if self._capture is not None:
-            # A copy of a process cannot use its CUDA context, and to destroy an event of that aborts the copy.
+            # A forked process cannot use the CUDA context. Destroying a copied event would abort it, so the capture is
+            # never freed here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._capture))
         self._reset()
         # A copy of a process in mid-training is a worker, and the profiler in it a copy that must not be used.

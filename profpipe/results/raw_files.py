@@ -17,6 +17,8 @@ from profpipe.results.manifest import JobEntry, Manifest
 
 #: In the folder of a job: the end of its output without secrets. The log itself is private.
 OUTPUT = "output.txt"
+#: Begins the line of a log with the names of variables. Reports leave it out.
+LEFT_OUT = "# variables that the program does not get (see --env): "
 
 #: The end of the output that is kept: lines, and bytes.
 _LINES, _BYTES = 40, 4_000
@@ -90,5 +92,5 @@ def _end_of(path: Path, folder: Path) -> str:
         lines = stream.read().decode("utf-8", "replace").splitlines()
     # The first line is cut where the log is longer.
     lines = lines[1:] if size > _BYTES else lines
-    kept = [line.replace(f"{folder.resolve()}/", "") for line in lines if not line.startswith("$ ")]
+    kept = [line.replace(f"{folder.resolve()}/", "") for line in lines if not line.startswith(("$ ", LEFT_OUT))]
     return "\n".join(kept[-_LINES:])

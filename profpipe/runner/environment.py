@@ -23,9 +23,9 @@ _NEEDED = re.compile(
     | CUDA | CUDNN_ | CUBLAS | NVIDIA_ | NSYS_ | NCU_ | NCCL_
     | ROCM | HIP | HSA | ROCR | ROCPROF | MIOPEN_ | GPU_ | AMD_
     | TORCH | PYTORCH_ | TRITON | XFORMERS_ | FLASH_ | OMP_ | MKL_ | KMP_ | OPENBLAS_
-    | HF_ | TRANSFORMERS_ | DIFFUSERS_ | TOKENIZERS_ | ACCELERATE_ | DS_ | DEEPSPEED_ | NVTE_ | VLLM_ | WANDB_
-    | JAX_ | XLA_ | TF_ | KERAS_ | NUMBA_ | CUPY_ | NUMEXPR_ | GOMP_ | MALLOC_
-    | OMPI_MCA_ | OPAL_ | PRTE_MCA_ | MPICH_ | I_MPI_ | UCX_ | UCC_ | FI_ | HCOLL_ | GLOO_ | NVSHMEM_
+    | HF_ | TRANSFORMERS_ | DIFFUSERS_ | TOKENIZERS_ | ACCELERATE_ | DEEPSPEED_ | NVTE_ | VLLM_ | WANDB_
+    | JAX_ | XLA_ | TF_(?!VAR_) | KERAS_ | NUMBA_ | CUPY_ | NUMEXPR_ | GOMP_ | MALLOC_
+    | OMPI_MCA_(?!ess|orte|pmix) | OPAL_ | PRTE_MCA_ | MPICH_ | I_MPI_ | UCX_ | UCC_ | FI_ | HCOLL_ | GLOO_ | NVSHMEM_
     """,
     re.VERBOSE,
 )

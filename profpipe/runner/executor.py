@@ -40,7 +40,7 @@ from profpipe.job import (
     workload_argv,
 )
 from profpipe.measure import oom_pruning
-from profpipe.results import atomic
+from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     artifacts,
     child,
@@ -390,10 +390,10 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
     stopped: CaseOutcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
-        # Without the environment, which may hold secrets: a log is often shared.
+        # Without the values of the environment, which may be secrets: a log is often shared.
         log.write(f"$ {job.shown(command)}\n".encode())
-        if job.script is None and (names := environment.left_out(os.environ, env)):
-            log.write(f"# variables that the program does not get (see --env): {', '.join(names)}\n".encode())
+        if command.runs_workload and job.script is None and (names := environment.left_out(os.environ, env)):
+            log.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
         log.flush()
         output_begin = log.tell()
         try:

@@ -145,7 +145,10 @@ def _explain_span(job: Job, seconds: float) -> str:
     if why := _explain_short(job, seconds):
         return why
     if not any(map(_has_begun, job.records)):
-        return f"torch was imported too late for the capture, which ended {end_s:g} s after the start. {_LATER}."
+        return (
+            f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
+            "program was still starting."
+        )
     has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
     if job.profiler == "torch" and not has_traces:
         return (

@@ -39,6 +39,8 @@ _HASHED_BYTES = 16 << 20
 _IRRELEVANT = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "TMPDIR", "PYTHONPATH", "PWD",
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+    "MPLBACKEND", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP",
 }  # fmt: skip
 #: Options of a job that only limit its time.
 _LIMITS = {"case_timeout_s", "skip_larger_after_oom"}

@@ -179,7 +179,7 @@ class UnevenSteps:
 
     spread: float
     median_ns: float
-    #: The number of the longest step, and its time.
+    #: The number of the longest steady step, and its time.
     longest: int
     longest_ns: float
 

@@ -355,8 +355,8 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
             name, first = next(iter(own.uneven.items()))
             unit = step_unit([first.median_ns, first.longest_ns])
             yield fill(
-                "Steps of {} are uneven, so their time is the mean and not the median."
-                f" Half of them take up to {{}}; the longest, step {first.longest}, takes {{}} ({_condition(name)})."
+                "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
+                f" the longest steady step, {first.longest}, takes {{}} ({_condition(name)})."
                 " Their scaled median absolute deviation is {} of the median.",
                 whose,
                 doc.Number(first.median_ns, unit),
