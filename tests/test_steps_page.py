@@ -227,11 +227,11 @@ def test_of_uneven_steps_the_same_ones_give_the_overhead_of_a_profiler() -> None
     assert dict(steps_of(workload).overheads) == {"torch": pytest.approx(0.1)}
     context = doc.plain(step_times.by_profiler(workload).summary)
     assert context == (
-        "Each profiler's own overhead: torch +10.0 %. Of uneven steps, only those with the same numbers are compared;"
-        " 'over' names their time without a profiler."
+        "Each profiler's own overhead: torch +10.0 %. Of uneven steps, only those with the same numbers are compared:"
+        " their mean with the profiler over that without."
     )
     (row,) = records(tables_of(step_times.by_profiler(workload))["step_times"])
-    assert row == {"without a profiler ms": "54.5", "torch ms": "16.5 (+10.0 % over 14.5)"}
+    assert row == {"without a profiler ms": "54.5", "torch ms": "16.5 (+10.0 %: 15.9 over 14.5)"}
 
 
 def test_a_difference_of_uneven_steps_within_its_interval_is_no_overhead() -> None:

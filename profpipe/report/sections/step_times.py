@@ -58,9 +58,12 @@ def _time(own: CaseSteps, profiler: str, unit: Unit) -> doc.Cell:
     added = dict(own.overheads).get(profiler)
     if added is None:
         return doc.Cell(time.ns)
-    # The mean of all steps, in the first column, is not what uneven steps are compared with.
-    over = f" over {number(own.same_steps[profiler].without_ns / unit.size)}" if own.uneven else ""
-    return doc.Cell(time.ns, note=f"({signed_percent(added)}{over})")
+    note = signed_percent(added)
+    if own.uneven:
+        # The times of the columns are of all steps, and the median where steps are even under one profiler.
+        same = own.same_steps[profiler]
+        note += f": {number(same.ns / unit.size)} over {number(same.without_ns / unit.size)}"
+    return doc.Cell(time.ns, note=f"({note})")
 
 
 def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
@@ -78,7 +81,8 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
     why = "interval of the difference to {} contains 0" if is_uneven else "intervals with and without {} overlap"
     doubt = fill(f" The 95 % {why}: no overhead was measured.", doc.join(unclear))
     same = (
-        " Of uneven steps, only those with the same numbers are compared; 'over' names their time without a profiler."
+        " Of uneven steps, only those with the same numbers are compared:"
+        " their mean with the profiler over that without."
         if is_uneven
         else ""
     )
