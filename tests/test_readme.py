@@ -27,7 +27,8 @@ EXAMPLE = ROOT / "examples" / "h200-attention" / "SUMMARY.md"
 def first_screen() -> str:
     """Return the example's title, answer and table of times, two heading levels lower."""
     text = EXAMPLE.read_text(encoding="utf-8")
-    head = text[: text.index("## Warnings")]
+    # The times are the first section; what follows is another one.
+    head = text[: text.index("\n## ", text.index("\n## Times") + 1)]
     linked = re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head)
     return re.sub(r"^#", "###", linked, flags=re.MULTILINE).strip()
 
