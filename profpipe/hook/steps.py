@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import os
 import sys
@@ -169,6 +168,8 @@ class Steps:
         self._record.forget()
         began = self.number >= 0
         if self._capture is not None:
+            import ctypes
+
             # A forked process cannot use the CUDA context. Destroying a copied event would abort it, so the capture is
             # never freed here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._capture))
