@@ -20,10 +20,10 @@ import pandas as pd
 
 from profpipe import errors
 from profpipe.ingest import attribution, bounds, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
-from profpipe.ingest.groupby import combine, factorize, labelled
+from profpipe.ingest.groupby import combine, factorize, groups, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
 from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import operations, search
+from profpipe.ingest.steps import operations, reconcile, search
 from profpipe.results import schema
 
 READS_FOLDERS = True
@@ -110,6 +110,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         warnings, details = diagnostics.messages(export, work)
         notes += [*diagnostics.notes(work, calls, launches), *warnings]
         latest, waits = _latest(work, calls), _waits(calls)
+        checks = _checks(export, work, calls)
         # A gigabyte of ten million kernels, which nothing needs any more.
         del calls
         placed = attribution.attribute(ranges, launches)
@@ -120,7 +121,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
-        given = _operations(export, work, launches, classes.result(), placed)
+        given = _operations(export, work, launches, classes.result(), placed, checks)
         del launches
         launched = comm_overlap.kernels(given, placed, activities.pids)
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
@@ -228,6 +229,7 @@ def _operations(
     launches: attribution.Launches,
     classes: Sequence[str],
     placed: attribution.Attribution,
+    checks: Sequence[reconcile.Row] = (),
 ) -> operations.Operations:
     # Without the other columns of the launches: one of ten million kernels is 80 MB.
     end, thread = launches.end, (launches.thread & activities.THREAD_BITS).astype(np.int32)
@@ -250,7 +252,28 @@ def _operations(
         read_calls,
         work.grid,
         functools.partial(activities.read_sizes, export, work),
+        checks=checks,
     )
+
+
+def _checks(export: columns.Source, work: activities.Work, calls: activities.Calls) -> list[reconcile.Row]:
+    """Return the kernels whose end was corrected, the launches without a kernel, and the replays that lack some."""
+    rows, removed = work.late_ends
+    found = list(reconcile.of_late_ends(removed, work.name[rows], work.names))
+    of_work = dict(groups(work.process))
+    for process, own in groups(calls.process[calls.launches]):
+        # nsys may record a call twice, under its name with and without a version.
+        launched = np.unique(calls.correlation[calls.launches[own]])
+        done = np.isin(launched, work.correlation[of_work[process]]) if process in of_work else np.zeros(1, dtype=bool)
+        lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
+        found += [{**check, "process": process} for check in lost]
+    if len(calls.graphs) and (graph := activities.read_graphs(export, work)) is not None:
+        for process, own in groups(work.process):
+            own = own[work.kind[own] == schema.KINDS.index("kernel")]
+            launch = np.where(work.correlation[own] == 0, -1, work.correlation[own].astype(np.int64))
+            replays = reconcile.of_replays(graph[own], launch, work.name[own])
+            found += [{**check, "process": process} for check in replays]
+    return found
 
 
 def _origin(export: columns.Source, work: activities.Work, placed: attribution.Attribution) -> schema.Origin:

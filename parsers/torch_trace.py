@@ -29,7 +29,7 @@ from profpipe.ingest import (
     range_stats,
 )
 from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import operations, partition, search
+from profpipe.ingest.steps import operations, partition, reconcile, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
 
@@ -90,9 +90,13 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     # The rank that torch.distributed gave the process.
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
+    found = steps.of_processes(pids).tables(profiler="torch", rank=rank if type(rank) is int and rank >= 0 else pd.NA)
+    if merged := {int(pids(np.array([code]))[0]): rank for code, rank in trace.process_ranks.items()}:
+        for table in ("steps", "timeline"):
+            found[table] = found[table].assign(rank=found[table]["process"].map(merged).astype("Int64"))
     return schema.Tables(
         kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler="torch"),
-        **steps.of_processes(pids).tables(profiler="torch", rank=rank if type(rank) is int and rank >= 0 else pd.NA),
+        **found,
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -172,7 +176,27 @@ def _launches(trace: events.Trace) -> pd.DataFrame:
     gpu["by_operator"] = ~called & gpu["thread"].notna()
     gpu["kind"] = np.array(events.KINDS, dtype=object)[gpu["kind"].astype(int)]
     gpu["convolves"] = (gpu["kind"] == "kernel") & _are_in_convolutions(trace, gpu, by_call, by_operator)
+    gpu["removed"] = _correct_late_ends(trace, gpu)
     return gpu
+
+
+def _correct_late_ends(trace: events.Trace, gpu: pd.DataFrame) -> np.ndarray:
+    """Correct ends of kernels that are recorded too late, in place, and return the ns removed from each."""
+    rows = np.flatnonzero(gpu["kind"] == "kernel")
+    kernels = gpu.iloc[rows]
+    stream = kernels["stream"].fillna(-1).to_numpy()
+    process = trace.process_codes[kernels["thread"].fillna(-1).to_numpy().astype(int)]
+    lane, _ = groupby.combine(process, kernels["device"].fillna(-1).to_numpy(), stream)
+    start = _ns(kernels["start"])
+    end = start + _ns(kernels["dur"])
+    recorded = end.copy()
+    launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
+    late = reconcile.clip_late_ends(start, end, np.where(stream < 0, -1, lane), np.where(launch > 0, launch, -1))
+    removed = np.zeros(len(gpu), dtype=np.int64)
+    removed[rows[late]] = recorded[late] - end[late]
+    if len(late):
+        gpu["dur"] -= removed / 1000
+    return removed
 
 
 def _sorted_calls(trace: events.Trace) -> pd.DataFrame:
@@ -299,6 +323,9 @@ def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from numbers of processes to process ids, -1 where they are unknown."""
     # `fillna` would not replace a missing number by NaN.
     pids = dict(zip(trace.process_codes, trace.pids.to_numpy(float, na_value=events.MISSING), strict=False))
+    if len({pids[code] for code in trace.process_ranks}) < len(trace.process_ranks):
+        # Ranks in containers have one process id.
+        pids |= trace.process_ranks
     return lambda codes: np.array(
         [int(pid) if np.isfinite(pid := pids.get(code, events.MISSING)) else -1 for code in codes], dtype=np.int64
     )
@@ -331,7 +358,32 @@ def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.nda
         read_calls=lambda rows: _calls_of(trace, launches, rows),
         grid=launches["shape"].to_numpy().astype(int),
         read_sizes=lambda: launches["bytes"].fillna(0).to_numpy().astype(np.int64),
+        checks=_checks(trace, launches),
     )
+
+
+def _checks(trace: events.Trace, launches: pd.DataFrame) -> list[reconcile.Row]:
+    """Return the kernels whose end was corrected, those that are lost, and those whose process is unknown."""
+    removed, kernels = launches["removed"].to_numpy(), launches[launches["kind"] == "kernel"]
+    late = np.flatnonzero(removed)
+    found = list(reconcile.of_late_ends(removed[late], launches["name"].to_numpy().astype(int)[late], trace.texts))
+    found += reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels))
+    calls = trace.frame("call")
+    thread, time = calls["thread"].to_numpy().astype(int), calls["start"].to_numpy()
+    named = {
+        pattern: np.isin(calls["name"], [code for code, name in enumerate(trace.texts) if re.search(pattern, name)])
+        for pattern in (_LAUNCH.pattern, "StreamBeginCapture", "StreamEndCapture")
+    }
+    launching, *marks = (np.flatnonzero(rows) for rows in named.values())
+    launching = launching[~reconcile.are_captured(*((thread[each], time[each]) for each in (launching, *marks)))]
+    has_kernel = np.isin(calls["correlation"].to_numpy()[launching], launches["correlation"])
+    for each, rows in groupby.groups(trace.process_codes[thread[launching]]):
+        lost = reconcile.of_lost_kernels(len(rows), int(has_kernel[rows].sum()))
+        found += [{**check, "process": int(each)} for check in lost]
+    launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
+    graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
+    found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
+    return found
 
 
 def _calls_of(trace: events.Trace, launches: pd.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,6 +38,9 @@ _STEP = "step_"
 #: The prefix of metrics of a whole recording in which no step was found.
 _CAPTURE = "capture_"
 
+#: The prefix of metrics of what a recording contradicts itself in.
+_CHECK = "check_"
+
 
 @dataclass(frozen=True)
 class Number:
@@ -73,7 +76,7 @@ class CaseIndex:
     by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
-    #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps and of recordings without steps.
+    #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps, and of recordings.
     step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
     #: The ranks whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
@@ -101,14 +104,14 @@ class CaseIndex:
             failed = profiler == "plain" and statuses.get(case, {}).get(profiler) in FAILED
             if failed and metric.startswith((*OF_ITS_PROCESS, "peak_", _STEP)):
                 continue
-            if subject.startswith(schema.PROCESS_PREFIX):
+            if subject.startswith(schema.PROCESS_PREFIX) and not metric.startswith(_CHECK):
                 # The case has the numbers of all its processes.
                 if metric in _TIMES:
                     processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
                 if metric == PROCESS_WALL:
                     walls[case, profiler] = (*walls.get((case, profiler), ()), Number(*row).value)
                 continue
-            if metric.startswith((_STEP, _CAPTURE)):
+            if metric.startswith((_STEP, _CAPTURE, _CHECK)):
                 steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
                 continue
             if subject.startswith(_APART):

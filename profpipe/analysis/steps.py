@@ -16,6 +16,7 @@ from profpipe.analysis.case_index import CaseIndex, Number
 from profpipe.analysis.findings.steps import (
     IDLE_PARTS,
     CaseSteps,
+    Contradiction,
     CopyTraffic,
     Measure,
     OutlierCause,
@@ -36,7 +37,7 @@ from profpipe.analysis.nodes import differences_of_job
 from profpipe.config.items import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import RANK_PREFIX, UNEVEN_STEPS, StepRule, StepState
+from profpipe.results.schema import RANK_PREFIX, STEP_RANGE, STEP_STRIDE, UNEVEN_STEPS, Check, StepRule, StepState
 
 #: The class of the kernels that are the part ``communication``.
 _COMMUNICATION = "communication"
@@ -90,7 +91,18 @@ def find_steps(
         has_launches=bool(recordings),
         items={case: number for case, number in items.items() if number is not None},
         item_name=str(declared.get("item_name") or "items"),
+        contradictions=tuple(_contradictions(index, cases)),
     )
+
+
+def _contradictions(index: CaseIndex, cases: Sequence[str]) -> Iterator[Contradiction]:
+    """Yield what the recordings of the cases contradict themselves in, each once."""
+    seen: dict[Contradiction, None] = {}
+    for (case, _), numbers in index.step_numbers.items():
+        for check in Check:
+            for subject, number in numbers.get(check.value, {}).items() if case in cases else ():
+                seen[Contradiction(case, check, subject, number.value, int(number.n))] = None
+    yield from seen
 
 
 def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
@@ -149,6 +161,8 @@ class _Case:
             ranks=tuple(self._ranks(profiler, steady, numbers.get("step_time", {}))),
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
+            range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
+            stride=round(_of_case(numbers, STEP_STRIDE) or 1),
         )
 
     def _uneven(self, profilers: Iterable[str]) -> Iterator[tuple[str, UnevenSteps]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ TRACED: Final = ("nsys", "torch")
 
 #: A step like most others, in place of a number.
 STEADY: Final = "steady"
+
+STEP_RANGE: Final = "ranges of the program with such a name are its steps"
 
 #: The page of a results folder, and what stands for it where `history --html` names no file.
 HISTORY_PAGE: Final = "profpipe.html"
@@ -99,6 +102,7 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
     group.add_argument(
         "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
     )
+    group.add_argument("--step-range", type=regex, metavar="REGEX", help=STEP_RANGE)
     group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
 
 
@@ -163,13 +167,19 @@ def check_program(args: argparse.Namespace, command: str) -> None:
     elif args.env:
         raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
     elif given := steps(args).get("steps"):
-        what = f"--{'stop' if 'stop' in given else f'{next(iter(given))}-steps'}"
+        names = {"stop": "--stop", "range": "--step-range"}
+        what = next((names[key] for key in names if key in given), f"--{next(iter(given))}-steps")
         raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
 
 
-def steps(args: argparse.Namespace) -> dict[str, dict[str, int | bool]]:
+def steps(args: argparse.Namespace) -> dict[str, dict[str, int | bool | str]]:
     """Return the setting ``steps`` of a workload with what the options give; empty where they give nothing."""
-    given = {"warmup": args.warmup_steps, "measure": args.measure_steps, "stop": args.stop or None}
+    given = {
+        "warmup": args.warmup_steps,
+        "measure": args.measure_steps,
+        "stop": args.stop or None,
+        "range": args.step_range,
+    }
     known = {name: value for name, value in given.items() if value is not None}
     return {"steps": known} if known else {}
 
@@ -177,6 +187,14 @@ def steps(args: argparse.Namespace) -> dict[str, dict[str, int | bool]]:
 def program_file(out: Path) -> Path:
     """Return the path of the pipeline file of a program: in a folder as deep as that of the run, which has no name."""
     return out.resolve() / "run" / "pipeline.yaml"
+
+
+def regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
+    return text
 
 
 def percentage(text: str) -> float:

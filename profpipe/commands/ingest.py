@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from profpipe.commands import arguments
+
 EXAMPLES = """\
   profpipe ingest capture.nsys-rep                       # print what the file holds
-  profpipe ingest *.sqlite report.ncu-rep --out tables   # tables and SUMMARY.md in tables/"""
+  profpipe ingest *.sqlite report.ncu-rep --out tables   # tables and SUMMARY.md in tables/
+  profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
+    parser.add_argument("--step-range", type=arguments.regex, metavar="REGEX", help=arguments.STEP_RANGE)
 
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.commands import reading
 
-    return reading.read_files(args.files, args.out)
+    return reading.read_files(args.files, args.out, args.step_range or "")

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pyarrow
 
 from profpipe import errors
@@ -26,9 +27,15 @@ from profpipe.stdio import visible_line
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
 
+_NAMED_RANGES = 5
 
-def read_files(paths: Sequence[Path], out: Path | None) -> int:
-    """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there."""
+
+def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "") -> int:
+    """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
+
+    ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
+    name.
+    """
     if out is not None and (out / FILE).is_file() and Manifest.load(out).is_run:
         raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
     # Arrow's own pool keeps the memory that it frees. Memory that malloc frees is used again by numpy, which saves a
@@ -45,7 +52,8 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
             registry.parsers()
             loader.submit(importlib.import_module, "profpipe.commands.rendering")
-        for result in (_refuse_empty(result) for source in reader.sources_of_paths(paths) for result in _read(source)):
+        sources = (replace(source, step_range=step_range) for source in reader.sources_of_paths(paths))
+        for result in (_refuse_empty(result) for source in sources for result in _read(source)):
             if isinstance(result, reader.Refusal):
                 refusals.append(result)
                 continue
@@ -53,6 +61,8 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
             print("\n".join(map(visible_line, _lines(result))))
+    if step_range and read:
+        _check_range(step_range, read)
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.
     refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
     for refusal in refusals:
@@ -76,6 +86,17 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
             parquet.result()
         print(rendering.shown_path(written.summary))
     return errors.SOME_FAILED if refusals else errors.OK
+
+
+def _check_range(step_range: str, read: Sequence[Tables]) -> None:
+    """Raise ConfigError where no step begins at a range that matches ``step_range``."""
+    if any((tables.steps["rule"] == schema.StepRule.MARKER.value).any() for tables in read):
+        return
+    ranges = pd.concat([tables.ranges for tables in read])
+    names = ranges.groupby("range")["kernel_ns"].sum().sort_values(ascending=False).index[:_NAMED_RANGES]
+    has = f"The ranges with the most kernel time are {', '.join(map(repr, names))}." if len(names) else "It has none."
+    what = f"no range in which kernels were launched has a name that {step_range!r} matches as a whole."
+    raise ConfigError("--step-range", what, has)
 
 
 def _make_folder(out: Path) -> None:

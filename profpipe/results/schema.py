@@ -186,6 +186,8 @@ class StepRule(str, Enum):
     FORWARD = "forward"
     #: Ranges that a framework opens.
     FRAMEWORK = "framework"
+    #: The program's own ranges that recur and hold most of the kernel time.
+    RANGE = "range"
     #: No range: the sequence of launches recurs.
     PATTERN = "pattern"
 
@@ -204,6 +206,33 @@ class StepState(str, Enum):
     OUTLIER = "outlier"
     #: Work between two steps: evaluation, a checkpoint.
     OTHER = "other"
+    #: The last step, where nothing says when it ends.
+    LAST = "last"
+
+
+class Check(str, Enum):
+    """Metrics of what a recording contradicts itself in: the number, and ``n`` of how many."""
+
+    #: ns by which kernels are recorded to end too late, by name; ``n`` of them. Their ends were corrected.
+    LATE_END = "check_late_end"
+    #: Launches of a process without a kernel in the file, of ``n`` launches.
+    LOST_KERNELS = "check_lost_kernels"
+    #: Kernels that some of ``n`` replays of a graph lack.
+    REPLAYS = "check_replays"
+    #: % of the kernel time launched in ``n`` steps that ran in other steps or after them.
+    OUTSIDE_STEPS = "check_outside_steps"
+    #: Kernels whose launch is unknown, since several processes of a merged trace use its number; of ``n`` kernels.
+    SHARED_IDS = "check_shared_ids"
+    #: % of the kernel time that lies in steps, of ``n`` steps: too little for a step.
+    COVERAGE = "check_coverage"
+
+    __str__ = str.__str__
+
+
+#: Metric with the name of the program's range that is the step as its subject; % of the kernel time in it.
+STEP_RANGE: Final = "step_range"
+#: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
+STEP_STRIDE: Final = "step_stride"
 
 
 STEPS: Final = _table(
@@ -217,11 +246,16 @@ STEPS: Final = _table(
         "Int64",
         "number of the step, as in the name of its range, else from 0; of other work, of the step before it",
     ),
-    Column("state", "str", "warmup, steady, outlier or other (work between two steps)", _values(StepState)),
+    Column(
+        "state",
+        "str",
+        "warmup, steady, outlier, last (its end is unknown) or other (work between two steps)",
+        _values(StepState),
+    ),
     Column(
         "rule",
         "str",
-        "what says where the step begins: marker, optimizer, forward, framework or pattern",
+        "what says where the step begins: marker, optimizer, forward, framework, range or pattern",
         _values(StepRule),
     ),
     Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from profpipe.results.schema import StepRule, StepState
+from profpipe.results.schema import Check, StepRule, StepState
 
 
 class StepPart(str, Enum):
@@ -224,6 +224,10 @@ class CaseSteps:
     rows: tuple[StepRow, ...] = ()
     #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
     unlike_nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    #: The program's own range that is the step; empty by another rule.
+    range_name: str = ""
+    #: The recurrences of a sequence of launches that are one step.
+    stride: int = 1
 
     def count(self, state: StepState) -> tuple[int, int]:
         """Return the fewest and the most steps in ``state`` of a rank."""
@@ -279,6 +283,17 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class Contradiction:
+    """What a recording of a case contradicts itself in: a number, of how many, and whose (a kernel or a process)."""
+
+    case: str
+    check: Check
+    subject: str
+    value: float
+    n: int
+
+
+@dataclass(frozen=True)
 class StepFindings:
     """The steps of one workload, and the recordings in which none was found.
 
@@ -294,6 +309,7 @@ class StepFindings:
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""
+    contradictions: tuple[Contradiction, ...] = ()
 
     def of(self, case: str) -> CaseSteps | None:
         return next((own for own in self.cases if own.case == case), None)

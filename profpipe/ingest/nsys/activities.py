@@ -15,7 +15,7 @@ import pandas as pd
 from profpipe.ingest import attribution, bounds, launch_order
 from profpipe.ingest.groupby import Int64s, combine, factorize, groups
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
-from profpipe.ingest.steps import operations
+from profpipe.ingest.steps import operations, reconcile
 from profpipe.results import schema
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
@@ -52,7 +52,8 @@ class Work:
     """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS.
 
     ``grid`` is a number for the grid of a kernel, 0 for what is no kernel.
-    ``dropped`` records had an impossible time, ``folded`` names are one (``bounds.OTHER_KERNELS``).
+    ``dropped`` records had an impossible time, ``folded`` names are one (``bounds.OTHER_KERNELS``). ``late_ends`` are
+    the kernels whose end was corrected, and the ns removed from them.
     """
 
     kind: npt.NDArray[np.int8]
@@ -67,6 +68,7 @@ class Work:
     names: list[str]
     dropped: int
     folded: int = 0
+    late_ends: tuple[npt.NDArray[np.intp], Int64s] = (np.zeros(0, np.intp), np.zeros(0, np.int64))
 
     def is_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
         return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
@@ -76,8 +78,8 @@ class Work:
 class Calls:
     """CUDA API calls, times in ns; ``failed``: counts by (name, result).
 
-    ``graphs`` are the rows that launch graphs, ``waits`` those in which the host waits for the GPU; ``wait_name``
-    indexes their ``wait_names``.
+    ``graphs`` are the rows that launch graphs, ``launches`` those that launch a kernel, ``waits`` those in which the
+    host waits for the GPU; ``wait_name`` indexes their ``wait_names``.
     """
 
     start: Int64s
@@ -85,6 +87,7 @@ class Calls:
     thread: Int64s
     correlation: npt.NDArray[np.uint32]
     graphs: npt.NDArray[np.intp]
+    launches: npt.NDArray[np.intp]
     waits: npt.NDArray[np.intp]
     wait_name: npt.NDArray[np.intp]
     wait_names: list[str]
@@ -122,8 +125,22 @@ def _read_work(export: Source, strings: Strings) -> Work:
     start, end = joined["start"], joined["end"]
     if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
         raise Damaged("its times span more than 100 days: the file is damaged")
+    late_ends = _correct_late_ends(joined)
     joined["name"], names, folded = bounds.fold_names(joined["name"], names, end - start)
-    return Work(**joined, names=names, dropped=dropped, folded=folded)
+    return Work(**joined, names=names, dropped=dropped, folded=folded, late_ends=late_ends)
+
+
+def _correct_late_ends(columns: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.intp], Int64s]:
+    """Correct the ends of kernels that are recorded too late, in place; return their rows and the ns removed."""
+    rows = np.flatnonzero(columns["kind"] == schema.KINDS.index("kernel"))
+    start, end = columns["start"][rows], columns["end"][rows]
+    stream = columns["stream"][rows]
+    lane, _ = combine(columns["process"][rows], columns["device"][rows], stream)
+    launch = columns["correlation"][rows].astype(np.int64)
+    recorded = end.copy()
+    late = reconcile.clip_late_ends(start, end, np.where(stream < 0, -1, lane), np.where(launch == 0, -1, launch))
+    columns["end"][rows[late]] = end[late]
+    return rows[late], recorded[late] - end[late]
 
 
 def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
@@ -143,6 +160,21 @@ def read_shapes(export: Source) -> pd.DataFrame | None:
     texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
     texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
+
+
+def read_graphs(export: Source, work: Work) -> Int64s | None:
+    """Return a number for the graph of each row of ``work``, negative for others; None where the file has no graphs."""
+    table = f"{PREFIX}KERNEL"
+    name = next((name for name in ("graphNodeId", "graphId") if name in export.columns(table)), None)
+    if name is None:
+        return None
+    columns = read_numbers(export, table, {"start": np.int64, "end": np.int64, name: np.int64})
+    graph = columns[name][_sane(columns["start"], columns["end"])]
+    # The number of a node has that of its graph above bit 32.
+    graph = np.where(graph > 0, graph >> (32 if name == "graphNodeId" else 0), -1)
+    found = np.full(len(work.start), -1, dtype=np.int64)
+    found[work.is_kind("kernel")] = graph
+    return found
 
 
 def read_sizes(export: Source, work: Work) -> Int64s:
@@ -219,6 +251,7 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
     used = pd.unique(columns["nameId"])
     used_names = [name or "" for name in strings.of(used)]
     graphs = _calls_named(columns["nameId"], used, ["GraphLaunch" in name for name in used_names])
+    launches = _launching(columns, used, used_names)
     waits = _calls_named(columns["nameId"], used, [operations.is_waiting_call(name) for name in used_names])
     wrong = np.flatnonzero(columns["returnValue"])
     wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
@@ -228,7 +261,20 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
     wait_name, wait_ids = pd.factorize(columns["nameId"][waits])
     wait_names = [_plain_call(name) for name in strings.of(wait_ids)]
     times = columns["start"], columns["end"], columns["globalTid"], columns["correlationId"]
-    return Calls(*times, graphs, waits, wait_name, wait_names, failed)
+    return Calls(*times, graphs, launches, waits, wait_name, wait_names, failed)
+
+
+def _launching(columns: dict[Any, npt.NDArray[Any]], used: npt.NDArray[Any], names: list[str]) -> npt.NDArray[np.intp]:
+    """Return the rows of the calls that launched a kernel, without those that failed or built a graph."""
+
+    def named(pattern: str) -> npt.NDArray[np.intp]:
+        return _calls_named(columns["nameId"], used, [re.match(pattern, name) is not None for name in names])
+
+    rows = named(r"(cuda|cu)Launch\w*Kernel")
+    rows = rows[columns["returnValue"][rows] <= 0]
+    marks = (named(rf"(cuda|cu)Stream{what}Capture") for what in ("Begin", "End"))
+    places = ((columns["globalTid"][each], columns["start"][each]) for each in (rows, *marks))
+    return rows[~reconcile.are_captured(*places)]
 
 
 def read_call_names(export: Source, strings: Strings) -> tuple[npt.NDArray[np.intp], list[str]]:

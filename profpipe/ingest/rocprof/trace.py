@@ -17,7 +17,7 @@ import pandas as pd
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import attribution, bounds, kernel_classes, launch_sums, range_stats
 from profpipe.ingest.groupby import combine
-from profpipe.ingest.steps import operations, search
+from profpipe.ingest.steps import operations, reconcile, search
 from profpipe.results import schema
 
 #: ``start`` and ``end`` are on the GPU, ``thread`` launched it, ``dispatched`` is when the host queued it. ``space``
@@ -109,6 +109,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     launches, impossible = _drop_impossible(recording.launches)
     ranges, impossible_ranges = _drop_impossible(recording.ranges)
     numbers, names = pd.factorize(launches["name"])
+    launches, checks = _correct_late_ends(launches, numbers, list(names))
     duration = (launches["end"] - launches["start"]).to_numpy(dtype=np.float64)
     numbers, kept, folded = bounds.fold_names(numbers, list(names), duration)
     launches = launches.assign(name=np.array(kept, dtype=object)[numbers])
@@ -128,7 +129,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     if len(launches) and not recording.has_counters:
         known = (how != schema.Placement.RUN_TIME).to_numpy()
         called = replace(given, start=np.where(known, given.start, operations.UNKNOWN))
-        done = _operations(launches, called, in_case)
+        done = replace(_operations(launches, called, in_case), checks=checks)
         waits = codes.waits(recording.calls)
         steps = search.find(done, given_ranges, waits, own=recording.step_range).of_processes(codes.find_pids)
     counted = {"launches": impossible, "ranges": impossible_ranges}
@@ -267,6 +268,26 @@ class _Codes:
             name,
             [str(text) for text in names],
         )
+
+
+def _correct_late_ends(
+    launches: pd.DataFrame, name: np.ndarray[Any, Any], names: list[Any]
+) -> tuple[pd.DataFrame, list[reconcile.Row]]:
+    """Return the launches with the ends corrected that are recorded too late, and what was removed."""
+    rows = np.flatnonzero(launches["kind"] == "kernel")
+    kernels = launches.iloc[rows]
+    keys = [*_PROCESS, "device", "stream"]
+    lane, _ = combine(*(pd.factorize(kernels[key], use_na_sentinel=False)[0] for key in keys))
+    lane = np.where(kernels["stream"].isna(), -1, lane)
+    start, end = (kernels[key].to_numpy(dtype=np.int64) for key in ("start", "end"))
+    recorded = end.copy()
+    late = reconcile.clip_late_ends(start, end, lane, kernels["correlation"].fillna(-1).to_numpy(dtype=np.int64))
+    if not len(late):
+        return launches, []
+    ends = launches["end"].to_numpy(dtype=np.int64).copy()
+    ends[rows[late]] = end[late]
+    found = reconcile.of_late_ends(recorded[late] - end[late], name[rows[late]], [str(each) for each in names])
+    return launches.assign(end=pd.array(ends, dtype="Int64")), list(found)
 
 
 def _operations(

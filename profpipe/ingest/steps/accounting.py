@@ -24,8 +24,9 @@ class Accounts:
 def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -> Accounts | None:
     """Return one row for each segment in which the device ran something, None where it ran nothing in any.
 
-    The period of a segment goes from its first operation to the first one of the next segment, at the end to its own
-    last operation. ``origin`` is subtracted from the start; all times are ns. ``waits`` are those of the process.
+    The period of a segment goes from its first operation to the first one of the next segment. The last one ends with
+    its own last operation, but lasts at least as long as its range, where it has one: until then the host launched
+    nothing more. ``origin`` is subtracted from the start; all times are ns. ``waits`` are those of the process.
     """
     placed = segments.place(timeline.launched)
     inside = np.flatnonzero(placed >= 0)
@@ -35,7 +36,9 @@ def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -
     firsts = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]]))
     row = np.full(len(placed), -1)
     row[inside] = np.cumsum(np.bincount(firsts, minlength=len(code))) - 1
-    frame = _periods(timeline, inside, firsts, waits)
+    last = int(code[-1])
+    least = int(segments.end[last] - segments.begin[last]) if segments.has_last_end and segments.is_step[last] else 0
+    frame = _periods(timeline, inside, firsts, waits, least)
     kernels = np.flatnonzero((row >= 0) & timeline.is_kernel)
     duration = (timeline.end - timeline.start)[kernels]
     frame["kernel_ns"] = np.bincount(row[kernels], weights=duration, minlength=len(frame))
@@ -45,8 +48,11 @@ def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -
     return Accounts(frame.assign(rule=segments.rule.value), row)
 
 
-def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union) -> pd.DataFrame:
-    """Return period and partition; ``firsts`` are the places in ``inside`` at which a segment begins."""
+def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least: int) -> pd.DataFrame:
+    """Return period and partition; ``firsts`` are the places in ``inside`` at which a segment begins.
+
+    ``least`` is how long the last period lasts at least.
+    """
     begin = np.minimum.reduceat(timeline.start[inside], firsts)
     # A later step cannot begin first; where an operation was launched late but ran early, its step begins with it.
     begin = np.minimum.accumulate(begin[::-1])[::-1]
@@ -63,6 +69,9 @@ def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union) -> pd
         communication, not_copy = np.zeros(len(begin), dtype=np.int64), compute.covered(bounds)
     wall, busy = np.diff(bounds), anything.covered(bounds)
     late, blocked = _idle(timeline, anything, waits, bounds)
+    rest = max(least - int(wall[-1]), 0)
+    wall[-1] += rest
+    late[-1] += rest
     return pd.DataFrame(
         {
             "start_ns": begin,

@@ -25,6 +25,8 @@ COUNT_BY_PATTERN: Final = "step_count_by_pattern"
 _RECORDING: Final = "capture_"
 _PARTS: Final = ("compute", "communication", "copy", "idle_launch", "idle_blocked", "idle_other")
 
+_CHECKS: Final = frozenset(check.value for check in schema.Check)
+
 _CASE: Final = ["workload", "profiler", "case"]
 _PLACE: Final = ["source", "process", "device"]
 
@@ -121,10 +123,11 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
         ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
         return replace(tables, timeline=ranked)
     steps = _with_ranks(tables.steps, schema.STEPS)
-    rows = list(_recordings(tables))
+    rows = [*_recordings(tables), *_checks(tables.step_figures)]
     rows += [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
     places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
     placed = tables.step_figures.merge(places, on=[*_CASE, *_PLACE])
+    placed = placed[~placed["metric"].isin(_CHECKS)]
     ranks = places.groupby(_CASE, sort=False).size()
     for key, group in placed.groupby(_CASE, sort=False):
         rows += _means(_named(key), group, int(ranks[key]))
@@ -145,6 +148,13 @@ def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
             ranked = group.merge(places.assign(rank=range(len(places))), on=_PLACE)
             for row in ranked.to_dict("records"):
                 yield {**_named(key), **_number_of(row), "subject": f"{schema.RANK_PREFIX}{row['rank']}"}
+
+
+def _checks(figures: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield what recordings contradict themselves in; the subject is a name of a kernel, or the process."""
+    for row in figures[figures["metric"].isin(_CHECKS)].to_dict("records"):
+        process = "" if pd.isna(row["process"]) else f"process {row['process']}"
+        yield {**{key: row[key] for key in _CASE}, **_number_of(row), "subject": row["subject"] or process}
 
 
 def _named(key: Any) -> dict[str, str]:

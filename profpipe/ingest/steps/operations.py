@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Operations:
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
     each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
     ``read_calls`` the ends of the launch calls of some rows and their threads, as the tool numbers them, negative where
-    they are unknown; both are called only if they are needed.
+    they are unknown; both are called only if they are needed. ``checks`` are what the parser has found (``reconcile``).
     """
 
     kind: Ints
@@ -81,6 +81,7 @@ class Operations:
     read_calls: Callable[[Ints], tuple[Int64s, Ints]]
     grid: Ints | None = None
     read_sizes: Callable[[], Ints] | None = None
+    checks: Sequence[Mapping[str, Any]] = ()
 
     def reading_once(self) -> Operations:
         """Return the operations with a reader of sizes that reads once, whatever the number of devices."""
@@ -109,13 +110,12 @@ class Operations:
         codes = [number.setdefault(kernel_classes.normalise(name), len(number)) for name in self.names]
         return list(number), np.array(codes, dtype=np.int64)
 
-    def devices(self) -> Iterator[tuple[int, int, Ints]]:
-        """Yield (process, device, rows) of each device that ran something outside every case."""
+    def processes(self) -> Iterator[tuple[int, dict[int, Ints]]]:
+        """Yield (process, rows by device) of each process that ran something outside every case."""
         outside = np.flatnonzero(~self.in_case) if self.in_case.any() else None
         for process, of_process in groups(self.process if outside is None else self.process[outside]):
             rows = of_process if outside is None else outside[of_process]
-            for device, of_device in groups(self.device[rows]):
-                yield process, device, rows[of_device]
+            yield process, {device: rows[of_device] for device, of_device in groups(self.device[rows])}
 
 
 @dataclass(frozen=True)

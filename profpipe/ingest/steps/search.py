@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,16 @@ import pandas as pd
 
 from profpipe.ingest import attribution, bounds
 from profpipe.ingest.groupby import Int64s
-from profpipe.ingest.steps import excerpt, pattern, segments, windows
+from profpipe.ingest.steps import excerpt, pattern, reconcile, segments, states, windows
 from profpipe.ingest.steps.accounting import Accounts, account
 from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
 from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.segments import Segments
-from profpipe.ingest.steps.states import states
 from profpipe.results import schema
 from profpipe.results.schema import StepState
+
+#: A row of ``schema.STEP_FIGURES`` without its place.
+Figure = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,64 +57,163 @@ def find(
 ) -> Found:
     """Find the steps of each process and device, among the operations outside all cases.
 
-    A process with cases has no steps by pattern: what it runs between its cases only prepares them. Of another device
-    without steps the figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of
-    ``windows.find``.
+    The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
+    cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
+    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``.
     """
     operations = operations.reading_once()
     by_process = windows.find(ranges, unclosed, own)
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
-    steps, figures = [], []
-    shown, window = excerpt.Excerpts(operations, waits), None
-    for process, device, rows in operations.devices():
-        own_line = timeline(operations, rows)
-        by_ranges = _by_windows(own_line, by_process.get(process, ()))
-        by_pattern = None if process in with_cases else _by_pattern(operations, own_line)
-        chosen = by_ranges or by_pattern
-        accounts = account(own_line, chosen, shown.waiting(process), origin) if chosen else None
-        place = {"process": process, "device": device}
-        if chosen is None or accounts is None:
-            if process not in with_cases:
-                whole = account(own_line, segments.everything(own_line.launched), shown.waiting(process), origin)
-                figures.append(pd.DataFrame(of_recording(whole)).assign(**place))
-                shown.add(own_line, excerpt.of_beginning(own_line, origin), **place)
+    shown = excerpt.Excerpts(operations, waits)
+    lines = [
+        (process, {device: timeline(operations, rows) for device, rows in by_device.items()})
+        for process, by_device in operations.processes()
+    ]
+    checks: list[Figure] = [dict(check) for check in operations.checks]
+    steps, figures, window = [], [], None
+    accounted: list[tuple[dict[str, int], Timeline, Accounts, bool]] = []
+    for process, own_lines in lines:
+        chosen, found = _choose(
+            operations, ranges, by_process.get(process, ()), process, own_lines, process in with_cases
+        )
+        if chosen is None:
             continue
-        frame = _with_states(accounts).assign(**place)
+        for device, line in own_lines.items():
+            place = {"process": process, "device": device}
+            accounts = account(line, chosen, shown.waiting(process), origin)
+            if accounts is not None:
+                accounted.append((place, line, accounts, chosen.has_last_end))
+                checks += [{**check, **place} for check in reconcile.of_windows(line, accounts, origin)]
+                figures += [{**figure, **place} for figure in found]
+        placed = [(line, chosen.place(line.launched)) for line in own_lines.values()]
+        checks += [{**check, "process": process} for check in reconcile.of_coverage(chosen, placed)]
+    if any(check["metric"] in reconcile.FORBID_STEPS for check in checks):
+        accounted, figures = [], []
+    for place, line, accounts, ends in accounted:
+        frame = _with_states(accounts, ends).assign(**place)
         steps.append(frame)
         window = excerpt.of_step(frame, origin, window)
-        shown.add(own_line, window, **place)
-        found = of_device(operations, own_line, accounts, frame)
-        if by_ranges and by_pattern and by_pattern.steps != by_ranges.steps:
-            found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
-        figures.append(pd.DataFrame(found).assign(**place))
+        shown.add(line, window, **place)
+        figures += [{**figure, **place} for figure in of_device(operations, line, accounts, frame)]
+    with_steps = {(place["process"], place["device"]) for place, *_ in accounted}
+    for process, own_lines in lines:
+        for device, line in own_lines.items():
+            if process not in with_cases and (process, device) not in with_steps:
+                whole = account(line, segments.everything(line.launched), shown.waiting(process), origin)
+                place = {"process": process, "device": device}
+                figures += [{**figure, **place} for figure in of_recording(whole)]
+                shown.add(line, excerpt.of_beginning(line, origin), **place)
     if with_cases:
         shown.add_cases(ranges)
     return Found(
         schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True) if steps else {}),
-        schema.frame(schema.STEP_FIGURES, pd.concat(figures, ignore_index=True) if figures else {}),
+        schema.frame(schema.STEP_FIGURES, [*({"process": -1, "device": -1, **check} for check in checks), *figures]),
         shown.table(),
     )
 
 
-def _by_windows(own: Timeline, sorts: Sequence[Segments]) -> Segments | None:
-    """Return the steps by the first sort of ranges that hold launches."""
-    holding = (each for each in sorts if (each.place(own.launched) >= 0).any())
-    return next((windows.segments_of(each, own.launched) for each in holding), None)
+def _choose(
+    operations: Operations,
+    ranges: attribution.Ranges,
+    sorts: Sequence[Segments],
+    process: int,
+    lines: Mapping[int, Timeline],
+    has_cases: bool,
+) -> tuple[Segments | None, list[Figure]]:
+    """Return the steps of a process by the first rule that applies, and figures that say more of the rule."""
+    launched = np.sort(np.concatenate([line.launched for line in lines.values()]))
+    chosen, found = _by_windows(launched, sorts), []
+    if chosen is None and not has_cases:
+        kernels = [(line.launched[line.is_kernel], (line.end - line.start)[line.is_kernel]) for line in lines.values()]
+        own = windows.recurring(ranges, process, *map(np.concatenate, zip(*kernels, strict=True)))
+        if own is not None:
+            name, share, sort = own
+            chosen = windows.segments_of(sort, launched)
+            found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
+    by_pattern = None if has_cases else _by_pattern(operations, lines)
+    if chosen is None and by_pattern is not None:
+        chosen, stride = _without_parts(by_pattern, lines)
+        if stride > 1:
+            found.append(
+                {"metric": schema.STEP_STRIDE, "subject": "", "value": float(stride), "unit": "1", "n": chosen.steps}
+            )
+    elif chosen is not None and by_pattern is not None and not _agree(chosen, by_pattern):
+        found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
+    return chosen, found
 
 
-def _by_pattern(operations: Operations, own: Timeline) -> Segments | None:
-    grid = None if operations.grid is None else operations.grid[own.rows]
-    found = pattern.find(own, operations.are_optimizers, grid)
+def _by_windows(launched: Int64s, sorts: Sequence[Segments]) -> Segments | None:
+    """Return the steps by the first sort of ranges that hold launches, which ``launched`` gives in their order."""
+    holding = (each for each in sorts if (each.place(launched) >= 0).any())
+    return next((windows.segments_of(each, launched) for each in holding), None)
+
+
+def _by_pattern(operations: Operations, lines: Mapping[int, Timeline]) -> Segments | None:
+    """Return the steps in which the launches of a process recur.
+
+    Of several devices the order of the launches on all of them is looked at. Where threads launch on each, it need not
+    recur, and the longest steps of a single device are taken: a device may see only equal layers of a model.
+    """
+    found = [_in_launches(operations, line) for line in lines.values()]
+    if len(lines) > 1 and (together := _in_launches(operations, _joined(operations, lines), len(lines))):
+        return together
+    return min((each for each in found if each is not None), key=lambda each: each.steps, default=None)
+
+
+def _in_launches(operations: Operations, line: Timeline, devices: int = 1) -> Segments | None:
+    grid = None if operations.grid is None else operations.grid[line.rows]
+    found = pattern.find(line, np.tile(operations.are_optimizers, devices), grid)
     # So many repetitions, of a kernel or a few, are a loop inside the steps that a user means.
     return found if found is None or found.steps <= bounds.MOST_PATTERN_STEPS else None
 
 
-def _with_states(accounts: Accounts) -> pd.DataFrame:
+def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
+    """Return the operations of several devices as one line, on which a name has another number on each device."""
+    names = len(operations.names)
+    parts = [replace(line, name=line.name + number * names) for number, line in enumerate(lines.values())]
+    columns = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Timeline)}
+    order = np.argsort(columns["launched"], kind="stable")
+    return Timeline(**{name: values[order] for name, values in columns.items()})
+
+
+def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, int]:
+    """Return the steps, and how many of ``found`` are one step.
+
+    Equal layers recur too. Where the time to the next one is longer after each fourth one, say, and always by the same,
+    the host begins a step there.
+    """
+    line = max(lines.values(), key=lambda line: len(line.rows))
+    at = found.place(line.launched)
+    inside = np.flatnonzero((at >= 0) & line.is_kernel)
+    first = np.full(len(found.begin), np.iinfo(np.int64).max)
+    np.minimum.at(first, at[inside], line.start[inside])
+    steps = np.flatnonzero(found.is_step & (first < np.iinfo(np.int64).max))
+    stride = states.regular_stride(np.diff(first[steps]).astype(np.float64))
+    if stride is None or len(steps) != len(found.begin):
+        return found, 1
+    offset, length = stride
+    last = np.arange(offset, len(steps), length)
+    return found.joined(last, length), length
+
+
+def _agree(chosen: Segments, by_pattern: Segments) -> bool:
+    """Return True where each step holds as many repetitions of the launches, one or several."""
+    begins = by_pattern.begin[by_pattern.is_step]
+    at = chosen.place(begins)
+    at = at[(at >= 0) & chosen.is_step[np.maximum(at, 0)]]
+    counts = np.bincount(at, minlength=len(chosen.begin))[chosen.is_step]
+    inner = counts[1:-1] if len(counts) > 2 else counts
+    return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
+
+
+def _with_states(accounts: Accounts, has_last_end: bool) -> pd.DataFrame:
     frame = accounts.frame
     is_step = frame.pop("is_step").to_numpy()
     state = np.full(len(frame), StepState.OTHER.value, dtype=object)
-    state[is_step] = states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
+    state[is_step] = states.states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
+    if is_step[-1] and not has_last_end:
+        state[-1] = StepState.LAST.value
     return frame.assign(state=state)
 
 
@@ -124,6 +225,6 @@ def find_on_host(ranges: attribution.Ranges, own: str = "") -> Found:
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
-        state = states(wall.astype(np.float64))
+        state = states.states(wall.astype(np.float64))
         found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
     return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()

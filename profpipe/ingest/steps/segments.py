@@ -14,7 +14,8 @@ from profpipe.results.schema import StepRule
 class Segments:
     """Parts of the host's time in ns, [begin, end), ascending and without overlap; all follow one rule.
 
-    ``step`` is the number of each step, and for other work that of the step before it.
+    ``step`` is the number of each step, and for other work that of the step before it. ``has_last_end`` is False where
+    nothing says when the last step ends.
     """
 
     rule: StepRule
@@ -22,6 +23,7 @@ class Segments:
     end: Int64s
     step: Int64s
     is_step: Bools
+    has_last_end: bool = False
 
     def place(self, launched: Int64s) -> Ints:
         """Return the segment of each launch, -1 for launches outside all of them."""
@@ -32,6 +34,12 @@ class Segments:
     def steps(self) -> int:
         return int(self.is_step.sum())
 
+    def joined(self, last: Ints, stride: int) -> Segments:
+        """Return the steps of which each is ``stride`` of these. ``last`` are the last ones of each."""
+        begin = np.concatenate([[max(int(last[0]) - stride + 1, 0)], last[:-1] + 1])
+        number = np.arange(len(last))
+        return Segments(self.rule, self.begin[begin], self.end[last], number, np.ones(len(last), dtype=bool))
+
 
 def everything(launched: Int64s) -> Segments:
     """Return one part that holds all launches of a device."""
@@ -39,7 +47,7 @@ def everything(launched: Int64s) -> Segments:
     return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def with_gaps(rule: StepRule, begin: Int64s, end: Int64s, step: Int64s) -> Segments:
+def with_gaps(rule: StepRule, begin: Int64s, end: Int64s, step: Int64s, has_last_end: bool = False) -> Segments:
     """Return the steps, and the time between two steps as other work."""
     gaps = np.flatnonzero(end[:-1] < begin[1:])
     order = np.argsort(np.concatenate([begin, end[gaps]]), kind="stable")
@@ -49,4 +57,5 @@ def with_gaps(rule: StepRule, begin: Int64s, end: Int64s, step: Int64s) -> Segme
         np.concatenate([end, begin[gaps + 1]])[order],
         np.concatenate([step, step[gaps]])[order],
         np.repeat([True, False], [len(begin), len(gaps)])[order],
+        has_last_end,
     )

@@ -21,6 +21,11 @@ _MOST_OUTLIERS: Final = 2
 _LARGEST_SHARE: Final = 0.1
 _OTHER_KIND: Final = 0.5
 
+#: Long steps are regular from so many on, where these shares have one distance, and an excess this near to the median.
+_LEAST_REGULAR: Final = 3
+_REGULAR: Final = 0.9
+_EQUAL: Final = 0.5
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -62,3 +67,22 @@ def spread(wall_ns: Floats) -> tuple[float, float]:
     """Return the median, and the median absolute deviation from it, scaled for normal times."""
     median = float(np.median(wall_ns))
     return median, max(_NORMAL * float(np.median(np.abs(wall_ns - median))), _LEAST_DEVIATION * median)
+
+
+def regular_stride(wall_ns: Floats) -> tuple[int, int] | None:
+    """Return (the first long step, how many steps lie from one to the next), None where long steps are not regular.
+
+    Long steps are outliers, longer by nearly the same, at one distance from each other, three of them at least.
+    """
+    if len(wall_ns) < 2 * _LEAST_REGULAR:
+        return None
+    median, deviation = spread(wall_ns)
+    long = np.flatnonzero(wall_ns - median > DEVIATIONS * deviation)
+    distance = np.diff(long)
+    if len(long) < _LEAST_REGULAR or distance.min() < 2:
+        return None
+    length = int(np.median(distance))
+    excess = wall_ns[long] - median
+    is_regular = (distance == length).mean() >= _REGULAR and long[0] < length and len(wall_ns) - long[-1] <= length
+    is_equal = (np.abs(excess - np.median(excess)) <= _EQUAL * np.median(excess)).mean() >= _REGULAR
+    return (int(long[0]), length) if is_regular and is_equal else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,11 +17,12 @@ from profpipe.results import schema
 from profpipe.results.schema import StepRule
 
 #: The ranges of frameworks, the most exact first. Sources: torch.profiler; Megatron-Bridge (NVTX of its training loop);
-#: lightning 1.5 to 2.5, profilers/pytorch.py; vLLM 0.6 to 0.12, v1/worker/gpu_worker.py (annotate_profile) and
-#: v1/worker/gpu_model_runner.py; SGLang 0.5, srt/managers/scheduler.py.
+#: JAX (StepTraceAnnotation, as TraceMe encodes it); lightning 1.5 to 2.5, profilers/pytorch.py; vLLM 0.6 to 0.12,
+#: v1/worker/gpu_worker.py (annotate_profile) and v1/worker/gpu_model_runner.py; SGLang 0.5, srt/managers/scheduler.py.
 _FRAMEWORKS: Final = (
     r"ProfilerStep#(?P<n>\d+)",
     r"(?:training_step|train_step|step|iteration|iter)[ _#](?P<n>\d+)",
+    r"[\w ]+#(?:.*,)?step_num=(?P<n>\d+)\b.*",
     r"\[pl\]\[profile\]run_training_batch",
     r"execute_context_\d+\(.*\)_generation_\d+\(.*\)",
     r"execute_(?:new_\d+_cached_\d+|\d+_context_\d+\(.*)",
@@ -58,6 +59,89 @@ def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "")
     return found
 
 
+#: Ranges that libraries open around single operations, and profpipe around its own work: no steps of a program.
+_NO_STEP: Final = re.compile(
+    rf"(?i)({re.escape(schema.CASE_PREFIX)}|aten::|autograd::|c10d::|nccl|cublas|cudnn|cusolver|cusparse|cub::|thrust|cccl"
+    r"|tsl:|xla|optimizer\.|enumerate\(|fsdp::|torch-compiled|compiledf|## |.*evaluate_function"
+    r"|(.*[^a-z])?(layers?|blocks?|stage|head|rank|device|gpu|stream|module)[^a-z]*\d)"
+)
+#: A range is a step from so many instances on, of which at least half launch nearly as many kernels as the typical one.
+_LEAST_INSTANCES: Final = 3
+_ALIKE: Final = 0.25
+#: The time of half of the instances differs by no more than this from the median. Inputs have different lengths.
+_LARGEST_SPREAD: Final = 0.75
+_ONE_PARENT: Final = 0.8
+#: Programs have few names of ranges; more are those of single operations.
+_MOST_NAMES: Final = 1000
+
+
+def recurring(
+    ranges: attribution.Ranges, process: int, launched: Int64s, duration: Int64s
+) -> tuple[str, float, Segments] | None:
+    """Return the program's own range that is a step: its name, % of the kernel time, and instances; None without one.
+
+    It opens at least three times, holds most of the time of the process's kernels, and its instances are alike. The
+    outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that differ in a number
+    that counts up are one name.
+    """
+    rows = np.flatnonzero(ranges.process == process)
+    texts = ranges.recorded or ranges.names
+    by_name: dict[str, list[int]] = {}
+    for code, of_name in groups(ranges.name[rows]):
+        text = texts[code]
+        if not _NO_STEP.match(text):
+            by_name.setdefault(re.sub(r"\d+", "#", text), []).extend(rows[of_name].tolist())
+    found: list[tuple[int, str, float, Segments]] = []
+    order = np.argsort(launched, kind="stable")
+    launched, duration = launched[order], duration[order]
+    total = np.concatenate([[0], np.cumsum(duration)])
+    outers: dict[str, Segments] = {}
+    for name, instances in list(by_name.items())[:_MOST_NAMES]:
+        own = np.array(instances)
+        own = own[np.argsort(ranges.start[own], kind="stable")]
+        numbers = _counters(texts, ranges.name[own])
+        if "#" not in name or (np.diff(numbers) > 0).all():
+            outers[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], numbers)
+    for name, windows in outers.items():
+        if len(windows.begin) < _LEAST_INSTANCES:
+            continue
+        first, last = np.searchsorted(launched, [windows.begin, windows.end])
+        held, kernels = total[last] - total[first], last - first
+        if 2 * held.sum() <= total[-1] or not _are_alike(held, kernels) or not _have_one_parent(name, windows, outers):
+            continue
+        found.append((int((windows.end - windows.begin).sum()), name, float(100 * held.sum() / total[-1]), windows))
+    if not found:
+        return None
+    _, name, share, windows = max(found, key=lambda each: each[0])
+    return name, share, windows
+
+
+def _counters(texts: Sequence[str], codes: Int64s) -> Int64s:
+    """Return the last number in each name, -1 without one."""
+    numbers = {code: re.findall(r"\d+", texts[code]) for code in set(codes.tolist())}
+    return np.array([int((numbers[code] or ["-1"])[-1][-_DIGITS:]) for code in codes.tolist()], dtype=np.int64)
+
+
+def _are_alike(held: Int64s, kernels: Int64s) -> bool:
+    """Return True where at least half of the instances are alike in their kernels and the time of these."""
+    typical, median = np.median(kernels), np.median(held)
+    alike = 2 * np.count_nonzero(np.abs(kernels - typical) <= _ALIKE * typical) >= len(kernels)
+    return bool(median > 0 and alike and np.median(np.abs(held - median)) <= _LARGEST_SPREAD * median)
+
+
+def _have_one_parent(name: str, windows: Segments, others: Mapping[str, Segments]) -> bool:
+    """Return True where nearly all instances lie in ranges of the same names: others are cases of a comparison."""
+    inside = [
+        (other.place(windows.begin) >= 0) & (windows.end <= other.end[other.place(windows.begin)])
+        for each, other in others.items()
+        if each != name and len(other.begin)
+    ]
+    if not inside:
+        return True
+    _, counts = np.unique(np.stack(inside, axis=1), axis=0, return_counts=True)
+    return bool(counts.max() >= _ONE_PARENT * len(windows.begin))
+
+
 def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
     for rule in (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD):
         yield rule, re.compile(rf"{_DOMAIN}{re.escape(schema.STEP_PREFIX)}{rule.value}:(?P<n>\d+)")
@@ -87,6 +171,6 @@ def segments_of(windows: Segments, launched: Int64s) -> Segments:
     gap = np.searchsorted(windows.begin, launched, side="right") - 1
     between = (gap >= 0) & (gap < len(end) - 1)
     filled = np.unique(gap[between & (launched >= end[gap])])
-    if 2 * len(filled) > len(end) - 1:
+    if is_loop := 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return segments.with_gaps(windows.rule, windows.begin, end, windows.step)
+    return segments.with_gaps(windows.rule, windows.begin, end, windows.step, has_last_end=not is_loop)

@@ -6,6 +6,7 @@ The trace is read event by event: a million of them take a gigabyte as Python ob
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,10 @@ from profpipe.results import schema
 MISSING: Final = float("nan")
 #: Ids of processes and threads are below it. As a double, 2**63 - 1 does not fit into 64 bits.
 _LARGEST_ID: Final = 2**62
+#: Ids of the ranks of a merged trace are made unique by it. CUPTI counts ids in 32 bits, and a double has 53.
+_IDS_OF_A_RANK: Final = 2**36
+#: A process of a merged trace: its rank before or after the number that the process has in the trace of its rank.
+_OF_RANK: Final = re.compile(r"(?P<before>.*\D)(?P<pid>\d+)|(?P<own>\d+)(?P<after>\D.*)")
 #: Microseconds (a year): events further apart are damaged.
 _FOREVER: Final = 3.2e13
 
@@ -36,7 +41,7 @@ _SORTS: Final = {
 _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
 
 _FIELDS: Final = {
-    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape", "bytes"),
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape", "bytes", "graph"),
     "call": ("name", "thread", "start", "dur", "correlation", "external"),
     "op": ("name", "thread", "start", "dur", "external"),
     "range": ("name", "thread", "start", "dur", "external"),
@@ -56,6 +61,8 @@ class Trace:
     #: (grid, block) of the kernels, each ``32x2x16``; the column ``shape`` numbers them.
     shapes: dict[tuple[str, str], int] = field(default_factory=dict)
     top: dict[str, Any] = field(default_factory=dict)
+    #: The ranks of a merged trace, by what its processes are named.
+    ranks: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
     folded: int = 0
     #: ns to add to the times for the clock of the machine, which traces of several processes share.
@@ -75,29 +82,40 @@ class Trace:
             self.dropped += 1
             return
         args = event.get("args") or {}
-        external = number(args.get("External id", args.get("external id")))
+        rank = self._rank_of(event.get("pid"))
+        external = number(args.get("External id", args.get("external id"))) + rank * _IDS_OF_A_RANK
         name = self.names.setdefault(str(event["name"]), len(self.names))
         if sort in KINDS:
-            self._add_gpu(event, args, (name, KINDS.index(sort), start, dur, external))
+            self._add_gpu(event, args, (name, KINDS.index(sort), start, dur, external), rank)
             return
         thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
         values: tuple[float, ...]
         if sort == "call":
-            values = (name, thread, start, dur, number(args.get("correlation")), external)
+            values = (name, thread, start, dur, number(args.get("correlation")) + rank * _IDS_OF_A_RANK, external)
         else:
             values = (name, thread, start, dur, external)
         self.columns[sort].extend(values)
 
-    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
+    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...], rank: int) -> None:
         name, kind, start, dur, external = seen
         # Kineto draws a GPU as a process and a stream as its thread.
         device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
         place = (number(device), number(stream))
         grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
-        ids = (number(args.get("correlation")), external)
+        ids = (number(args.get("correlation")) + rank * _IDS_OF_A_RANK, external)
         size = number(args["bytes"]) if "bytes" in args else MISSING
-        self.columns["gpu"].extend((name, kind, *place, start, dur, *ids, shape, size))
+        graph = number(args.get("graph id")) if args.get("graph id") else MISSING
+        self.columns["gpu"].extend((name, kind, *place, start, dur, *ids, shape, size, graph))
+
+    def _rank_of(self, pid: Any) -> int:
+        """Return the number of the rank that a merger of traces put beside the process, from 0; 0 without one.
+
+        SGLang writes ``[TP00-DP00-PP00-EP00] 5000``. Ids and numbers of devices repeat over ranks.
+        """
+        if not isinstance(pid, str) or (found := _OF_RANK.fullmatch(pid)) is None:
+            return 0
+        return self.ranks.setdefault(found["before"] or found["after"], len(self.ranks))
 
     def settle(self) -> None:
         """Drop the events that lie far from the others, and count time from one of the rest.
@@ -149,7 +167,16 @@ class Trace:
     @cached_property
     def pids(self) -> pd.Series[Any]:
         """Return the process of each thread where it is a number."""
-        return pd.Series([_id(process) for process, _ in self.threads], dtype="Float64")
+        return pd.Series([_id(_pid(process)) for process, _ in self.threads], dtype="Float64")
+
+    @cached_property
+    def process_ranks(self) -> dict[int, int]:
+        """Return the ranks of a merged trace by the numbers of its processes, in the order of their names."""
+        order = {name: rank for rank, name in enumerate(sorted(self.ranks))}
+        codes = zip(self.process_codes, self.threads, strict=False)
+        named = {int(code): _OF_RANK.fullmatch(str(process)) for code, (process, _) in codes}
+        found = {code: match["before"] or match["after"] for code, match in named.items() if match}
+        return {code: order[name] for code, name in found.items() if name in order} if len(order) > 1 else {}
 
     @cached_property
     def tids(self) -> np.ndarray:
@@ -178,6 +205,12 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return MISSING
+
+
+def _pid(value: Any) -> Any:
+    """Return the number of a process of a merged trace without the name of its rank."""
+    found = _OF_RANK.fullmatch(value) if isinstance(value, str) else None
+    return (found["pid"] or found["own"]) if found else value
 
 
 def _id(value: Any) -> float:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import (
     CaseResult,
-    KernelBreakdown,
     Shape,
     SwitchCost,
     Win,
@@ -20,11 +19,11 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import duration, fill, literal, margin, names, percent, plural, ratio
+from profpipe.report.inlines import duration, fill, literal, margin, names, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, recording, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import Unit, count, number, size_unit, step_unit, time_unit
+from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -161,7 +160,7 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.basis)
     is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
-        return _sum_of_capture(workload, first, first.breakdown)
+        return recording.answer(workload, first) or recording.sum_of_kernels(workload, first, first.breakdown)
     if is_one and workload.basis is not None and workload.basis.quantity == "step":
         return _one_program(workload, first)
     if is_one and not first.shape and first.time:
@@ -194,19 +193,6 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
     return fill("A step takes {} ({}).", _duration(workload, case.time.ns), doc.join(parts, last=", "))
-
-
-def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
-    """Return the launches of a capture whose iterations are unknown, and the two classes with the most time."""
-    total = breakdown.total
-    launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)
-    is_one, is_cpu = round(launches) == 1, breakdown.kind == "cpu_op"
-    noun = f"call{'' if is_one else 's'} of CPU operators" if is_cpu else f"kernel launch{'' if is_one else 'es'}"
-    scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
-    classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
-    named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
-    shares = fill(": {} of it", doc.join(named)) if named else ""
-    return fill(f"{count(launches)} {noun}, {{}} {scope}{{}}.", duration(total.ns), shares)
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profpipe.analysis.findings.steps import StepPart
-from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.analysis.findings.steps import IDLE_PARTS, Contradiction, StepPart
+from profpipe.analysis.findings.workloads import CaseResult, Iteration, KernelBreakdown, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent, with_share
 from profpipe.report.labels import case_text
-from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, copy_table
-from profpipe.report.units import size_unit, step_unit
+from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
+from profpipe.report.units import count, size_unit, step_unit
+from profpipe.results.schema import Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
@@ -26,7 +27,8 @@ def recording(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("recording", "", workload=workload.name)
     labels = {case.id: case_text(case) for case in workload.cases}
     copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
-    blocks = (doc.Paragraph(_reason(workload)), _parts_table(workload), copies)
+    parts = () if _has_unknown_times(workload) else (_parts_table(workload),)
+    blocks = (doc.Paragraph(_reason(workload)), *parts, copies)
     return doc.make_section("recording", "Where the time goes", blocks, workload=workload.name)
 
 
@@ -37,10 +39,14 @@ def _reason(workload: WorkloadFindings) -> str:
             if workload.iteration is Iteration.CAPTURE
             else "No steps were found: the profiler did not record when each launch ran."
         )
+    whole = " The figures are of the whole recording"
+    whole += "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
+    whole += f" ({workload.kernel_profiler})."
+    if any(each.check in _WITHOUT_STEPS for each in workload.steps.contradictions):
+        return f"No step is given, since the recording contradicts itself.{whole}"
     return (
-        "No steps were found: no marker and no range of a framework says where one begins, and no sequence of launches"
-        " recurs in at least half of the kernel time. The figures are of the whole recording, from the first operation"
-        f" of each GPU to its last ({workload.kernel_profiler})."
+        "No steps were found: no marker and no range of the program or a framework says where one begins, and no"
+        f" sequence of launches recurs in at least half of the kernel time.{whole}"
     )
 
 
@@ -72,14 +78,12 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
         if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
             yield f"Peak memory of a process: {' and '.join(parts)}."
+    yield from contradictions(workload)
     if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
         return
-    if found := workload.steps.recordings:
-        wall = sum(each.parts.wall_ns for each in found)
-        idle = percent(sum(each.parts.idle_ns for each in found) / wall if wall else 0.0)
-        ranks = len({each.rank for each in found})
-        who = "The GPU was" if ranks == 1 else f"The {ranks} GPUs were"
-        yield fill(f"{who} idle in {{}} of the recorded time, from the first operation to the last.", idle)
+    for case in workload.cases:
+        if case.breakdown and len(workload.cases) == 1 and answer(workload, case):
+            yield sum_of_kernels(workload, case, case.breakdown)
     copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied >= _LEAST_COPIES * kernels > 0:
@@ -88,3 +92,84 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 #: Metrics of the peak memory of a process, and whose memory it is.
 _PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
+
+
+def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    """Return where the time of a whole recording of ``case`` went, the largest part first; empty where unknown."""
+    own = [each.parts for each in workload.steps.recordings if each.case == case.id]
+    wall = sum(parts.wall_ns for parts in own)
+    if not wall or _has_unknown_times(workload):
+        return ""
+    spent = {said: sum(parts.ns[part] for parts in own) / wall for part, said in _SPENT.items()}
+    idle = {part: sum(parts.ns[part] for parts in own) / wall for part in IDLE_PARTS}
+    cause = max(IDLE_PARTS, key=lambda part: idle[part])
+    why = f" ({'' if idle[cause] == sum(idle.values()) else 'mostly '}{WHY_IDLE[cause]})" if idle[cause] else ""
+    spent[f"was idle {{}}{why}"] = sum(idle.values())
+    shown = sorted(((share, said) for said, share in spent.items() if share >= LEAST_SHOWN), reverse=True)
+    who = "the GPU" if len(own) == 1 else f"each of {len(own)} GPUs, on average,"
+    parts = doc.join([fill(said, percent(share)) for share, said in shown])
+    return fill(f"In {{}} {who} {{}} of the time.", duration(wall / len(own)), parts)
+
+
+#: What a GPU did, of a part of a recording.
+_SPENT = {
+    StepPart.COMPUTE: "computed {}",
+    StepPart.COMMUNICATION: "communicated while nothing computed {}",
+    StepPart.COPY: "copied while no kernel ran {}",
+}
+
+
+def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
+    """Return the launches of a capture whose iterations are unknown, and the two classes with the most time."""
+    total = breakdown.total
+    launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)
+    is_one, is_cpu = round(launches) == 1, breakdown.kind == "cpu_op"
+    noun = f"call{'' if is_one else 's'} of CPU operators" if is_cpu else f"kernel launch{'' if is_one else 'es'}"
+    scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
+    classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
+    named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
+    shares = fill(": {} of it", doc.join(named)) if named else ""
+    return fill(f"{count(launches)} {noun}, {{}} {scope}{{}}.", duration(total.ns), shares)
+
+
+def _has_unknown_times(workload: WorkloadFindings) -> bool:
+    """Return True where kernels ran at other times than the file says, so that nothing is known of idle time."""
+    return any(each.check is Check.OUTSIDE_STEPS for each in workload.steps.contradictions)
+
+
+#: The checks after which no step is given.
+_WITHOUT_STEPS = frozenset(Check) - {Check.LATE_END}
+
+
+def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield what the recordings contradict themselves in, and what follows from it."""
+    labels = {case.id: case_text(case) for case in workload.cases} if len(workload.cases) > 1 else {}
+    for each in workload.steps.contradictions:
+        of = fill(" ({})", labels[each.case]) if each.case in labels else ""
+        yield fill(f"{{}}{{}}.{_CONSEQUENCE if each.check in _WITHOUT_STEPS else ''}", _contradiction(each), of)
+
+
+_CONSEQUENCE = " No figure of a step is given."
+
+
+def _contradiction(each: Contradiction) -> doc.Text:
+    whose = doc.Code(each.subject)
+    number, n = count(each.value), count(each.n)
+    match each.check:
+        case Check.LATE_END:
+            launches = f"{n} launch{'' if each.n == 1 else 'es'}"
+            text = f"The file says that {launches} of {{}} ended after the next kernel of the stream had ended. The end"
+            text = f"{text} was set to the start of that kernel, which removed {{}}"
+            return fill(text, whose, duration(each.value))
+        case Check.LOST_KERNELS:
+            who = fill("{} made", each.subject.capitalize()) if each.subject else "The program made"
+            return fill(f"{{}} {n} launches, and {number} of them have no kernel in the file: records were lost", who)
+        case Check.REPLAYS:
+            return f"The {n} replays of a CUDA graph lack {number} kernels that other replays have: records were lost"
+        case Check.OUTSIDE_STEPS:
+            text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so idle time is"
+            return fill(f"{text} unknown", percent(each.value / 100))
+        case Check.SHARED_IDS:
+            text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
+            return f"{text} their process is unknown"
+    return fill(f"{n} steps were found, but they hold only {{}} of the kernel time", percent(each.value / 100))

@@ -47,7 +47,7 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.IDLE_OTHER: "idle: dependency, or not recorded",
 }
 
-_WHY_IDLE: Mapping[StepPart, str] = {
+WHY_IDLE: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "because the host launched late",
     StepPart.IDLE_BLOCKED: "after synchronising calls of the host, with nothing queued",
     StepPart.IDLE_OTHER: "with a dependency as its cause, or none recorded",
@@ -63,7 +63,14 @@ _RULES: Mapping[StepRule, str] = {
     StepRule.OPTIMIZER: "after each step of the optimizer",
     StepRule.FORWARD: "at each call of the model",
     StepRule.FRAMEWORK: "at the framework's range of a step",
+    StepRule.RANGE: "at the program's own range",
     StepRule.PATTERN: "where the sequence of launches recurs",
+}
+
+_LEFT_OUT: Mapping[StepState, str] = {
+    StepState.WARMUP: "warm-up step",
+    StepState.OUTLIER: "outlier",
+    StepState.LAST: "last step (its end is unknown)",
 }
 
 #: A case with its steps and their parts.
@@ -115,16 +122,22 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     """Return which steps are in no figure, where a step begins, and which share of the kernel time lies in steps."""
     others = [
-        f"{_numbers(counts)} {name}{'' if max(counts) == 1 else 's'}"
-        for state, name in ((StepState.WARMUP, "warm-up step"), (StepState.OUTLIER, "outlier"))
+        f"{_numbers(counts)} {name}{'' if max(counts) == 1 or state is StepState.LAST else 's'}"
+        for state, name in _LEFT_OUT.items()
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
-    text = f"Left out: {' and '.join(others)}. " if others else ""
-    rules = list(dict.fromkeys(own.rule for own in cases))
-    text += f"A step begins {' or '.join(_RULES[rule] for rule in rules)}."
+    text: doc.Text = f"Left out: {' and '.join(others)}. " if others else ""
+    rules = list(dict.fromkeys((own.rule, own.range_name) for own in cases))
+    begins = [
+        fill(f"{_RULES[rule]}{' {}' if name else ''}", *([doc.Code(name)] if name else [])) for rule, name in rules
+    ]
+    text = fill("{}A step begins {}.", text, doc.join(begins, last=" or "))
+    if strides := sorted({own.stride for own in cases if own.stride > 1}):
+        every = " or ".join(map(str, strides))
+        text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, every)
     if known := [own.coverage for own in cases if own.coverage is not None]:
-        return fill(f"{text} Steps hold {'at least ' if len(set(known)) > 1 else ''}{{}} of the kernel time.",
-                    percent(min(known)))  # fmt: skip
+        least = "at least " if len(set(known)) > 1 else ""
+        return fill(f"{{}} Steps hold {least}{{}} of the kernel time.", text, percent(min(known)))
     return text
 
 
@@ -276,7 +289,7 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     shares.append(("idle", parts.idle_ns))
     named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
-    idle = f" (mostly {_WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
+    idle = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
     found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([parts])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")

@@ -1,0 +1,176 @@
+"""Hold a recording against itself. Where it contradicts itself, no step is found in it.
+
+Each check is one or more rows of ``schema.STEP_FIGURES`` whose metric is that of a ``schema.Check``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.ingest.steps.accounting import Accounts
+from profpipe.ingest.steps.operations import Timeline
+from profpipe.ingest.steps.segments import Segments
+from profpipe.results.schema import Check, StepRule
+
+#: The share of kernel time, launches or kernels from which a contradiction counts.
+TOLERANCE: Final = 0.05
+#: A smaller number of kernels in so many replays of a graph, or more, is another graph.
+_SAME_REPLAYS: Final = 3
+#: Most replays of a graph whose identity is not recorded have one number of kernels.
+_MOST_REPLAYS: Final = 0.8
+
+#: Checks after which no figure of a step is told. Late ends are corrected.
+FORBID_STEPS: Final = frozenset(check.value for check in Check if check is not Check.LATE_END)
+
+Row = dict[str, Any]
+
+
+def clip_late_ends(start: Int64s, end: Int64s, lane: Ints, launch: Ints) -> Ints:
+    """Return the kernels whose recorded end is too late, and set it to the start of the next kernel, in place.
+
+    A kernel of a stream that runs on after the next one of that stream has ended is recorded with a wrong end:
+    ROCm's profiler loses the end of some kernels. Programmatic dependent launch lets a kernel begin before the one
+    before it ends, but not end before it. ``lane`` numbers the streams, negative where a stream is unknown. ``launch``
+    numbers the launch calls, negative where unknown: kernels of one call are those of a graph, whose branches overlap.
+    """
+    found = []
+    for stream, rows in groups(lane):
+        if stream < 0:
+            continue
+        if (start[rows][1:] < start[rows][:-1]).any():
+            rows = rows[np.argsort(start[rows], kind="stable")]
+        here, following = rows[:-1], rows[1:]
+        late = (end[here] > end[following]) & (start[following] > start[here])
+        if late.any() and (of_graphs := _are_of_graphs(launch[rows])).any():
+            rows = rows[~of_graphs]
+            here, following = rows[:-1], rows[1:]
+            late = (end[here] > end[following]) & (start[following] > start[here])
+        found.append(here[late])
+        end[here[late]] = start[following[late]]
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def _are_of_graphs(launch: Ints) -> Bools:
+    """Return which kernels share their launch call with others."""
+    shared = np.zeros(len(launch), dtype=bool)
+    known = np.flatnonzero(launch >= 0)
+    codes, firsts = combine(launch[known])
+    shared[known] = np.bincount(codes, minlength=len(firsts))[codes] > 1
+    return shared
+
+
+def of_shared_ids(shared: int, kernels: int) -> Iterator[Row]:
+    """Yield how many of the ``kernels`` have an id that several processes use, where these are too many."""
+    if shared > TOLERANCE * kernels:
+        yield _row(Check.SHARED_IDS, shared, "1", kernels)
+
+
+def of_late_ends(removed_ns: Int64s, name: Ints, names: Sequence[str]) -> Iterator[Row]:
+    """Yield by name the kernels that ``clip_late_ends`` clipped, and the ns that it removed."""
+    for code, rows in groups(name):
+        yield {**_row(Check.LATE_END, removed_ns[rows].sum(), "ns", len(rows)), "subject": names[code]}
+
+
+def are_captured(*places: tuple[Ints, Ints]) -> Bools:
+    """Return which launches built a graph and ran nothing. ``places`` are (thread, time) of launches, begins and ends.
+
+    Between the begin and the end of a stream capture a thread's launches become nodes of a graph.
+    """
+    (thread, time), *marks = places
+    captured = np.zeros(len(thread), dtype=bool)
+    for each in np.unique(marks[0][0]):
+        own = thread == each
+        begun, ended = (np.searchsorted(np.sort(at[of == each]), time[own]) for of, at in marks)
+        captured[own] = begun > ended
+    return captured
+
+
+def of_lost_kernels(launches: int, kernels: int) -> Iterator[Row]:
+    """Yield how many ``launches`` of a process have no kernel in the file, where these are too many."""
+    lost = launches - kernels
+    if launches and lost > TOLERANCE * launches:
+        yield _row(Check.LOST_KERNELS, lost, "1", launches)
+
+
+def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
+    """Yield the kernels that replays of a graph lack. ``graph``, ``launch`` and ``name`` have a row for each kernel.
+
+    ``graph`` is negative where the tool does not name it. Then only replays that lack some of the kernels that most
+    replays have count, and not three that lack the same ones, which are another graph.
+    """
+    in_graph = np.flatnonzero((launch >= 0) & (_are_of_graphs(launch) | (graph >= 0)))
+    for identity, of_graph in groups(graph[in_graph]):
+        own = in_graph[of_graph]
+        replay, firsts = combine(launch[own])
+        # The capture may begin inside the first replay, and end inside the last one.
+        whole_ones = np.isin(replay, [replay[0], replay[-1]], invert=True)
+        own, (replay, firsts) = own[whole_ones], combine(replay[whole_ones])
+        if not len(own):
+            continue
+        size = np.bincount(replay, minlength=len(firsts))
+        sizes, counts = np.unique(size, return_counts=True)
+        usual = int(sizes[-1] if identity >= 0 else sizes[counts.argmax()])
+        fewer = np.flatnonzero(size < usual)
+        if identity < 0 and len(fewer):
+            is_known = counts.max() > 1 and counts.max() >= _MOST_REPLAYS * len(size)
+            whole = name[own[replay == int(np.flatnonzero(size == usual)[0])]]
+            fewer = _lacking(name[own], replay, fewer, whole) if is_known else fewer[:0]
+        if len(fewer):
+            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(size))
+
+
+def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:
+    """Return which of the replays ``fewer`` hold a part of the kernels ``whole``, each part less than three times."""
+    parts = {each: np.sort(name[replay == each]).tobytes() for each in fewer.tolist()}
+    times = Counter(parts.values())
+    counts = Counter(whole.tolist())
+    found = [
+        each
+        for each, part in parts.items()
+        if times[part] < _SAME_REPLAYS and not Counter(np.frombuffer(part, dtype=name.dtype).tolist()) - counts
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def of_windows(line: Timeline, accounts: Accounts, origin: int) -> Iterator[Row]:
+    """Yield the share of the kernel time that steps launched and that did not run in their time, in %.
+
+    The last step has no later one that bounds it, and is left out. ``origin`` is that of ``account``.
+    """
+    steps = accounts.frame
+    begin = steps["start_ns"].to_numpy() + origin
+    chosen = np.flatnonzero(line.is_kernel & (accounts.row >= 0))
+    duration = (line.end - line.start)[chosen]
+    ran = np.searchsorted(begin, line.start[chosen], side="right") - 1
+    # Of a kernel that ran after the last step had ended, -1.
+    ran[line.start[chosen] >= begin[-1] + steps["wall_ns"].iloc[-1]] = -1
+    by_launch = steps["kernel_ns"].to_numpy()[:-1]
+    by_time = np.bincount(ran + 1, weights=duration, minlength=len(begin) + 1)[1:-1]
+    missing = float(np.maximum(by_launch - by_time, 0).sum())
+    if missing > TOLERANCE * by_launch.sum():
+        yield _row(Check.OUTSIDE_STEPS, 100 * missing / by_launch.sum(), "%", len(by_launch))
+
+
+def of_coverage(steps: Segments, placed: Sequence[tuple[Timeline, Ints]]) -> Iterator[Row]:
+    """Yield the share of the kernel time of a process that lies in its steps, in %, where it is too small.
+
+    ``placed`` has the segment of each operation on each device. The user's own markers are not judged.
+    """
+    if steps.rule in (StepRule.MARKER, StepRule.FORWARD):
+        return
+    total = inside = 0
+    for line, at in placed:
+        duration = np.where(line.is_kernel, line.end - line.start, 0)
+        total += int(duration.sum())
+        inside += int(duration[(at >= 0) & steps.is_step[np.maximum(at, 0)]].sum())
+    if 2 * inside < total:
+        yield _row(Check.COVERAGE, 100 * inside / total, "%", steps.steps)
+
+
+def _row(check: Check, value: float, unit: str, n: int) -> Row:
+    return {"metric": check.value, "subject": "", "value": float(value), "unit": unit, "n": int(n)}
