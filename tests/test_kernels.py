@@ -17,9 +17,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profpipe.ingest import demangling, kernel_classes
+from profpipe.cli import main
+from profpipe.ingest import demangling, kernel_classes, reader
 from profpipe.ingest.kernel_classes import Rule, annotate, user_rules
 from profpipe.ingest.kernel_names import demangle, normalise
+
+REPORTED = Path(__file__).parent / "data" / "reported"
 
 NSYS_COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)4, void at::native::gpu_kernel_impl_nocast<"
@@ -292,6 +295,68 @@ def test_an_example_is_found_by_its_own_rule_first(rule: kernel_classes.Rule, na
     assert first_rule(name) is rule
     # The table holds normalised names, and `profpipe report` may classify them again.
     assert classify(normalise(name)) == classify(name)
+
+
+SERVERS = {
+    "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps": "attention",
+    "mla_a8w8_qh16_qseqlen1_gqaratio16": "attention",
+    "fused_moe_kernel": "gemm",
+    "void marlin::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8, 8>(int4 const*)": "gemm",
+    "_ZN5aiter44fmoe_bf16_blockscaleFp8_g1u1_vs_silu_1tg_32x256E": "gemm",
+    "nccldevkernel_allreduce_sum_bf16_ring_ll": "communication",
+    "nccldevkernel_allgather_ring_ll": "communication",
+    "rccl_main_kernel(ncclDevComm*, unsigned long, ncclWork*)": "communication",
+    "ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)": "communication",
+    "void deep_ep::internode::combine<x>(y)": "communication",
+    "void vllm::qr::allreduce_prototype_twoshot<x>(y)": "communication",
+}
+
+
+def test_the_kernels_of_servers_have_the_class_of_what_they_do() -> None:
+    (result,) = reader.ingest([reader.Source(REPORTED / "kernel_names.json", "w")])
+    assert isinstance(result, reader.Read)
+    kernels = result.tables.kernels[result.tables.kernels["kind"] == "kernel"]
+    found = dict(zip(kernels["kernel"], kernels["kernel_class"], strict=True))
+    assert found == {normalise(name): kernel_class for name, kernel_class in SERVERS.items()}
+    assert kernels["total_ns"].sum() == 110_000
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path: Path) -> None:
+    trace = REPORTED / "moe_expert_parallel.json.gz"
+    assert main(["ingest", str(trace), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "**A step takes 825.0 us" in page
+    rows = dict(re.findall(r"^\| \*\*(.+?)\*\* \| \*\*([\d.]+)\*\* \|", page, re.MULTILINE))
+    assert (rows["compute"], rows["exposed communication"]) == ("440.0", "360.0")
+    assert "Classified: 100 % of kernel time (torch)." in page
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel_class"),
+    [
+        # A matrix product whose arguments are cuBLAS's, as those of vectors are.
+        ("void gemvNSP_kernel<float, float, float, float, 1, 32, 4, 1024, cublasGemvParamsEx<int>>(int)", "gemm"),
+        (
+            "void gemv2T_kernel_val<int, int, float, float, float, 128, 16, 4, 4, false>(cublasGemvParamsEx<int>)",
+            "gemm",
+        ),
+        ("rocblas_gemvt_kernel", "gemm"),
+        ("rocblas_reduction_kernel_part2", "reduction"),
+        ("saxpy_kernel(int, float, float*, float*)", "elementwise"),
+        # Structured sparsity is a matrix product, and sparse attention is attention.
+        ("sm80_xmma_sparse_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64_stage6_warpsize2x2x1", "gemm"),
+        ("_sparse_attn_kernel", "attention"),
+        ("aten::_sparse_mm", "gemm"),
+        # The program's own kernels with a word of a library's.
+        ("void combineKernel<float>(float*, int)", "other"),
+        ("dispatch(int*)", "other"),
+        ("compute_on_stream_kernel(float*)", "other"),
+        ("void fast::WarpAllReduceKernel<float>(float*)", "other"),
+    ],
+)
+def test_names_near_those_of_vectors_experts_and_exchanges_keep_their_class(name: str, kernel_class: str) -> None:
+    assert classify(name)[0] == kernel_class
 
 
 def test_less_than_a_tenth_of_the_real_names_is_unclassified(

@@ -65,9 +65,33 @@ def test_a_classified_share_below_the_required_one_is_a_warning() -> None:
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)])
     (line,) = warned(data, {"pipeline": {"coverage": {"min_classified": 0.95}}})
     assert line == (
-        "Classified: 90.0 % of kernel time (nsys), **below the required 95.0 %**; largest unclassified: `mystery`"
-        " (10.0 %)."
+        "Classified: 90.0 % of kernel time (nsys), **below the required 95.0 %**; own kernels: `mystery` (10.0 %)."
     )
+
+
+def test_the_programs_own_kernels_are_listed_without_a_warning() -> None:
+    rows = [kernel_row("impl=a", "stencil(int, float*)", 1, 80.0), kernel_row("impl=a", "at::unheard_of<int>", 1, 20.0)]
+    data = tables(kernels=rows)
+    assert warned(data, {}) == []
+    text = classified(data, {})
+    assert "Classified: 0 % of kernel time (nsys); own kernels: `stencil` (80.0 %)" in text
+    assert "; without a class: `unheard_of<int>` (20.0 %)." in text
+    assert "unclassified" not in text
+
+
+@pytest.mark.parametrize(("own", "is_doubtful"), [(30.0, True), (3.0, False)])
+def test_own_kernels_are_a_warning_where_they_could_change_the_share_of_attention(
+    own: float, is_doubtful: bool
+) -> None:
+    rows = [kernel_row("impl=a", ATTENTION, 1, 40.0) | FA2, kernel_row("impl=a", ADD, 1, 60.0 - own)]
+    data = tables(kernels=[*rows, kernel_row("impl=a", "mystery", 1, own)])
+    sentence = (
+        "Classified: 70.0 % of kernel time (nsys); attention's share, 40.0 %, is up to 70.0 % if the rest is attention"
+        " too; own kernels: `mystery` (30.0 %)."
+    )
+    assert warned(data, {"expects": {"w": {"impl=a": "fa2"}}}) == [sentence] * is_doubtful
+    # A case that requests no fused kernel rests on no share of attention.
+    assert warned(data, {"expects": {"w": {"impl=a": ""}}}) == []
 
 
 def test_a_case_that_ran_without_a_recorded_kernel_is_a_warning() -> None:

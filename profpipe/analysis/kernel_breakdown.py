@@ -131,7 +131,7 @@ def phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = 
 
 
 def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, tuple[tuple[str, float], ...]]:
-    """Return the classified share, and the largest unclassified kernels as (name, share)."""
+    """Return the classified share, and the largest kernels without a class as (name, share)."""
     rows = device_rows(rows)
     total = float(rows["total_ns"].sum())
     if not total:

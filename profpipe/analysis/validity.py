@@ -1,4 +1,4 @@
-"""Find what limits the trust in a run: missing cases, unexpected kernels, unclassified and unattributed time."""
+"""Find what limits the trust in a run: missing cases, unexpected or unknown kernels, and unattributed time."""
 
 from __future__ import annotations
 
@@ -151,7 +151,11 @@ def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
             # An ingested file may have no case at all.
             own = device_rows(inside if len(inside) else own)
             kind = str(own["kind"].iloc[0])
-            found.append(Coverage(str(workload), profiler, kind, *unclassified(own, limit=5), minimum))
+            # Only a switch of attention's implementation rests on attention's share.
+            is_compared = any(each and each not in _UNFUSED for each in run.expects.get(str(workload), {}).values())
+            attention = float(own.loc[own["kernel_class"] == "attention", "total_ns"].sum())
+            share = attention / (float(own["total_ns"].sum()) or 1.0) if is_compared else None
+            found.append(Coverage(str(workload), profiler, kind, *unclassified(own, limit=5), minimum, share))
     return tuple(found)
 
 

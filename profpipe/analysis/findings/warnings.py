@@ -1,4 +1,4 @@
-"""What limits the trust in a run: cases without results, unexpected kernels, unclassified and unattributed time.
+"""What limits the trust in a run: cases without results, unexpected and unknown kernels, unattributed time.
 
 Times are nanoseconds, shares between 0 and 1.
 """
@@ -6,10 +6,13 @@ Times are nanoseconds, shares between 0 and 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from profpipe.job import Status
 from profpipe.results.tasks import TaskState
+
+#: The share of the kernel time below which kernels without a class change no conclusion.
+_LEAST_BLUR: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The share of kernel time that a rule classifies, and the largest unclassified names: (name, share).
+    """The share of kernel time that a rule classifies, and the largest names without a class: (name, share).
 
-    ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires.
+    ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires; ``attention`` the share
+    of attention where a case requests a kernel family, else None.
     """
 
     workload: str
@@ -63,10 +67,16 @@ class Coverage:
     classified: float
     largest: tuple[tuple[str, float], ...] = ()
     minimum: float | None = None
+    attention: float | None = None
 
     @property
     def is_too_low(self) -> bool:
         return self.minimum is not None and self.classified < self.minimum
+
+    @property
+    def blurs_attention(self) -> bool:
+        """True if kernels without a class, 1 % of the time or more, could change attention's share by a tenth."""
+        return self.attention is not None and 1 - self.classified >= max(_LEAST_BLUR, self.attention / 10)
 
 
 @dataclass(frozen=True)

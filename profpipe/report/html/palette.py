@@ -16,9 +16,10 @@ VERDICTS = {"slower": "circle", "faster": "square", "inconclusive": "diamond", "
 
 #: Kernel classes and parts of a step whose colours report.css names: ``k-gemm``.
 KEYS = frozenset((
-    "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "softmax", "copy", "elementwise",
-    "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random", "memcpy", "memset",
-    "step_communication", "step_copy", "step_idle_launch", "step_idle_blocked", "step_idle_other", "host", "rest",
+    "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "sparse", "softmax", "copy",
+    "elementwise", "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random",
+    "memcpy", "memset", "step_communication", "step_copy", "step_idle_launch", "step_idle_blocked", "step_idle_other",
+    "host", "rest",
 ))  # fmt: skip
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _COLOURS = {
     "attention": "#0072B2", "helpers": "#56B4E9", "direct_copy": "#D55E00", "add": "#E69F00", "gemm": "#009E73",
     "softmax": "#CC79A7", "copy": "#EDB08F", "elementwise": "#9C8FBF", "reduction": "#7FA3B5", "norm": "#B99B7A",
-    "optimizer": "#A3AC6B", "conv": "#86C5AF", "communication": "#5B5F8A", "fused": "#D9C277", "graph": "#7F858C",
+    "optimizer": "#A3AC6B", "conv": "#86C5AF", "sparse": "#6E9E3F", "communication": "#5B5F8A", "fused": "#D9C277",
+    "graph": "#7F858C",
     # Parts of a step in which nothing computes. Idle time is pale.
     "step_communication": "#5B5F8A", "step_copy": "#8A5A44", "step_idle_launch": "#F3C1BC",
     "step_idle_blocked": "#F5DFAE", "step_idle_other": "#E3E5E8",

@@ -1,41 +1,41 @@
-"""Which share of the kernel time has a class, which names have none, and which kernel families ran."""
+"""Which share of the kernel time has a class, which kernels are the program's own, and which families ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from profpipe.analysis.findings.warnings import Coverage, Expectation
 from profpipe.analysis.findings.workloads import Findings
+from profpipe.config.kernel_categories import is_own
 from profpipe.report import document as doc
 from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import percent
 
-#: A classified share below this is a warning.
-ENOUGH = 0.99
-
-#: Unclassified names in a warning.
+#: Names of kernels without a class in a sentence.
 _NAMED = 3
 
 
 def classification(findings: Findings) -> doc.Section:
-    """Return the classified share, the kernel families that ran as requested, and the unclassified names."""
+    """Return the classified share, the families that ran as requested, and the kernels of the program itself."""
     sentences = doc.join([*_covered(findings), *_families(findings)], " ", " ")
     rows = [(each.workload, doc.Code(name), share) for each in findings.coverage for name, share in each.largest]
     noun = "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator"
     columns = (doc.label("workload"), doc.label("name", noun), doc.percent("share", "of the workload's time"))
-    title = ("Without a class; a rule under ", doc.Code("kernel_classes"), " in the pipeline file gives one")
+    are_theirs = all(is_own(name, each.kind) for each in findings.coverage for name, _ in each.largest)
+    what, them = ("The program's own kernels", "them a class") if are_theirs else ("Without a class", "one")
+    title = (f"{what}; a rule under ", doc.Code("kernel_classes"), f" in the pipeline file gives {them}")
     table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
     return doc.make_section("classification", "Classification", [doc.Paragraph(sentences), table])
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:
-    """Yield a warning for each workload whose classified share is too low."""
+    """Yield a warning for each workload of which kernels without a class limit a conclusion or the required share."""
     return (_coverage(each, findings) for each in findings.coverage if not _is_enough(each))
 
 
 def _is_enough(coverage: Coverage) -> bool:
-    return coverage.classified >= ENOUGH and not coverage.is_too_low
+    return not (coverage.is_too_low or coverage.blurs_attention)
 
 
 def _covered(findings: Findings) -> Iterator[doc.Text]:
@@ -53,18 +53,28 @@ def _covered(findings: Findings) -> Iterator[doc.Text]:
 def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     noun = "CPU operators' self time" if coverage.kind == "cpu_op" else "kernel time"
     short = short_names(name for name, _ in coverage.largest)
-    largest = doc.join(
-        doc.concat(doc.Code(short[name]), f" ({percent(share)} %)") for name, share in coverage.largest[:_NAMED]
-    )
     minimum = doc.Strong(f"below the required {percent(coverage.minimum or 0.0)} %")
+    attention = coverage.attention or 0.0
+    most = percent(attention + 1 - coverage.classified)
+    blur = f"; attention's share, {percent(attention)} %, is up to {most} % if the rest is attention too"
     return doc.concat(
         f"Classified: {percent(coverage.classified)} % of {noun}",
         (" of ", doc.Code(coverage.workload)) if len(findings.workloads) > 1 else "",
         f" ({coverage.profiler})",
         (", ", minimum) if coverage.is_too_low else "",
-        ("; largest unclassified: ", *largest) if largest else "",
+        blur if coverage.blurs_attention else "",
+        *_without_class(coverage, short),
         ".",
     )
+
+
+def _without_class(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
+    """Yield the largest kernels of the program itself, then those of libraries, and operators, that no rule knows."""
+    named = coverage.largest[:_NAMED]
+    for words, is_theirs in (("own kernels", True), ("without a class", False)):
+        kept = [(name, share) for name, share in named if is_own(name, coverage.kind) is is_theirs]
+        if kept:
+            yield f"; {words}: ", *doc.join(doc.concat(doc.Code(short[n]), f" ({percent(s)} %)") for n, s in kept)
 
 
 def _families(findings: Findings) -> Iterator[doc.Text]:

@@ -133,7 +133,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     yield category("add", "add")
     names = other_classes.classes(breakdowns)
     for name in names:
-        yield times(other_classes.named(name), (other_classes.of(b, name) for b in breakdowns))
+        yield times(other_classes.named(name, breakdowns[0].kind), (other_classes.of(b, name) for b in breakdowns))
     yield from present(times("everything else", (other_classes.left(b, names) for b in breakdowns)))
     yield from present(category("whole graphs", "graph"))
     yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]

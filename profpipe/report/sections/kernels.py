@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.kernels import Counters, Rule
+from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.config.kernel_categories import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, per_iteration
 from profpipe.report.sections import ranks
@@ -128,7 +129,7 @@ def top_kernels(
         (doc.label("case"), lambda row: row[0]),
         (doc.label("kernel", "operator" if is_cpu else "kernel"), lambda row: doc.Code(short[row[1].kernel])),
         (doc.label("class"),
-         lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else row[1].kernel_class),
+         lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else _class(row[1], is_cpu)),
         (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
         (doc.Column("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", ""), lambda row: row[1].share),
@@ -137,6 +138,11 @@ def top_kernels(
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
     heads += [doc.words("top stall"), doc.words("misses")]
     return doc.make_table("top_kernels", heads, cells, placement=doc.Placement.DETAILS)
+
+
+def _class(row: KernelRow, is_cpu: bool) -> str:
+    is_theirs = row.kernel_class == "other" and is_own(row.kernel, "cpu_op" if is_cpu else "kernel")
+    return "own" if is_theirs else row.kernel_class
 
 
 def _ncu_cells(row: Counters | None) -> list[doc.Content]:

@@ -10,7 +10,7 @@ from profpipe.analysis.grouping import grouped
 #: From this share of any call's kernel time on, a class has a row.
 _LEAST_SHARE = 0.05
 
-_NAMES: Mapping[str, str] = {"copy": "other copies", "other": "unclassified"}
+_NAMES: Mapping[str, str] = {"copy": "other copies", "other": "own kernels"}
 
 
 def classes(splits: Sequence[KernelBreakdown]) -> list[str]:
@@ -20,9 +20,9 @@ def classes(splits: Sequence[KernelBreakdown]) -> list[str]:
     return sorted(kept, key=lambda name: -max(shares[name]))
 
 
-def named(name: str) -> str:
+def named(name: str, kind: str = "kernel") -> str:
     """Return the name of a class in tables; the class of copies holds those that are no direct_copy."""
-    return _NAMES.get(name, name)
+    return "other operators" if (name, kind) == ("other", "cpu_op") else _NAMES.get(name, name)
 
 
 def of(split: KernelBreakdown, name: str) -> ClassTotal:

@@ -265,7 +265,7 @@ class Piece:
 
 
 _CATEGORIES = ("attention", "helpers", "direct_copy", "add", "gemm", "softmax")
-_CLASSES = ("copy", "elementwise", "reduction", "norm", "optimizer", "conv", "communication", "fused")
+_CLASSES = ("copy", "elementwise", "reduction", "norm", "optimizer", "conv", "sparse", "communication", "fused")
 
 
 def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:

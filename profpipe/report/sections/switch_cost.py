@@ -72,7 +72,10 @@ def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[st
     changes = [(PART_NAMES[name], ns, calls) for name, ns, calls in cost.changes]
     if before is None or not names:
         return changes
-    pairs = [(other_classes.named(name), other_classes.of(own, name), other_classes.of(before, name)) for name in names]
+    pairs = [
+        (other_classes.named(name, own.kind), other_classes.of(own, name), other_classes.of(before, name))
+        for name in names
+    ]
     pairs.append((PART_NAMES["rest"], other_classes.left(own, names), other_classes.left(before, names)))
     changes = [change for change in changes if change[0] != PART_NAMES["rest"]]
     changes += [

@@ -22,7 +22,7 @@ from profpipe.results.schema import EventKind
 
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: Classes of operations whose name says more in the legend.
-_CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)"}
+_CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)", "other": "own kernels"}
 #: Gaps that are listed, and characters of the names beside them.
 _GAPS, _WIDTH = 5, 48
 #: A call that waits has the colour of the idle time that it causes.
