@@ -208,10 +208,8 @@ class _Case:
     def _classes(self, compute_ns: float) -> dict[str, float]:
         """Divide the time in which the GPU computes by the kernels' sums, the largest class first."""
         own = self.index.step_totals.get((self.id, self.profiler), KernelTotals()).kernels
-        times = grouped((k.kernel_class, ns) for k, (_, ns) in own.items() if k.kernel_class != _COMMUNICATION)
-        sums = {name: sum(each) for name, each in times.items()}
-        total = sum(sums.values())
-        return {name: ns / total * compute_ns for name, ns in sorted(sums.items(), key=lambda item: -item[1]) if ns}
+        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in own.items())
+        return divide_compute({name: sum(each) for name, each in times.items()}, compute_ns)
 
     def _copies(self, numbers: Mapping[str, Mapping[str, Number]]) -> Iterator[CopyTraffic]:
         """Yield the copies and sets of a step, those with the most time first."""
@@ -241,6 +239,13 @@ class _Case:
         if not own and rank == 0:
             own = self.index.numbers.get((self.id, "plain", ""), {})
         return own["peak_allocated"].value if "peak_allocated" in own else None
+
+
+def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, float]:
+    """Divide the time in which a GPU computes by the kernels' sums by class, the largest first."""
+    computing = {name: ns for name, ns in sums.items() if ns and name != _COMMUNICATION}
+    total = sum(computing.values())
+    return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
 def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> float | None:

@@ -1,19 +1,22 @@
-"""Compare the times of two runs, or of two groups of runs, with a gate for CI."""
+"""Compare the times of two runs, or of two groups of runs, with a gate for CI; or two recordings."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from profpipe import errors
 from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
-from profpipe.analysis.compare_runs import compare_runs
+from profpipe.analysis.compare_recordings import RecordingComparison, compare_recordings
+from profpipe.analysis.compare_runs import Run, compare_runs
 from profpipe.analysis.verdict import Gate
-from profpipe.commands import arguments
-from profpipe.errors import ConfigError, ProfpipeError
+from profpipe.commands import arguments, reading
+from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
 from profpipe.report import comparison_json, comparison_text
 from profpipe.report.comparison_text import Compared
 from profpipe.results import folders, noise, store
@@ -29,11 +32,58 @@ def show(args: argparse.Namespace) -> int:
     if len(args.runs) != 2:
         what = f"needs two runs, and {len(args.runs)} {'is' if len(args.runs) == 1 else 'are'} given."
         raise ConfigError("profpipe compare", what, "Put -- between the runs of A and those of B to compare groups.")
-    (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in args.runs)
+    (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
     found = compare_runs(a, b, manifest_a, manifest_b, known)
+    if not (found.changes or found.lost or found.changed_params):
+        of_runs = manifest_a.is_run and manifest_b.is_run
+        recorded = compare_recordings((a, manifest_a), (b, manifest_b))
+        if not of_runs or (recorded.changes and not found.absent):
+            return _end_recordings(args, recorded)
     return _end(args, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
+
+
+def _load(name: str, out: Path) -> Run:
+    """Return the tables of a run or of results of `ingest`, else those of a file of a profiler."""
+    try:
+        folder = folders.find(name, out)
+    except ConfigError:
+        path = Path(name)
+        if path.is_file():
+            return reading.read_file(path)
+        if path.is_dir():  # an export of nsys may be a folder
+            with suppress(UnreadableFile):
+                return reading.read_file(path)
+        raise
+    return store.load(folder)
+
+
+def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int:
+    """Print the comparison of recordings, or write it as JSON. Raises ConfigError for a gate."""
+    if args.gate is not None:
+        what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
+        raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
+    if not found.changes:
+        held = (
+            f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in found.alone.items()
+        )
+        remedy = "Name two files, or give both recordings the same name."
+        if not all(found.alone.values()):
+            remedy = "Record the kernels with nsys, torch or rocprof."
+        raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
+    if args.json:
+        _write_json(args, comparison_json.recordings_document(found, args.runs))
+    if args.json != arguments.STDOUT:
+        print(comparison_text.text(found))
+    return errors.OK
+
+
+def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    if args.json == arguments.STDOUT:
+        print(json.dumps(document))
+    else:
+        arguments.write_output_file("--json", Path(args.json), json.dumps(document) + "\n")
 
 
 def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest) -> int:
@@ -44,11 +94,7 @@ def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], 
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     if args.json:
         code = stop.exit_code if stop else errors.OK
-        line = json.dumps(comparison_json.document(found, names, run, args.gate, code))
-        if args.json == arguments.STDOUT:
-            print(line)
-        else:
-            arguments.write_output_file("--json", Path(args.json), line + "\n")
+        _write_json(args, comparison_json.document(found, names, run, args.gate, code))
     if args.json != arguments.STDOUT:
         print(comparison_text.text(found))
     if stop:

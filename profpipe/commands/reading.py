@@ -99,6 +99,18 @@ def _check_range(step_range: str, read: Sequence[Tables]) -> None:
     raise ConfigError("--step-range", what, has)
 
 
+def read_file(path: Path) -> tuple[Tables, Manifest]:
+    """Return the tables of a file of any profiler. Raises UnreadableFile where it is refused."""
+    read: list[Tables] = []
+    files: list[FileEntry] = []
+    for result in (_refuse_empty(result) for source in reader.sources_of_paths([path]) for result in _read(source)):
+        if isinstance(result, reader.Refusal):
+            raise UnreadableFile(path, result.what, result.remedy)
+        read.append(result.tables)
+        files.append(file_entry(result.source.name, result.parser, result.tables.origin))
+    return reader.combine(read), Manifest(name=path.name, files=tuple(files), is_run=False)
+
+
 def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)

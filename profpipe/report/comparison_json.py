@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from profpipe.analysis.compare_groups import GroupChange, GroupComparison
+from profpipe.analysis.compare_recordings import RecordingChange, RecordingComparison
 from profpipe.analysis.compare_runs import Change
+from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Gate
-from profpipe.report import comparison_text, verdict_json
+from profpipe.report import comparison_text, document as doc, verdict_json
 from profpipe.report.comparison_text import Compared
+from profpipe.report.sections import recording_changes
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
 
@@ -75,3 +78,54 @@ def _unknown(name: str) -> dict[str, Any]:
     nan = float("nan")
     known = verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
     return {**known, "kernels": [], "differing_params": None}
+
+
+def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
+    """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
+    a, b = names
+    return {
+        "format": verdict_json.FORMAT,
+        "version": verdict_json.VERSION,
+        "kind": "compare_recordings",
+        "a": {"runs": [a]},
+        "b": {"runs": [b]},
+        "cases": [_recording(change) for change in found.changes],
+        "alone": dict(found.alone),
+        "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in recording_changes.notes(found)],
+    }
+
+
+def _recording(change: RecordingChange) -> dict[str, Any]:
+    sides = {
+        name: {
+            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches", "steady", "steps")},
+            "kernel_ns": own.kernel_ns if change.has_times else None,
+        }
+        for name, own in (("a", change.a), ("b", change.b))
+    }
+    kernels = [
+        {"kernel": own.name, "b_kernel": own.b_name, "kernel_class": own.kernel_class, "cause": str(own.change),
+         "a_calls": own.a.calls, "b_calls": own.b.calls,
+         **(_difference(own.a.ns, own.b.ns) if change.has_times else {})}
+        for own in change.kernels
+    ]  # fmt: skip
+    found = {"of": change.extent.value, **sides, "kernels": kernels}
+    if not change.has_times:
+        return found
+    a, b = change.a.parts, change.b.parts
+    classes = {
+        name: _difference(*(own.classes.get(name, 0.0) for own in (a, b))) for name in {**a.classes, **b.classes}
+    }
+    ranks = {rank: _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
+             for rank, own in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
+    return {
+        **found,
+        **_difference(a.wall_ns, b.wall_ns),
+        "parts": {part.value: _difference(a.ns[part], b.ns[part]) for part in StepPart},
+        "compute": classes,
+        "ranks": ranks,
+    }
+
+
+def _difference(a_ns: float, b_ns: float) -> dict[str, float]:
+    return {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": b_ns - a_ns}

@@ -12,12 +12,14 @@ from profpipe.analysis.compare_groups import (
     GroupComparison,
     Hindrance,
 )
+from profpipe.analysis.compare_recordings import RecordingComparison
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause
 from profpipe.analysis.noise import FEWEST_RUNS
 from profpipe.job import count_cases
 from profpipe.report.formatting import column_width
 from profpipe.report.inlines import plural
-from profpipe.report.text import align
+from profpipe.report.sections import recording_changes
+from profpipe.report.text import align, write_section
 from profpipe.report.units import time_unit
 
 Compared: TypeAlias = "Comparison[Change] | GroupComparison"
@@ -28,8 +30,13 @@ _NOTES: Final = {True: "  beyond the noise", False: "  within the noise", None: 
 _COLUMNS: Final = ("case", "A", "B", "B vs A", "99 % interval", "p", "processes", "verdict")
 
 
-def text(found: Compared) -> str:
-    """Return one line for each case, what hinders a verdict, and one line for each difference between the runs."""
+def text(found: Compared | RecordingComparison) -> str:
+    """Return one line for each case, what hinders a verdict, and one line for each difference between the runs.
+
+    Of recordings, return the parts and the kernels of their differences.
+    """
+    if isinstance(found, RecordingComparison):
+        return "\n\n".join(filter(None, map(write_section, recording_changes.sections(found))))
     if isinstance(found, GroupComparison):
         lines = [f"A: {plural(found.runs[0], 'run')}, B: {plural(found.runs[1], 'run')}"]
         lines += _group_table(found.changes) if found.changes else ["No case has a time in both groups."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from profpipe.analysis.grouping import grouped
@@ -192,19 +192,7 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
 def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     found = case.kernels
     assert found is not None and case.judgement is not None
-    first = found.kernels[:_MOST_CHANGED]
-    shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or kernel.is_other]
-    others = [kernel for kernel in found.kernels if kernel not in shown]
-    unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
-    columns = [
-        doc.label("kernel"), doc.words("class"), doc.words("change"),
-        doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
-        doc.Column("a", "A", unit), doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit, doc.Format.SIGNED), doc.words("range", "in single captures"),
-    ]  # fmt: skip
-    rows: list[list[doc.Content]] = [_row(kernel, unit) for kernel in shown]
-    if others:
-        rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))
+    columns, rows = kernel_rows(found.kernels, lambda kernel: _CHANGES[kernel.change], lambda kernel: kernel.is_other)
     rows.append(_sum_row(_REST, found.not_in_kernels_ns))
     total = doc.Cell(found.difference_ns, is_strong=True)
     rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
@@ -220,12 +208,33 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     )
 
 
-def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Content]:
+def kernel_rows(
+    kernels: Sequence[KernelDifference],
+    write_change: Callable[[KernelDifference], str],
+    is_kept: Callable[[KernelDifference], bool],
+) -> tuple[list[doc.Column], list[list[doc.Content]]]:
+    """Return the columns, and the rows of the first kernels, of further ones that are kept, and of a sum."""
+    first = kernels[:_MOST_CHANGED]
+    shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or is_kept(kernel)]
+    others = [kernel for kernel in kernels if kernel not in shown]
+    unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
+    columns = [
+        doc.label("kernel"), doc.words("class"), doc.words("change"),
+        doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
+        doc.Column("a", "A", unit), doc.Column("b", "B", unit),
+        doc.Column("part", "B - A", unit, doc.Format.SIGNED), doc.words("range", "in single captures"),
+    ]  # fmt: skip
+    rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
+    if others:
+        rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))
+    return columns, rows
+
+
+def _row(kernel: KernelDifference, unit: Unit, change: str) -> list[doc.Content]:
     is_exchanged = kernel.change is KernelChange.EXCHANGED
     name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(shorten(kernel.name, _IN_TABLE))
     is_other_class = kernel.change is KernelChange.CLASS
     classes = f"{kernel.a.kernel_class} → {kernel.b.kernel_class}" if is_other_class else kernel.kernel_class
-    change = _CHANGES[kernel.change]
     if kernel.judgement:
         change = ", ".join(filter(None, [change, str(kernel.judgement.verdict)]))
     low, high = (signed(end / unit.size) for end in (kernel.low_ns, kernel.high_ns))

@@ -1,0 +1,224 @@
+"""``profpipe compare`` on single recordings: files of profilers, and results of ``ingest``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import check_golden
+
+from profpipe import cli
+from profpipe.analysis.compare_recordings import Extent, RecordingComparison, compare_recordings
+from profpipe.commands import reading
+from profpipe.results.schema import KernelChange
+
+DATA = Path(__file__).parent / "data"
+#: One kernel takes 80 us in A and 60 us in B; everything else is the same.
+A, B = (DATA / "reported" / f"compare_{side}" / "trace.json" for side in ("before", "after"))
+LM = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
+GEMM, ADD = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "vectorized_elementwise_kernel"
+HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name"
+
+
+def found(a: Path, b: Path) -> RecordingComparison:
+    return compare_recordings(reading.read_file(a), reading.read_file(b))
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert cli.main(["compare", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None], source: Path = B) -> Path:
+    """Write the trace ``source`` with changed events; those for which ``change`` returns None are left out."""
+    trace = json.loads(source.read_text())
+    trace["traceEvents"] = [kept for event in trace["traceEvents"] if (kept := change(event)) is not None]
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def sums(path: Path, *kernels: tuple[str, int, int]) -> Path:
+    rows = [f'50.0,{ns},{calls},{ns / calls},,,,,"{name}"' for name, calls, ns in kernels]
+    path.write_text("\n".join([HEAD, *rows]) + "\n")
+    return path
+
+
+def test_results_of_ingest_show_the_kernel_that_became_faster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in (("before", A), ("after", B)):
+        assert cli.main(["ingest", str(path), "--out", str(tmp_path / name)]) == 0
+    capsys.readouterr()
+    text = compared(capsys, tmp_path / "before", tmp_path / "after")
+    assert re.search(rf"{ADD}\S+ +add +shrank +4 +4 +320.0 +240.0 +-80.0\n", text)
+    assert re.search(rf"{GEMM} +gemm +4 +4 +200.0 +200.0 +0\n", text)
+    assert "A holds 64 launches of 4160 us and B 64 launches of 3520 us" in text
+
+
+def test_the_parts_of_a_step_add_up_to_its_difference_exactly() -> None:
+    (change,) = found(A, B).changes
+    a, b = change.a, change.b
+    assert change.extent is Extent.STEP and (a.kernel_ns, b.kernel_ns) == (4_160_000, 3_520_000)
+    parts = {part: b.parts.ns[part] - a.parts.ns[part] for part in a.parts.ns}
+    assert sum(parts.values()) == change.difference_ns
+    classes = {name: b.parts.classes[name] - a.parts.classes[name] for name in a.parts.classes}
+    assert classes == {"add": -80_000, "gemm": 0} and sum(classes.values()) == parts["compute"]
+
+
+def test_the_page_of_two_steps_is_the_golden_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
+) -> None:
+    for name, path in (("A.json", A), ("B.json", B)):
+        shutil.copy(path, tmp_path / name)
+    text = compared(capsys, tmp_path / "A.json", tmp_path / "B.json")
+    check_golden("compare_recordings.txt", text, regenerate)
+
+
+def test_a_recording_compared_with_itself_has_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    text = compared(capsys, LM, LM)
+    assert text == "A step takes 7.72 ms in A and in B: no difference in any part or kernel, under nsys.\n"
+
+
+def test_kernels_that_appear_vanish_and_change_their_launches_are_named(tmp_path: Path) -> None:
+    def change(event: dict[str, Any]) -> dict[str, Any] | None:
+        if event.get("cat") != "kernel":
+            return event
+        number = event["args"]["correlation"]
+        if ADD in event["name"]:
+            return {**event, "name": "my_softmax(float*)"} if number % 8 == 0 else event
+        return {**event, "name": GEMM.replace("128x256", "64x128")}
+
+    (own,) = found(B, changed(tmp_path / "b.json", change)).changes
+    changes = {kernel.name: kernel.change for kernel in own.kernels}
+    add = next(name for name in changes if ADD in name)
+    assert changes[add] is KernelChange.LAUNCHES
+    assert changes["my_softmax(float*)"] is KernelChange.APPEARED
+    assert changes[GEMM] is KernelChange.EXCHANGED
+    assert list(own.renamed_classes) == [("gemm", 200_000, 200_000)]
+
+
+def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "name": event["name"].replace("128x256", "64x128")}
+
+    text = compared(capsys, B, changed(tmp_path / "b.json", change))
+    assert "Kernels with other names that take about as long in all: gemm (200.0 us in A, 200.0 us in B)." in text
+    assert re.search(rf"{GEMM} → {GEMM.replace('128x256', '64x128')} +gemm +other name +4 +4 ", text)
+
+
+def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = changed(
+        tmp_path / "first.json", lambda e: e if e.get("ts", 0) < 1250 and e.get("cat") != "user_annotation" else None
+    )
+    (own,) = found(A, first).changes
+    assert own.extent is Extent.RECORDING and own.without == ("B",)
+    assert own.b.parts.wall_ns - own.a.parts.wall_ns == own.difference_ns
+    text = compared(capsys, A, first)
+    assert "B does not have steps, so the times are of whole recordings" in text
+    assert "so the sums may be of unequal work" in text
+
+
+def test_files_with_sums_only_are_compared_by_the_sums_of_their_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
+) -> None:
+    a = sums(tmp_path / "a_cuda_gpu_kern_sum.csv", (GEMM, 10, 1_000_000), ("my_kernel(float*)", 10, 500_000))
+    b = sums(tmp_path / "b_cuda_gpu_kern_sum.csv", (GEMM, 10, 900_000), ("other_kernel(int*)", 20, 400_000))
+    (own,) = found(a, b).changes
+    assert own.extent is Extent.KERNELS and own.difference_ns == -200_000
+    check_golden("compare_sums.txt", compared(capsys, a, b), regenerate)
+
+
+def test_times_of_different_profilers_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], regenerate: bool
+) -> None:
+    csv = sums(tmp_path / "a_cuda_gpu_kern_sum.csv", (GEMM, 40, 1_000_000))
+    text = compared(capsys, csv, B)
+    assert not re.search(r"\d (ns|us|ms)\b|%", text)
+    check_golden("compare_profilers.txt", text, regenerate)
+
+
+def test_gpus_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "b.json"
+    other.write_text(B.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    text = compared(capsys, A, other)
+    assert "The GPUs differ: A was recorded on NVIDIA H100 80GB HBM3, B on NVIDIA H200." in text
+
+
+def test_a_gate_is_refused_because_single_recordings_have_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", str(A), str(B), "--gate", "5"]) == 2
+    assert "single recordings cannot tell a difference from noise" in capsys.readouterr().err
+
+
+def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {"a": {"x.json": A, "old.json": B}, "b": {"x.json": B, "new.json": B}, "c": {"y.json": B, "z.json": B}}
+    for folder, files in folders.items():
+        (tmp_path / folder).mkdir()
+        copies = [str(shutil.copy(path, tmp_path / folder / name)) for name, path in files.items()]
+        assert cli.main(["ingest", *copies, "--out", str(tmp_path / f"{folder}.out")]) == 0
+    capsys.readouterr()
+    text = compared(capsys, tmp_path / "a.out", tmp_path / "b.out")
+    assert "\nold.json → new.json\n" in text and "\nx.json\n" in text and "Only" not in text
+    assert cli.main(["compare", str(tmp_path / "a.out"), str(tmp_path / "c.out")]) == 2
+    assert "A holds x.json, old.json; B holds y.json, z.json" in capsys.readouterr().err
+    shutil.copy(B, tmp_path / "c" / "x.json")
+    files = map(str, sorted((tmp_path / "c").iterdir()))
+    assert cli.main(["ingest", *files, "--out", str(tmp_path / "c.out")]) == 0
+    capsys.readouterr()
+    text = compared(capsys, tmp_path / "a.out", tmp_path / "c.out")
+    assert "Only A holds old.json." in text and "Only B holds y.json and z.json." in text
+
+
+def test_ranks_match_by_number_and_a_missing_one_is_named(
+    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, one = tmp_path / "both.sqlite", tmp_path / "one.sqlite"
+    both.write_bytes(gzip.decompress((shared_data / "steps" / "ddp.sqlite.gz").read_bytes()))
+    shutil.copy(both, one)
+    with sqlite3.connect(one) as database:
+        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+            table = f"CUPTI_ACTIVITY_KIND_{kind}"
+            last = "(SELECT max(globalPid) FROM CUPTI_ACTIVITY_KIND_KERNEL)"
+            if kind == "KERNEL":
+                ((pid,),) = database.execute(last[1:-1]).fetchall()
+            database.execute(f"DELETE FROM {table} WHERE globalPid = ?", (pid,))
+    text = compared(capsys, both, one)
+    assert "B has no rank 1; the kernels below are means over all ranks of a side." in text
+    assert re.search(r"\n0 +16.6 +16.6 +0 +0\n", text), "rank 0 is the same"
+    assert "A step takes 16.6 ms in A and 16.6 ms in B: 0 " in text
+    same = compare_recordings(reading.read_file(both), reading.read_file(both)).changes[0]
+    assert same.is_same and set(same.a.ranks) == {0, 1}
+
+
+def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(compared(capsys, A, B, "--json"))
+    (case,) = document["cases"]
+    assert document["kind"] == "compare_recordings" and case["of"] == "step"
+    assert sum(part["difference_ns"] for part in case["parts"].values()) == case["difference_ns"]
+    assert case["compute"]["add"] == {"a_ns": 320_000, "b_ns": 240_000, "difference_ns": -80_000}
+    assert [kernel["cause"] for kernel in case["kernels"]] == ["time", "unchanged"]
+    assert [warning["kind"] for warning in document["warnings"]] == ["no_verdict"]
+
+
+def test_a_recording_without_kernels_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", str(A), str(DATA / "torch-2.13" / "training_cpu.json.gz")]) == 2
+    error = capsys.readouterr().err
+    assert "B holds no GPU kernels with times. Record the kernels with nsys, torch or rocprof." in error
+
+
+def test_a_file_that_no_parser_reads_is_refused_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("nothing here\n")
+    assert cli.main(["compare", str(A), str(tmp_path / "notes.txt")]) == 1
+    assert "notes.txt: is in no format that profpipe reads" in capsys.readouterr().err
