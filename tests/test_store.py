@@ -375,10 +375,12 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
 
 def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
     with database.connect(tmp_path) as opened:
-        opened.execute("create trigger full before insert on metrics begin select raise(abort, 'full'); end")
-    run_record = record(started="2026-11-20T00:00:00+00:00", ended="x")
-    with pytest.raises(ConfigError, match="full"):
-        database.store_run(tmp_path, tmp_path / "run", some_tables("run", 1e6), run_record)
+        opened.execute("drop table metrics")
+        opened.execute("create table metrics (run text primary key)")
+    run_record, data = record(started="2026-11-20T00:00:00+00:00", ended="x"), some_tables("run", 1e6)
+    two = replace(data, metrics=pd.concat([data.metrics, data.metrics]))
+    with pytest.raises(ConfigError, match=r"UNIQUE constraint failed: metrics\.run"):
+        database.store_run(tmp_path, tmp_path / "run", two, run_record)
     assert database.read_history(tmp_path) == ([], [])
 
 
@@ -420,7 +422,7 @@ def test_a_file_that_is_not_a_database_is_named(tmp_path):
 
 def test_a_folder_in_the_place_of_the_database_is_named(tmp_path):
     (tmp_path / database.FILE).mkdir()
-    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: unable to open"):
+    with pytest.raises(ConfigError, match=r"profpipe\.db: is a link or no regular file"):
         database.store_run(tmp_path, tmp_path / "run", Tables(), Manifest())
 
 
