@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from profpipe import errors
+from profpipe import errors, stdio
 from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
 from profpipe.analysis.compare_runs import compare_runs
@@ -44,7 +43,7 @@ def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], 
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     if args.json:
         code = stop.exit_code if stop else errors.OK
-        line = json.dumps(comparison_json.document(found, names, run, args.gate, code))
+        line = stdio.as_json(comparison_json.document(found, names, run, args.gate, code))
         if args.json == arguments.STDOUT:
             print(line)
         else:
