@@ -1,8 +1,10 @@
 """What a run leaves on disk."""
 
+import csv
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -371,6 +373,25 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     stopped = replace(data, cases=data.cases.assign(status="interrupted"))
     database.store_run(tmp_path, tmp_path / "run", stopped, record(started="2026-11-20T00:00:00+00:00", ended="x"))
     assert [row["value"] for row in database.read_history(tmp_path)[1]] == [1500.0]
+
+
+@pytest.mark.parametrize("text", [
+    "=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'=1", "''=1", "'a", "a=1", "\x1b[31m", "\x9b", "\u202e",
+    "<U+001B>", "<U+001B", "<<U+003C>", "'<U+001B>", "\x1b=", "'\x1b",
+])  # fmt: skip
+def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, text):
+    data = some_tables(time_ns=-1.5)
+    data = replace(data, kernels=data.kernels.assign(kernel=text, run=""), cases=data.cases.assign(reason=text))
+    store.save(tmp_path, data, record())
+    store.save_parquet(tmp_path, data)
+    with (tmp_path / "kernels.csv").open(newline="", encoding="utf-8") as stream:
+        cell = next(csv.DictReader(stream))["kernel"]
+    assert not re.match("[=+@\t\r\n＝-]", cell) and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", cell)
+    assert (cell == text) is (text in ("'a", "a=1", "<U+001B"))
+    read = store.load(tmp_path)[0]
+    assert read.kernels["kernel"].tolist() == read.cases["reason"].tolist() == [text]
+    assert read.metrics["value"].tolist() == [-1.5]
+    assert pd.read_parquet(tmp_path / "kernels.parquet")["kernel"].tolist() == [text]
 
 
 def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
