@@ -117,6 +117,8 @@ stamp() { echo "$here $(cksum <"$here/pyproject.toml")"; }
 
 set_up() {
   local mark=$venv/.installed
+  # From Python 3.11 on, nothing is imported from the current folder.
+  local -x PYTHONSAFEPATH=1
   if [ -x "$venv/bin/python" ] && [ "$(cat "$mark" 2>/dev/null)" = "$(stamp)" ]; then
     return
   fi

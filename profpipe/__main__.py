@@ -1,13 +1,18 @@
-"""``python -m profpipe`` is the same program as ``profpipe``."""
+"""The start of the program: ``profpipe`` and ``python -m profpipe`` are the same."""
 
+# ruff: noqa: PTH109, PTH120 - pathlib would be imported from that folder too
+import os
 import sys
-from pathlib import Path
+from contextlib import suppress
 
-# Python puts the current folder first, which may be a results folder of somebody else: its files would be imported in
-# place of modules. Like the program ``profpipe``, import from the folder of the interpreter instead.
-if sys.path and Path(sys.path[0]) == Path.cwd() and Path.cwd() not in Path(__file__).resolve().parents:
-    sys.path[0] = str(Path(sys.executable).parent)
+# Python looks for modules in the current folder where it is told to: for `python -m`, or by an empty entry of
+# PYTHONPATH. That may be a results folder of somebody else, whose files would be imported in place of modules.
+with suppress(OSError):  # the current folder has been removed
+    _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if (_HERE := os.path.realpath(os.getcwd())) != _ROOT:
+        sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) != _HERE]
 
 from profpipe.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

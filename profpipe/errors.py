@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from profpipe.masking import mask_printed
+
 OK = 0
 SOME_FAILED = 1
 BAD_INPUT = 2
@@ -121,4 +123,5 @@ def one_line(error: BaseException) -> str:
 
 def words(error: BaseException) -> str:
     """Return the message of an exception in one line, at most 300 characters; its kind if it has no message."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    # Masked before it is cut: a part of a secret would not be recognised.
+    return " ".join(mask_printed(str(error)).split())[:300] or type(error).__name__

@@ -42,7 +42,14 @@ _PASSWORD: Final = re.compile(r"PASS|PWD|SECRET", re.IGNORECASE)
 TELLING: Final = (
     r"(?:token|secret|password|passwd|passphrase|passcode|credentials?|(?:api|access|secret|private|auth)[-_]?key)"
 )
-_PARAMETER: Final = re.compile(rf"(?:\w*[-_.])?{TELLING}", re.IGNORECASE)
+_PARAMETER: Final = re.compile(rf"(?:[\w.-]*[-_.])?{TELLING}", re.IGNORECASE)
+#: Any other key or PAT. Whether it is a secret, the value says: ``wandb_key`` is one, ``caption_key: text`` is none.
+_KEY: Final = re.compile(
+    r"(?:[\w.-]*[-_.])?(?!(?:sort|order|group|partition|primary|foreign|public|cache)[-_])[A-Za-z0-9]+[-_](?:key|pat)",
+    re.IGNORECASE,
+)
+#: Names of columns and the like: words of letters.
+_WORDS: Final = re.compile(r"[A-Za-z]{1,15}(?:[-_. ][A-Za-z]{1,15})*")
 _NUMBER: Final = re.compile(r"[-+]?\d*\.?\d*(?:[eE][-+]?\d+)?|true|false|yes|no|on|off|null|none", re.IGNORECASE)
 
 #: Texts that are secrets by their form, with the documentation of who issues them: Hugging Face, GitHub, OpenAI and
@@ -52,7 +59,9 @@ _TOKEN: Final = (
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
-_PRIVATE_KEY: Final = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+_KEY_LINE: Final = "[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+_PRIVATE_KEY: Final = rf"-----BEGIN {_KEY_LINE}[\s\S]*?(?:-----END {_KEY_LINE}|\Z)"
+_KEY_LINES: Final = re.compile(rf"-----(?:BEGIN|END) {_KEY_LINE}")
 #: The password of a URL: what stands between the user and the host.
 _URL_PASSWORD: Final = r"(?<=://)(?P<user>[^\s/:@'\"]*):(?P<password>(?!\$\{|\*\*\*@)[^\s/@'\"]+)(?=@)"
 #: Without what may stand before such a word: looking for that would take quadratic time in a long line.
@@ -82,12 +91,16 @@ def is_secret_name(name: str) -> bool:
 def is_secret_parameter(name: str, value: object) -> bool:
     """Return True if a parameter of that name holds a secret; numbers do not."""
     text = str(value)
-    return bool(_PARAMETER.fullmatch(name)) and bool(text) and not _NUMBER.fullmatch(text)
+    if not text or _NUMBER.fullmatch(text):
+        return False
+    is_other_key = bool(_KEY.fullmatch(name)) and not _WORDS.fullmatch(text) and not _is_path(text)
+    return bool(_PARAMETER.fullmatch(name)) or is_other_key
 
 
-def is_secret_option(word: str) -> bool:
-    """Return True for an option whose value is a secret: ``--api-key``, but not ``--tokenizer``."""
-    return word.startswith("-") and bool(_PARAMETER.fullmatch(word.lstrip("-")))
+def is_secret_option(word: str, value: str) -> bool:
+    """Return True for an option with a secret ``value``: ``--api-key``, but not ``--tokenizer``."""
+    option = word.lstrip("-")
+    return word.startswith("-") and (bool(_PARAMETER.fullmatch(option)) or is_secret_parameter(option, value))
 
 
 def is_line_option(word: str) -> bool:
@@ -112,7 +125,7 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
         at, first_space = 0, space.start() if space else len(item)
         while name := _ASSIGNED.search(item, at):
             at = name.end()
-            if not _is_secret_variable(name[1]) and not _PARAMETER.fullmatch(name[1]):
+            if not any((_is_secret_variable(name[1]), _PARAMETER.fullmatch(name[1]), _KEY.fullmatch(name[1]))):
                 continue
             end = _SHELL_WORD.match(item, at)
             values = [item[at:]] if at <= first_space and not is_line else []
@@ -232,9 +245,17 @@ def mask_forms(text: str) -> str:
     """Return ``text`` without what looks like a secret by its form."""
     if len(text) < SHORTEST:
         return text
+    if cut := _cut_key(text):
+        text = _HIDDEN + text[len(cut) :]
     text = _FORM.sub(_HIDDEN, text)
     text = _URL.sub(lambda found: f"{found['user']}:{_HIDDEN}", text)
     return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_keyed(found) else found[0], text)
+
+
+def _cut_key(text: str) -> str:
+    """Return what stands before the end of a private key whose begin is missing, with this end; empty for none."""
+    first = _KEY_LINES.search(text)
+    return text[: first.end()] if first and first[0].startswith("-----END") else ""
 
 
 def _is_keyed(found: re.Match[str]) -> bool:
@@ -269,10 +290,10 @@ def _is_random(text: str) -> bool:
 
 def secret_parts(text: str) -> list[str]:
     """Return the parts of ``text`` that look like secrets by their form."""
-    found = [match[0] for match in _FORM.finditer(text)]
+    found = [_cut_key(text), *(match[0] for match in _FORM.finditer(text))]
     found += [match["password"] for match in _URL.finditer(text)]
     found += [match["value"] for match in _KEYED.finditer(text) if _is_keyed(match)]
-    return list(dict.fromkeys(found))
+    return list(filter(None, dict.fromkeys(found)))
 
 
 class Masker:

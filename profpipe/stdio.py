@@ -1,10 +1,11 @@
-"""What a command prints: without control characters and secrets, and without an end where it cannot be written.
+"""What a command prints: without control characters, secrets and commands of CI, and however the terminal ends.
 
 The results of a run are its files, so a terminal that has gone ends nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -18,21 +19,31 @@ from profpipe import masking
 _NULL = Path(os.devnull)
 
 #: Characters that would change how the text around them is shown, and those that no font shows or no file holds.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+#: GitHub Actions and Azure Pipelines execute a line that begins with ``::command`` or has ``##[command]`` anywhere. The
+#: last character of each match is written out. GitHub, "Workflow commands", and ActionCommand.cs of its runner.
+_COMMAND = re.compile(r"(^[^\S\n]*:):|(##(?:vso)?)\[", re.MULTILINE)
+#: As much of a line as one of these needs to be recognised.
+_MOST_BEFORE = len("##vso")
 #: What rich writes to draw a line again: colours, and moves of the cursor.
 _DRAWING = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z]|\r)")
 
 
 def visible(text: object) -> str:
     """Return ``text`` with control characters, those of writing direction included, as ``<U+202E>``."""
-    return _INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
+    return INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
 
 
 def visible_line(text: object) -> str:
     """Return ``text`` in one line, with line ends written out too: a name must not look like a line of this program."""
     return visible(text).replace("\n", "<U+000A>")
+
+
+def as_json(value: object) -> str:
+    """Return ``value`` as one line of JSON that holds no command of CI, so that it is printed as it is."""
+    return json.dumps(value).replace("##[", r"##\u005b").replace("##vso[", r"##vso\u005b")
 
 
 def open_closed_streams() -> None:
@@ -65,10 +76,15 @@ def mask_output() -> Iterator[None]:
 
 
 class MaskingStream:
-    """A stream that writes neither a secret nor a control character: names and texts come from anybody's files."""
+    """A stream that writes no secret, control character or command of CI: names and texts come from anybody's files.
 
-    def __init__(self, stream: TextIO, *, is_drawn_on: bool = False) -> None:
-        self._stream, self._is_drawn_on = stream, is_drawn_on
+    ``gives_commands`` is for lines that are commands.
+    """
+
+    def __init__(self, stream: TextIO, *, is_drawn_on: bool = False, gives_commands: bool = False) -> None:
+        self._stream, self._is_drawn_on, self._gives_commands = stream, is_drawn_on, gives_commands
+        #: What the next text continues.
+        self._line = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -76,8 +92,20 @@ class MaskingStream:
     def write(self, text: str) -> int:
         masked = masking.mask_printed(text)
         parts = _DRAWING.split(masked) if self._is_drawn_on else [masked]
-        self._stream.write("".join(part if i % 2 else visible(part) for i, part in enumerate(parts)))
+        shown = "".join(part if i % 2 else visible(part) for i, part in enumerate(parts))
+        self._stream.write(shown if self._gives_commands else self._without_commands(shown))
         return len(text)
+
+    def _without_commands(self, text: str) -> str:
+        def write_out(found: re.Match[str]) -> str:
+            return f"{found[1] or found[2]}<U+{ord(found[0][-1]):04X}>"
+
+        before = self._line
+        whole = _COMMAND.sub(write_out, before + text)
+        line = whole.rpartition("\n")[2]
+        # A line with more than this has begun with something else.
+        self._line = line if len(line.lstrip()) <= _MOST_BEFORE else f"-{line[-_MOST_BEFORE:]}"
+        return whole[len(before) :]
 
 
 class TolerantStream(MaskingStream):
@@ -101,6 +129,13 @@ def for_drawing(stream: TextIO) -> TextIO:
     """Return a stream to the same terminal that also writes colours and moves of the cursor."""
     own: Any = stream
     return cast(TextIO, TolerantStream(own._stream if isinstance(own, MaskingStream) else own, is_drawn_on=True))
+
+
+def for_commands(stream: TextIO) -> TextIO:
+    """Return a stream to the same place for lines that are commands of CI. What they hold must be encoded."""
+    own: Any = stream
+    place = own._stream if isinstance(own, MaskingStream) else own
+    return cast(TextIO, TolerantStream(place, gives_commands=True))
 
 
 def discard_if_broken(stream: TextIO) -> None:

@@ -35,11 +35,11 @@ from profpipe.report import ci, render, verdict_json
 from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
-from profpipe.results import schema, store
+from profpipe.results import manifest, manifest_entries, schema, store
 from profpipe.results.manifest import Gpu, Machine as RunMachine, Manifest, PairsEntry, SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
-from profpipe.runner import checkout, pair_session, sides
+from profpipe.runner import checkout, executor, pair_session, sides
 from profpipe.runner.sides import Spec, SpecKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -743,18 +743,27 @@ def test_a_checkout_of_a_worktree_has_its_submodules_and_the_pointers_of_lfs(cro
         assert state_of(folder) == before
 
 
-def test_the_filter_of_an_installed_git_lfs_does_not_run_for_it_would_fetch(crowded, tmp_path, monkeypatch):
-    home = tmp_path / "home"
+@pytest.mark.parametrize("key", ["filter.lfs.smudge", "filter.lfs.process", "core.fsmonitor", "core.hooksPath"])
+def test_git_starts_no_program_in_a_checkout(crowded, tmp_path, monkeypatch, key):
+    """Not even one that the user configured: git-lfs would fetch, and a relative path is a file of the commit."""
+    home, program = tmp_path / "home", f"touch {tmp_path / 'ran'}; exit 1"
     home.mkdir()
-    program = f"touch {home / 'ran'}; exit 1"
-    # As `git lfs install` leaves the user's configuration.
-    for key, value in (("smudge", program), ("process", program), ("required", "true")):
-        subprocess.run(["git", "config", "--file", home / ".gitconfig", f"filter.lfs.{key}", value], check=True)
+    for folder in (tmp_path / "library", crowded[0]):
+        (folder / "hooks").mkdir()
+        for hook in ("post-checkout", "post-index-change", "reference-transaction"):
+            (folder / "hooks" / hook).write_text(f"#!/bin/sh\n{program}\n")
+            (folder / "hooks" / hook).chmod(0o755)
+        commit(folder, "hooks")
+    for name, value in ((key, "hooks" if key == "core.hooksPath" else program), ("filter.lfs.required", "true")):
+        subprocess.run(["git", "config", "--file", home / ".gitconfig", name, value], check=True)
+    git(crowded[0] / "lib", "pull", "--quiet", str(tmp_path / "library"))
     monkeypatch.setenv("HOME", str(home))
     found = checkout.find(crowded[0], "HEAD", "--a")
     checkout.create(found.repository, found.commit, tmp_path / "copy")
+    os.utime(tmp_path / "copy" / "weights.bin", (0, 0))
+    assert manifest_entries.git_state(executor.ask, tmp_path / "copy") == manifest.GitState(found.commit, False)
     assert (tmp_path / "copy" / "weights.bin").read_text() == POINTER
-    assert not (home / "ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_commit_whose_objects_a_partial_clone_lacks_is_refused_and_nothing_is_fetched(project, tmp_path):

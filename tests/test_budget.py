@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ import pytest
 
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import registry
-from profpipe.results import budget
+from profpipe.results import budget, database
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
 
@@ -61,6 +63,20 @@ def test_work_without_an_end_is_stopped(file: Path, work: Callable[[], None]) ->
         work()
     assert time.process_time() - begin < 2
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+def test_the_budget_is_for_all_work_on_the_database(file: Path) -> None:
+    refused = pytest.raises(
+        ConfigError, match="is more than profpipe reads: to read it takes more than 0 s of CPU time"
+    )
+    with refused, database.connect(file.parent) as opened:
+        opened.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
+
+
+def test_ctrl_c_ends_a_statement_of_sqlite(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), database.connect(tmp_path) as opened:
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        opened.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
 
 
 def test_memory_without_an_end_is_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,14 @@ FOREIGN = {
     "a view of runs": "create table t (run, name, started, ended); create view runs as select * from t",
     "other keys": "create table runs (id integer primary key, run, name, started, ended)",
     "checked columns": "create table runs (run primary key, name, started, ended check (ended = 'never'))",
+    "a trigger": "create table runs (run, name, started, ended); create trigger t after insert on runs begin "
+    "select 1; end",
+    "an index of an expression": "create table runs (run, name, started, ended); create index i on runs (abs(run))",
+    "an index of a quoted function": "create table runs (run, name, started, ended); "
+    'create index i on runs ("abs"(run))',
+    "a generated column": "create table runs (run, name, started, ended, x as (zeroblob(run)))",
+    "a default": "create table runs (run, name, started, ended, x default (randomblob(9)))",
+    "a virtual table": "create table runs (run, name, started, ended); create virtual table cases using fts5(run)",
     "another program": "create table messages (text)",
     "a later version": "create table runs (run, name, started, ended); pragma user_version = 99",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from report_study import ATTENTION, case_row, kernel_row, metric_row, recorded, 
 
 from profpipe import cli
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, folders, schema, store
+from profpipe.results import atomic, database, folders, schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.runner import checkout, job_cache
 
@@ -137,6 +138,35 @@ def test_a_lock_that_is_no_file_is_refused(run: Path, tmp_path: Path, kind: str)
     # `collect` waits for a lock that another process holds, and not for this one.
     assert not isinstance(refused.value, folders.InUse)
     assert not (tmp_path / "outside" / "new").exists()
+
+
+@pytest.mark.parametrize("suffix", ["", "-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_database_that_is_no_file_of_the_folder_is_refused(run: Path, tmp_path: Path, suffix: str, kind: str) -> None:
+    path = run.parent / f"{database.FILE}{suffix}"
+    {"link": lambda: path.symlink_to(tmp_path / "outside" / "new"), "pipe": lambda: os.mkfifo(path),
+     "folder": path.mkdir}[kind]()  # fmt: skip
+    with pytest.raises(ConfigError, match=f"{path.name}: is a link or no regular file"), database.connect(run.parent):
+        pass
+    assert content(tmp_path / "outside") == {"mine.txt": b"mine"}
+
+
+def test_a_journal_that_names_a_file_of_the_user_is_refused(run: Path, tmp_path: Path) -> None:
+    """SQLite would remove that file after it has rolled back what the journal holds."""
+    with database.connect(run.parent) as opened, opened.conn:
+        opened.execute("pragma cache_size = 1")
+        opened.execute("pragma cache_spill = 1")
+        opened["runs"].insert_all({"run": f"{n}", "name": "x" * 3000} for n in range(100))
+        journal = (run.parent / f"{database.FILE}-journal").read_bytes()
+        state = (run.parent / database.FILE).read_bytes()
+    # https://www.sqlite.org/fileformat.html#the_rollback_journal and pager.c, writeSuperJournal
+    name = os.fsencode(tmp_path / "outside" / "mine.txt")
+    trailer = struct.pack(f">I{len(name)}sII", (1 << 30) // 4096 + 1, name, len(name), sum(name))
+    (run.parent / database.FILE).write_bytes(state)
+    (run.parent / f"{database.FILE}-journal").write_bytes(journal + trailer + bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(ConfigError, match=r"profpipe\.db-journal: names another file"), database.connect(run.parent):
+        pass
+    assert content(tmp_path / "outside") == {"mine.txt": b"mine"}
 
 
 def test_checkouts_behind_a_link_are_not_removed(run: Path, tmp_path: Path) -> None:

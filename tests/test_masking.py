@@ -38,6 +38,9 @@ def test_a_token_is_known_by_its_form(token: str, text: str) -> None:
         ("authorization: basic a1b2c3d4e5f6g7h8", "authorization: basic ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE", "***"),
+        ("MIIE\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
+        ("MIIE\n-----END PRIVATE KEY-----\nx\n-----BEGIN PRIVATE KEY-----\nMIIE", "***\nx\n***"),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQOY\n-----END PGP PRIVATE KEY BLOCK-----\nx", "***\nx"),
     ],
 )
 def test_passwords_and_keys_are_known_by_what_stands_beside_them(text: str, masked: str) -> None:
@@ -101,6 +104,23 @@ def test_a_path_is_no_secret(tmp_path: Path) -> None:
     assert masking.secrets_in_variable("DATA", "/not-a-folder-that-exists/at-all")
 
 
+KEY = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+
+
+@pytest.mark.parametrize(("option", "value", "is_secret"), [
+    ("--wandb-key", KEY, True), ("--wandb_key", "hunter2", True), ("--azure-pat", KEY, True),
+    ("--my-hf-token", "x", True), ("--sort-key", KEY, False), ("--train.order_key", "time2", False),
+    ("--caption-key", "image_text", False), ("--num-key", "12", False), ("--path", KEY, False),
+    ("--monkey", KEY, False), ("--host-key", __file__, False),
+])  # fmt: skip
+def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a_path(
+    option: str, value: str, is_secret: bool
+) -> None:
+    assert masking.is_secret_option(option, value) is is_secret
+    assert masking.is_secret_parameter(option.lstrip("-"), value) is is_secret
+    assert bool(masking.assigned_secrets(f"{option}={value}")) is is_secret
+
+
 @pytest.mark.parametrize(("name", "is_secret"), [
     ("token", True), ("hub_token", True), ("api-key", True), ("password", True), ("tokenizer", False),
     ("num_tokens", False), ("key", False), ("num_key_value_heads", False), ("tokens", False),
@@ -119,7 +139,10 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
 
 
 @pytest.mark.parametrize(("word", "secrets"), [
-    ("--api-key=abc", ["abc"]), ("DB_PASSWORD=a b", ["a b", "a"]), ("--export=ALL,HF_TOKEN=a-b,X=1", ["a-b"]),
+    ("--api-key=abc", ["abc"]),
+    ("--wandb-key=hunter2", ["hunter2"]), ("--sort-key=a1b2c3d4e5f6", []),
+    ("--my-hf-token=abc", ["abc"]), ("--caption_key=text_of_image", []),
+    ("DB_PASSWORD=a b", ["a b", "a"]), ("--export=ALL,HF_TOKEN=a-b,X=1", ["a-b"]),
     ("export A_SECRET='x y'; ./run", ["x y"]), ("--env=MY_KEY=k,OTHER=1", ["k"]),
     (r"export X_SECRET=foo\ bar; run", [r"foo\ bar"]), ('export X_SECRET="foo"bar x', ['foo"bar']),
     ("sh DB_PASSWORD=ab'c d' z", ["ab'c d"]), (r'sh A_TOKEN="a\"b c" z', [r'a\"b c']),

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from profpipe import errors
 from profpipe.commands import execution
 from profpipe.config import loader
 from profpipe.job import Command, Job, JobOutcome, Tool
-from profpipe.results import manifest, manifest_entries
-from profpipe.runner import plan
+from profpipe.results import manifest, manifest_entries, raw_files
+from profpipe.runner import artifacts, plan
 from profpipe.runner.outcome import OK
 from profpipe.runner.request import RunRequest
 
@@ -95,3 +96,19 @@ def test_a_pipeline_without_secret_variables_has_no_secrets(order: RunRequest) -
     text = PIPELINE.replace("--token", "--host").replace("${HF_TOKEN}", "${HOST_OF:-here}")
     order.path.write_text(text.replace("DB_PASS", "PATH_OF_DB"))
     assert RunRequest.create(loader.load_pipeline(order.path), order.path, order.out, (), ()).secrets == {}
+
+
+def test_the_published_output_has_no_line_of_a_key_whose_begin_is_cut_off(order: RunRequest, tmp_path: Path) -> None:
+    job = replace(jobs_of(order)[0], folder=tmp_path)
+    key = [f"{n:064d}" for n in range(30)]
+    lines = ["-----BEGIN PRIVATE KEY-----", *key, "-----END PRIVATE KEY-----", *["x" * 63] * 244]
+    (tmp_path / "log.txt").write_text("\n".join([*lines, ""]))
+    artifacts.publish_output(job)
+    text = (tmp_path / raw_files.OUTPUT).read_text()
+    assert len(text) <= 1 << 14 and text.count("x" * 63) == 244 and not any(line in text for line in key)
+
+
+def test_a_secret_at_the_cut_of_a_message_is_masked_whole() -> None:
+    for size in range(250, 300):
+        text = errors.words(ValueError("x " * (size // 2) + "hf_QwErTyUiOpAsDfGhJkLzXcVbNm1234"))
+        assert "hf_" not in text

@@ -424,13 +424,14 @@ def without_steps(*ranks: tuple[float, ...]) -> WorkloadFindings:
 def test_a_recording_without_steps_shows_its_idle_time_and_its_copies() -> None:
     workload = without_steps((89e6, 0, 285e6, 0, 726e6, 0))
     assert texts(headline.headline(workload)) == [
-        "**5 kernel launches, 89.0 ms in all: elementwise 100 % of it.**",
-        "The GPU was idle in 66.0 % of the recorded time, from the first operation to the last.",
+        "**In 1100 ms the GPU was idle 66.0 % (after synchronising calls of the host, with nothing queued), "
+        "copied while no kernel ran 25.9 % and computed 8.1 % of the time.**",
+        "5 kernel launches, 89.0 ms in all: elementwise 100 % of it.",
         "Copies and sets took 285.0 ms beside 89.0 ms of kernels.",
     ]
     section = recording.recording(workload)
     (reason,) = texts(section)
-    assert reason.startswith("No steps were found: no marker and no range of a framework says where one begins, and no")
+    assert reason.startswith("No steps were found: no marker and no range of the program or a framework says where")
     assert records(tables_of(section)["recording"]) == [{
         "recorded ms": "1100", "compute ms": "89.0 (8.1 %)", "exposed copies ms": "285.0 (25.9 %)",
         "idle: after a synchronising call ms": "726.0 (66.0 %)",

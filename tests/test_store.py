@@ -1,8 +1,10 @@
 """What a run leaves on disk."""
 
+import csv
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -373,12 +375,33 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     assert [row["value"] for row in database.read_history(tmp_path)[1]] == [1500.0]
 
 
+@pytest.mark.parametrize("text", [
+    "=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'=1", "''=1", "'a", "a=1", "\x1b[31m", "\x9b", "\u202e",
+    "<U+001B>", "<U+001B", "<<U+003C>", "'<U+001B>", "\x1b=", "'\x1b",
+])  # fmt: skip
+def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, text):
+    data = some_tables(time_ns=-1.5)
+    data = replace(data, kernels=data.kernels.assign(kernel=text, run=""), cases=data.cases.assign(reason=text))
+    store.save(tmp_path, data, record())
+    store.save_parquet(tmp_path, data)
+    with (tmp_path / "kernels.csv").open(newline="", encoding="utf-8") as stream:
+        cell = next(csv.DictReader(stream))["kernel"]
+    assert not re.match("[=+@\t\r\n＝-]", cell) and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", cell)
+    assert (cell == text) is (text in ("'a", "a=1", "<U+001B"))
+    read = store.load(tmp_path)[0]
+    assert read.kernels["kernel"].tolist() == read.cases["reason"].tolist() == [text]
+    assert read.metrics["value"].tolist() == [-1.5]
+    assert pd.read_parquet(tmp_path / "kernels.parquet")["kernel"].tolist() == [text]
+
+
 def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
     with database.connect(tmp_path) as opened:
-        opened.execute("create trigger full before insert on metrics begin select raise(abort, 'full'); end")
-    run_record = record(started="2026-11-20T00:00:00+00:00", ended="x")
-    with pytest.raises(ConfigError, match="full"):
-        database.store_run(tmp_path, tmp_path / "run", some_tables("run", 1e6), run_record)
+        opened.execute("drop table metrics")
+        opened.execute("create table metrics (run text primary key)")
+    run_record, data = record(started="2026-11-20T00:00:00+00:00", ended="x"), some_tables("run", 1e6)
+    two = replace(data, metrics=pd.concat([data.metrics, data.metrics]))
+    with pytest.raises(ConfigError, match=r"UNIQUE constraint failed: metrics\.run"):
+        database.store_run(tmp_path, tmp_path / "run", two, run_record)
     assert database.read_history(tmp_path) == ([], [])
 
 
@@ -420,7 +443,7 @@ def test_a_file_that_is_not_a_database_is_named(tmp_path):
 
 def test_a_folder_in_the_place_of_the_database_is_named(tmp_path):
     (tmp_path / database.FILE).mkdir()
-    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: unable to open"):
+    with pytest.raises(ConfigError, match=r"profpipe\.db: is a link or no regular file"):
         database.store_run(tmp_path, tmp_path / "run", Tables(), Manifest())
 
 

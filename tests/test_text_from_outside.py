@@ -15,7 +15,7 @@ import pytest
 from fake_profiler import job_of
 from nsys_exports import Export
 
-from profpipe import cli
+from profpipe import cli, stdio
 from profpipe.report import document as doc
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Series
 from profpipe.report.markdown import Markdown, plot_path
@@ -167,3 +167,36 @@ def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path: Path) 
     os.close(leader)
     os.close(follower)
     assert "a<U+001B>]0;x" in shown and not set(shown) & set("\x07\x9d\u202e\x00") and "\x1b]" not in shown
+
+
+@pytest.mark.parametrize(("texts", "shown"), [
+    (["::error::x\n"], ":<U+003A>error::x\n"), (["a\n  ::set-env::x"], "a\n  :<U+003A>set-env::x"),
+    (["\n", " ", "::stop-commands::x"], "\n :<U+003A>stop-commands::x"), (["a ::b", "::c"], "a ::b::c"),
+    ([":", ":error::x"], ":<U+003A>error::x"), (["ns::f ##[error]x"], "ns::f ##<U+005B>error]x"),
+    (["a##", "[add-path]x"], "a##<U+005B>add-path]x"), (["#", "#", "[group]"], "##<U+005B>group]"),
+    (["a##v", "so[task]x"], "a##vso<U+005B>task]x"),
+    (["a long text and ::x ##", "[x"], "a long text and ::x ##<U+005B>x"),
+    (["#[a] # #[b] ##"], "#[a] # #[b] ##"),
+])  # fmt: skip
+def test_no_line_is_a_command_of_ci(texts: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for filtered in (stdio.mask_output, stdio.ignore_output_errors):
+        with filtered():
+            for text in texts:
+                sys.stdout.write(text)
+        assert capsys.readouterr().out == shown
+
+
+def test_names_of_cases_are_no_commands_of_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["##[error]boom", "::error::boom"]
+    case = {"script": "s.py", "matrix": {"n": names}}
+    document = {"version": 1, "name": "x", "workloads": {"w": case}}
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    (tmp_path / "s.py").write_text("PARAMS = {'n': ''}\n\ndef build(params):\n    raise ValueError(params['n'])\n")
+    text = printed(capsys, "run", tmp_path / "p.yaml", "-p", "plain", "--out", tmp_path / "out")
+    assert "boom" in text and "##[" not in text
+    assert not any(line.lstrip().startswith("::") for line in text.splitlines())
+
+
+def test_json_that_is_printed_holds_the_same_text() -> None:
+    value = {"name": "##[error]x ##vso[a]", "other": "::x"}
+    assert json.loads(stdio.as_json(value)) == value and "##[" not in stdio.as_json(value)

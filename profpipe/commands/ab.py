@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profpipe import stdio
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 
@@ -237,7 +238,7 @@ def _write_for_github(findings: PairFindings, run: PairSession) -> None:
     from profpipe.report import ci, render
 
     for line in ci.workflow_commands(findings):
-        print(line, file=sys.stderr)
+        print(line, file=stdio.for_commands(sys.stderr))
     document = render.build_pairs(findings, run.data, run.manifest)
     texts = {
         "GITHUB_STEP_SUMMARY": ci.job_summary(document, findings, shown(run.folder)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from profpipe import errors
+from profpipe import errors, stdio
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import arguments, execution, rendering
 from profpipe.config import yaml
@@ -137,7 +136,7 @@ def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namesp
         follow(folder, args.quiet)
         return collect(folder, args)
     if args.json == arguments.STDOUT:
-        print(json.dumps({"run": str(folder), "tasks": count, "jobs": jobs}))
+        print(stdio.as_json({"run": str(folder), "tasks": count, "jobs": jobs}))
     elif args.quiet:
         print(yaml.shown(folder))
     else:

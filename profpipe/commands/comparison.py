@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from profpipe import errors
+from profpipe import errors, stdio
 from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
 from profpipe.analysis.compare_recordings import RecordingComparison, compare_recordings
@@ -81,9 +80,9 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
 
 def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
     if args.json == arguments.STDOUT:
-        print(json.dumps(document))
+        print(stdio.as_json(document))
     else:
-        arguments.write_output_file("--json", Path(args.json), json.dumps(document) + "\n")
+        arguments.write_output_file("--json", Path(args.json), stdio.as_json(document) + "\n")
 
 
 def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe import errors
+from profpipe import errors, stdio
 from profpipe.analysis import history
 from profpipe.analysis.history import HistoryFindings
 from profpipe.commands import arguments, recording
@@ -38,7 +37,7 @@ def show(args: argparse.Namespace) -> int:
     runs, times = database.read_history(args.out, max(args.n, MOST_RUNS))
     found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:
-        print(json.dumps(asdict(found)))
+        print(stdio.as_json(asdict(found)))
     elif args.html:
         print(_write_html(args, found))
     elif args.page:

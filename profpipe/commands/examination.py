@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from profpipe import errors, profilers
 from profpipe.job import Ask, Missing, Profiler, Tool
 from profpipe.measure import machine, measured_peaks
-from profpipe.runner import environment, executor
+from profpipe.runner import executor
 
 _IMPLEMENTATIONS = {
     "flash-attn": "pip install flash-attn --no-build-isolation",
@@ -32,10 +32,10 @@ _TORCH = (
 
 def show(args: argparse.Namespace) -> int:
     """Print what ``profpipe doctor`` finds; return the exit code."""
-    print(text(examine(profilers.ALL, executor.ask)))
+    print(text(examine(profilers.ALL, executor.ask, executor.ask_python)))
     if args.measure_peaks:
-        variables = {"PYTHONPATH": environment.python_path()}
-        found = measured_peaks.renew(args.out, lambda argv: executor.ask(argv, variables, measured_peaks.LONGEST_S))
+        ask_python = functools.partial(executor.ask_python, timeout_s=measured_peaks.LONGEST_S)
+        found = measured_peaks.renew(args.out, ask_python)
         path = args.out / measured_peaks.FILE
         print(f"\nHighest rates of {found['device']}, kept in {path}:\n{measured_peaks.text(found)}")
     return errors.OK
@@ -51,8 +51,11 @@ class Check:
     remedy: str = ""
 
 
-def examine(modules: Mapping[str, Profiler], ask: Ask) -> list[Check]:
-    """Return every check, in the order in which things depend on each other."""
+def examine(modules: Mapping[str, Profiler], ask: Ask, ask_python: Ask) -> list[Check]:
+    """Return every check, in the order in which things depend on each other.
+
+    ``ask`` returns the output of a tool, ``ask_python`` that of this interpreter.
+    """
     gpus, packages = machine.nvidia_gpus(), machine.packages(["nvtx", *_IMPLEMENTATIONS])
     tools = {name: module.find(ask) for name, module in modules.items() if name not in ("plain", "torch")}
     free = shutil.disk_usage(Path.cwd()).free
@@ -61,7 +64,7 @@ def examine(modules: Mapping[str, Profiler], ask: Ask) -> list[Check]:
     return [
         Check("Python", "ok", platform.python_version()),
         *_check_gpus(gpus),
-        _check_torch(ask, has_gpu=bool(gpus)),
+        _check_torch(ask_python, has_gpu=bool(gpus)),
         *map(_check_tool, tools.values()),
         *(_check_counters() if gpus else ()),
         _check_nvtx(packages.get("nvtx"), tools.get("nsys")),
@@ -82,8 +85,8 @@ def _check_gpus(gpus: Sequence[Mapping[str, object]]) -> Iterator[Check]:
         yield Check(f"GPU {number}", "ok", f"{gpu.get('name')}{memory}, driver {gpu.get('driver', 'unknown')}")
 
 
-def _check_torch(ask: Ask, *, has_gpu: bool) -> Check:
-    answer = (ask([sys.executable, "-c", _TORCH]) or "").split()
+def _check_torch(ask_python: Ask, *, has_gpu: bool) -> Check:
+    answer = (ask_python(["-c", _TORCH]) or "").split()
     if len(answer) != 3:
         return Check("torch", "missing", "cannot be imported", "Install it as pytorch.org says for this machine.")
     version, build, usable = answer

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe import errors, plugins
+from profpipe import errors, plugins, stdio
 from profpipe.analysis import analyze, compare_runs, kernel_captures, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import PairFindings
@@ -128,7 +128,7 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
     A JSON object may go into a file instead.
     """
     path = shown_path(result.summary)
-    text = json.dumps(as_json(result, exit_code)) if args.json else ""
+    text = stdio.as_json(as_json(result, exit_code)) if args.json else ""
     if args.json and args.json != arguments.STDOUT:
         arguments.write_output_file("--json", Path(args.json), text + "\n")
     if args.json == arguments.STDOUT:

@@ -108,19 +108,21 @@ def _hide_values(document: dict[str, Any], taken: Collection[str]) -> list[str]:
     """Replace the secret parameters in ``document`` by variables; return the names of these."""
     names: list[str] = []
 
+    def is_secret(name: str, value: Any) -> bool:
+        return masking.is_secret_parameter(name, value) or masking.has_secret_form(str(value))
+
     def hide(name: str, value: Any) -> Any:
         if isinstance(value, list):
             return [hide(name, item) for item in value]
-        is_secret = masking.is_secret_parameter(name, value) or masking.has_secret_form(str(value))
-        if not is_secret or PLACEHOLDER.search(str(value)):
+        if not is_secret(name, value) or PLACEHOLDER.search(str(value)):
             return value
         names.append(_new_name(_variable(name), {*names, *taken}))
         return f"${{{names[-1]}}}"
 
     for workload in document["workloads"].values():
         # The baseline repeats a value of the matrix.
-        if values := [name for name in workload.get("baseline", {}) if masking.is_secret_parameter(name, "x")]:
-            workload["baseline"] = {k: v for k, v in workload["baseline"].items() if k not in values}
+        if baseline := workload.get("baseline"):
+            workload["baseline"] = {name: value for name, value in baseline.items() if not is_secret(name, value)}
         for part in ("matrix", "params"):
             if part in workload:
                 workload[part] = {name: hide(name, value) for name, value in workload[part].items()}
@@ -155,9 +157,9 @@ def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[
             if value in public:
                 public, found[name] = _replaced(public, value, name), value
         option, equals, value = word.partition("=")
-        if public == word and equals and value and masking.is_secret_option(option):
+        if public == word and equals and value and masking.is_secret_option(option, value):
             public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
-        elif public == word and word and masking.is_secret_option(before) and not word.startswith("--"):
+        elif public == word and word and masking.is_secret_option(before, word) and not word.startswith("--"):
             public, found[_variable(before)] = f"${{{_variable(before)}}}", word
         parts = [(part, "") for part in masking.secret_parts(public)]
         parts += [(part, "=[\"']?") for part in masking.assigned_secrets(public, before)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from profpipe.errors import words
 from profpipe.measure.launch_profile import count_synchronising_operations
 
 #: Calls on the capture's stream before the capture, as torch's documentation asks for; Triton autotunes in the first.
@@ -71,4 +72,4 @@ def capture_graph(fn: Callable[[], object]) -> Callable[[], None]:
 
 
 def _failure(error: Exception) -> str:
-    return f"the call cannot be captured as a CUDA graph: {' '.join(str(error).split())[:300]}. Use mode: eager."
+    return f"the call cannot be captured as a CUDA graph: {words(error)}. Use mode: eager."

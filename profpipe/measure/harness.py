@@ -89,6 +89,7 @@ def main(argv: list[str]) -> int:
 
 def _run(spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
+    masking.remember(spec.get("secrets", {}))
     ranks = distributed.join(spec.get("processes", 1))
     log = spec_path.parent / distributed.events_file(ranks.rank)
     # Several processes measure all rounds again: one of them may have been ended a round earlier than another.

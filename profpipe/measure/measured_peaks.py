@@ -73,16 +73,16 @@ FILE: Final = "ceilings.json"
 LONGEST_S: Final = 300.0
 
 
-def renew(out: Path, ask: Ask) -> dict[str, Any]:
+def renew(out: Path, ask_python: Ask) -> dict[str, Any]:
     """Measure in a separate process and store the result in ``out``; return it.
 
-    ``ask`` runs an argv for up to LONGEST_S and returns its output. Raises ToolMissing with the last line of that
-    output where nothing was measured; an earlier file is kept then.
+    ``ask_python`` runs this interpreter in another folder for up to LONGEST_S and returns its output. Raises
+    ToolMissing with the last line of that output where nothing was measured; an earlier file is kept then.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".ceilings-") as folder:
+    with tempfile.TemporaryDirectory(dir=out.absolute(), prefix=".ceilings-") as folder:
         made = Path(folder, FILE)
-        output = ask([sys.executable, "-m", "profpipe.measure.measured_peaks", str(made)])
+        output = ask_python(["-m", "profpipe.measure.measured_peaks", str(made)])
         if not made.is_file():
             last = (output or f"no output within {LONGEST_S:.0f} s").strip().splitlines()[-1]
             raise errors.ToolMissing(f"the ceilings were not measured: {last}")

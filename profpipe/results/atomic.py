@@ -24,6 +24,7 @@ from profpipe.errors import ConfigError
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 _REMEDY = "Remove the link, or copy the folder that it leads to into its place."
+_NO_FILE = "is a link or no regular file, and profpipe writes into none."
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o666) -> None:
@@ -79,7 +80,6 @@ def create_private(path: Path, content: bytes) -> None:
 
 def open_to_append(path: Path, mode: int = 0o666) -> BinaryIO:
     """Open the file ``path`` for appending, or make it. Raises ConfigError where it is a link or no regular file."""
-    what, remedy = "is a link or no regular file, and profpipe writes into none.", "Remove it."
     # Without O_NONBLOCK, a pipe without a reader would be waited for.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _opened_folder(path.parent) as folder:
@@ -87,12 +87,18 @@ def open_to_append(path: Path, mode: int = 0o666) -> BinaryIO:
             descriptor = os.open(path.name, flags, mode, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise ConfigError(str(path), what, remedy) from None
+                raise ConfigError(str(path), _NO_FILE, "Remove it.") from None
             raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(str(path), what, remedy)
+        raise ConfigError(str(path), _NO_FILE, "Remove it.")
     return os.fdopen(descriptor, "ab")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ConfigError where ``path``, which a library will open for writing, is a link or no regular file."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise ConfigError(str(path), _NO_FILE, "Remove it.")
 
 
 def read_regular(path: Path) -> bytes:

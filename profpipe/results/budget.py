@@ -40,6 +40,8 @@ REMEDY: Final = f"Record a shorter part of the program, or allow four times as m
 #: Of wall time in the thread, and of CPU time in the timer. The handler may be called while an error is handled, so the
 #: next call comes later.
 _TICK_S, _TIMER_S, _AGAIN_S = 0.05, 0.1, 1.0
+#: Of SQLite's virtual machine, a few milliseconds.
+_STEPS: Final = 100_000
 
 
 class TooLarge(Exception):
@@ -127,9 +129,12 @@ class _Watch:
     def interrupting(self, connection: sqlite3.Connection) -> Iterator[None]:
         with self._lock:
             self._connections.append(connection)
+        # Between two calls of this function Python handles no signal, not even Ctrl-C.
+        connection.set_progress_handler(lambda: bool(self.excess), _STEPS)
         try:
             yield
         finally:
+            connection.set_progress_handler(None, 0)
             with self._lock:
                 self._connections.remove(connection)
 
@@ -186,6 +191,9 @@ def limit(path: Path, times: float = 1) -> Iterator[None]:
         # An interrupted statement of SQLite looks like a damaged file.
         if watch.excess:
             raise TooLarge(watch.excess) from error
+        # SQLite interrupts a statement too where a handler of signals raises: that of Ctrl-C.
+        if isinstance(error, sqlite3.OperationalError) and str(error) == "interrupted":
+            raise KeyboardInterrupt from None
         raise
     finally:
         # The last tick may raise at the first line. The next one comes a second later.

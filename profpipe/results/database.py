@@ -24,6 +24,13 @@ FILE = "profpipe.db"
 
 #: In the folder of a run that could not be stored: its name.
 _MISSING: Final = Path("raw") / "not-in-history"
+#: What SQLite may open for writing besides the database.
+_COMPANIONS: Final = ("-journal", "-wal", "-shm")
+#: The last bytes of a journal that names another journal, which SQLite would remove wherever it lies. profpipe changes
+#: one database at a time, and then there is none.
+_NAMES_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+#: A run may take the budget of its database once more for so many rows, which take a fifth of it.
+_ROWS: Final = 100_000
 #: SQLITE_BUSY and SQLITE_LOCKED.
 _LOCKED: Final = re.compile(r"database( table| schema)? is locked", re.IGNORECASE)
 
@@ -55,7 +62,8 @@ order by m.workload, m."case", r.started, r.run
 
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
     """Store the tables of a run in the database of the results folder. They replace earlier rows of the run."""
-    with connect(out) as database, database.conn:
+    rows = sum(len(getattr(data, table.name)) for table in schema.ALL)
+    with connect(out, rows) as database, database.conn:
         # One transaction: a disk that fails leaves no run without its cases.
         database.execute("begin immediate")
         database["runs"].upsert(migration.describe_run(folder.name, manifest), pk="run")
@@ -108,19 +116,21 @@ def unmark(folder: Path) -> None:
 
 
 @contextmanager
-def connect(out: Path) -> Iterator[Any]:
+def connect(out: Path, rows: int = 0) -> Iterator[Any]:
     """Open the database of a results folder, and bring the tables of an earlier version up to date.
 
-    Raises ConfigError where the file is no database of profpipe, or one of a later version.
+    The budget of the file is for everything until the database is closed; ``rows`` is how many rows will be written.
+    Raises ConfigError where the file is no database of profpipe or one of a later version, or the budget is spent.
     """
     import sqlite_utils
 
     path, database = out / FILE, None
+    _check_files(path)
     try:
         database = sqlite_utils.Database(path)
-        with budget.limit(path), budget.interrupting(database.conn):
+        with budget.limit(path, 1 + rows / _ROWS), budget.interrupting(database.conn):
             migration.migrate(database, path)
-        yield database
+            yield database
     except budget.TooLarge as error:
         raise ConfigError(str(path), f"is more than profpipe reads: {error}.", "Move it away.") from None
     except sqlite3.DatabaseError as error:
@@ -132,6 +142,16 @@ def connect(out: Path) -> Iterator[Any]:
     finally:
         if database is not None:
             database.close()
+
+
+def _check_files(path: Path) -> None:
+    """Raise ConfigError where SQLite would change a file outside of the folder of the database ``path``."""
+    for suffix in ("", *_COMPANIONS):
+        atomic.check_regular(path.with_name(path.name + suffix))
+    journal = path.with_name(f"{path.name}-journal")
+    if journal.exists() and journal.read_bytes().endswith(_NAMES_JOURNAL):
+        what = "names another file, which SQLite would remove: profpipe did not write it."
+        raise ConfigError(str(journal), what, f"Move it and {path.name} away.")
 
 
 def _replace(database: Any, table: schema.Table, run: str, frame: pd.DataFrame) -> None:
@@ -152,7 +172,7 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
     path = out / FILE
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "The first `profpipe run` creates it.")
-    with connect(out) as database, budget.limit(path), budget.interrupting(database.conn):
+    with connect(out) as database:
         runs = list(database.query(_RUNS, [last]))
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))

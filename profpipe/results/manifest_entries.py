@@ -6,6 +6,7 @@ Environment variables have no values, and words with secrets are masked.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -154,11 +155,20 @@ def file_entry(source: str, parser: str, origin: Origin, scrubbed: bool | None =
     return FileEntry(**vars(origin), source=source, parser=parser, scrubbed=scrubbed)
 
 
+def git_argv(folder: Path, *words: str) -> list[str]:
+    """Return a command of git in ``folder`` that starts no program of a configuration: no hook and no fsmonitor.
+
+    Filters depend on attributes: see ``checkout``. Without optional locks `git status` does not rewrite the index.
+    """
+    settings = (f"core.hooksPath={os.devnull}", "core.fsmonitor=false", "submodule.recurse=false")
+    options = [word for setting in settings for word in ("-c", setting)]
+    return ["git", "--no-optional-locks", *options, "-C", str(folder), *words]
+
+
 def git_state(ask: Ask, folder: Path) -> GitState:
     """Return the state of the checkout that holds ``folder``."""
-    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    commit = ask(git_argv(folder, "rev-parse", "HEAD"))
     if commit is None or len(commit.split()) != 1:
         return GitState()
-    # Without optional locks `git status` does not rewrite the index of the user.
-    changed = ask(["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    changed = ask(git_argv(folder, "status", "--porcelain", "--untracked-files=no"))
     return GitState(commit.strip(), bool((changed or "").strip()))

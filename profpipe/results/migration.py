@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,17 @@ _KEYS: Final = {
 NOISE_KEY: Final = _KEYS["noise"]
 _INDEXES: Final = {"fingerprints": (("run",), ("fingerprint",))}
 
+_NAME: Final = r"""(?:\w+|"[^"]+"|\[[^]]+\])"""
+_NAMES: Final = rf"\( *{_NAME}(?:, *{_NAME})* *\)"
+_COLUMN: Final = rf"{_NAME}(?: (?:TEXT|INTEGER|FLOAT|REAL))?(?: PRIMARY KEY)?"
+#: A table or an index without anything that SQLite computes: no check, default, generated column or expression. White
+#: space counts as one space.
+_PLAIN: Final = re.compile(
+    rf"CREATE TABLE {_NAME} ?\( ?{_COLUMN}(?:, ?{_COLUMN})*(?:, ?PRIMARY KEY {_NAMES})? ?\)"
+    rf"|CREATE INDEX {_NAME} ON {_NAME} ?{_NAMES}",
+    re.IGNORECASE,
+)
+
 #: Earlier versions kept A-A pairs alone, as a median distance to 0 (efficiency 0.37).
 _MOVE_SPREADS: Final = """
 insert or replace into noise (source, origin, workload, "case", name, device, driver, run, n, degrees, spread)
@@ -45,6 +57,7 @@ select 'pairs', run, workload, "case", name, device, driver, run, pairs, 0.37 * 
 def migrate(database: Any, path: Path) -> None:
     """Create the tables and columns that are missing. Raises ConfigError for a database that is not profpipe's."""
     version = database.execute("pragma user_version").fetchone()[0]
+    _check_schema(database, path)
     names = set(database.table_names())
     if version > VERSION:
         what = f"is of a later version of profpipe (schema {version}; this one knows {VERSION})."
@@ -56,9 +69,6 @@ def migrate(database: Any, path: Path) -> None:
         **_COMMON,
         **{table.name: {column.name: _TYPES[column.dtype] for column in table.columns} for table in schema.ALL},
     }
-    if views := sorted(wanted.keys() & set(database.view_names())):
-        what = f"is a database of another program: it has the view {views[0]}."
-        raise ConfigError(str(path), what, "Move it away, or choose another --out.")
     if version == VERSION and not any(_find_lacking(database, wanted).values()):
         return
     with database.conn:
@@ -76,6 +86,14 @@ def migrate(database: Any, path: Path) -> None:
             database.execute(_MOVE_SPREADS)
             database["spreads"].drop()
         database.execute(f"pragma user_version = {VERSION}")
+
+
+def _check_schema(database: Any, path: Path) -> None:
+    """Raise ConfigError for what profpipe never makes: SQLite would run its code while it reads or writes a table."""
+    for kind, name, sql in database.execute("select type, name, sql from sqlite_master"):
+        if sql is not None and not _PLAIN.fullmatch(" ".join(str(sql).split())):
+            what = f"is not what profpipe wrote: the {kind} {str(name)[:80]} is none of its tables and indexes."
+            raise ConfigError(str(path), what, "Move the file away, or choose another --out.")
 
 
 def _find_lacking(database: Any, wanted: dict[str, dict[str, type]]) -> dict[str, set[str]]:

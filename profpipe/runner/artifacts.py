@@ -74,18 +74,21 @@ def publish_output(job: Job) -> None:
     log = job.folder / "log.txt"
     if log.is_file():
         size = log.stat().st_size
-        text = job.masked(read_output(log, (0, size), _PUBLIC_BYTES))
-        atomic.write_text(job.folder / raw_files.OUTPUT, text)
+        # Masked before it is cut: the first line of a private key may be above the cut.
+        text = job.masked(read_output(log, (0, size))).encode(errors="replace")
+        if len(text) > _PUBLIC_BYTES:
+            text = text[-_PUBLIC_BYTES:].partition(b"\n")[2]
+        atomic.write_bytes(job.folder / raw_files.OUTPUT, text)
 
 
-def read_output(log: Path, span: tuple[int, int], most: int = _LOG_TAIL_BYTES) -> str:
+def read_output(log: Path, span: tuple[int, int]) -> str:
     """Return the output of one process: the bytes ``span`` of the job's log, at most the whole lines of the last MiB.
 
     A part of a line could be a part of a secret, which the masking does not recognise.
     """
     begin, end = span
     with log.open("rb") as stream:
-        stream.seek(max(begin, end - most))
+        stream.seek(max(begin, end - _LOG_TAIL_BYTES))
         if stream.tell() > begin:
             stream.readline()
         return stream.read(max(0, end - stream.tell())).decode(errors="replace")

@@ -1,8 +1,10 @@
 """Check out a commit of the user's repository into the folder of a run.
 
 The checkout is a repository that borrows the objects of the user's one (gitrepository-layout(5), ``alternates``). So
-nothing is written into the user's repository: no entry of ``git worktree``, no branch, no hook runs, and a process that
-is killed leaves nothing there. Uncommitted changes are neither read nor touched.
+nothing is written into the user's repository: no entry of ``git worktree``, no branch, and a process that is killed
+leaves nothing there. Uncommitted changes are neither read nor touched.
+
+The commit may be somebody else's, so git starts no hook, no filter and no fsmonitor, whoever configured it.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from profpipe.errors import ConfigError
-from profpipe.results import folders
+from profpipe.masking import mask_printed
+from profpipe.results import folders, manifest_entries
 from profpipe.runner import executor
 
 #: Below the run's folder: one checkout for each side that is a commit.
 FOLDER: Final = Path("raw") / "checkouts"
 
 _TIMEOUT_S: Final = 600.0
-#: git-lfs would fetch the files of pointers, and fails in a repository without a remote.
-_WITHOUT_LFS: Final = ("-c", "filter.lfs.smudge=", "-c", "filter.lfs.process=", "-c", "filter.lfs.required=false")
+#: In ``info/attributes``, which goes before the attributes of the commit and of the user: no file has a filter.
+_ATTRIBUTES: Final = "* -filter\n"
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -51,7 +54,7 @@ def find(folder: Path, revision: str, option: str) -> Commit:
     top = _show_top(folder)
     if not top.startswith("/"):
         # git also refuses a repository of another user, and says what to do.
-        why = " ".join(top.split())[:300] or "git cannot be started"
+        why = " ".join(mask_printed(top).split())[:300] or "git cannot be started"
         what = f"git:{revision} needs a git repository that holds {folder}: {why}."
         raise ConfigError(option, what, "Or use dir:PATH with a second folder.")
     # A revision never begins with a hyphen, which git would read as an option.
@@ -98,15 +101,15 @@ def remove_abandoned(out: Path) -> None:
 def _check_out(repository: Path, commit: str, target: Path) -> None:
     kind = ["--object-format=sha256"] if len(commit) == 64 else []
     # Without templates there are no hooks.
-    printed = [executor.ask(["git", "init", "--quiet", "--template=", *kind, str(target)], timeout_s=_TIMEOUT_S)]
+    printed = [_git(repository, "init", "--quiet", "--template=", *kind, str(target.absolute()))]
     objects, shallow = (_path_in_git(repository, name) for name in ("objects", "shallow"))
-    info = target / ".git" / "objects" / "info"
     if target.is_dir():
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+        for name, text in (("objects/info/alternates", f"{objects}\n"), ("info/attributes", _ATTRIBUTES)):
+            (target / ".git" / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / ".git" / name).write_text(text, encoding="utf-8")
         if shallow.is_file():
             shutil.copy(shallow, target / ".git" / "shallow")
-        printed.append(_git(target, *_WITHOUT_LFS, "checkout", "--quiet", "--detach", commit))
+        printed.append(_git(target, "checkout", "--quiet", "--detach", commit))
     # git 2.39 ends with 0 where a partial clone lacks the content of a file, and leaves out the file.
     is_whole = (_git(target, "ls-files", "--deleted") or "").strip() == ""
     if not is_whole or (_git(target, "rev-parse", "--verify", "HEAD") or "").strip() != commit:
@@ -137,4 +140,4 @@ def _path_in_git(repository: Path, name: str) -> Path:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    return executor.ask(["git", "-C", str(folder), *words], timeout_s=_TIMEOUT_S)
+    return executor.ask(manifest_entries.git_argv(folder, *words), timeout_s=_TIMEOUT_S)

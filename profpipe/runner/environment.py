@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 from profpipe.masking import is_secret_name
 
@@ -44,8 +45,25 @@ def left_out(environment: Iterable[str], passed: Iterable[str]) -> list[str]:
     return sorted({*environment} - {*passed} - {"_", "PWD", "OLDPWD", "SHLVL"})
 
 
+#: The folder that holds the package profpipe.
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
 def python_path() -> str:
-    """Return the PYTHONPATH with which ``python -m profpipe`` finds this profpipe, installed or not."""
-    package_dir = str(Path(__file__).resolve().parents[2])
+    """Return the PYTHONPATH with which ``python -m profpipe`` finds this profpipe, installed or not.
+
+    An empty entry stands for the current folder.
+    """
+    given = os.environ.get("PYTHONPATH")
+    entries = given.split(os.pathsep) if given else []
+    return os.pathsep.join(dict.fromkeys([str(ROOT), *(entry or os.curdir for entry in entries)]))
+
+
+def own_python_path() -> str:
+    """Return ``PYTHONPATH`` without the current folder and the folders that are relative to it.
+
+    The current folder may be a results folder of somebody else.
+    """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys([package_dir, *filter(None, given)]))
+    here = os.path.realpath(os.curdir)
+    return os.pathsep.join(entry for entry in given if entry.startswith(os.sep) and os.path.realpath(entry) != here)

@@ -10,6 +10,7 @@ from typing import Any
 
 from profpipe.errors import is_disk_full
 from profpipe.job import CaseOutcome, Cause, ProgressListener, Status, Visit
+from profpipe.masking import mask_printed
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import Damage
 from profpipe.results import atomic
@@ -58,7 +59,8 @@ class EventLog:
         for line in lines.splitlines():
             event = event_lines.parse(line)
             if isinstance(event, Damage):
-                self._listener.message(f"{self._path}: ignored a line that is no event: {line[:80]!r}")
+                shown = mask_printed(line.decode(errors="backslashreplace"))[:80]
+                self._listener.message(f"{self._path}: ignored a line that is no event: {shown!r}")
             else:
                 self._take(event)
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,15 +102,21 @@ def run(
                 raise Interrupted(f"Interrupted {when} job {index} of {last}.")
 
 
-def ask(argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({}), timeout_s: float = 20.0) -> str | None:
+def ask(
+    argv: Sequence[str],
+    env: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 20.0,
+    cwd: Path | None = None,
+) -> str | None:
     """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
 
-    ``env`` is added to the filtered environment. Raises child.SupervisorError where no command can be started.
+    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
+    child.SupervisorError where no command can be started.
     """
     # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output:
         try:
-            asked = child.start(argv, {**environment.filter_variables(os.environ), **env}, output)
+            asked = child.start(argv, {**environment.filter_variables(os.environ), **env}, output, cwd)
         except OSError:
             return None
         try:
@@ -119,6 +126,16 @@ def ask(argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({}), time
             process.kill_group(asked)
         output.seek(0)
         return output.read().decode(errors="replace")
+
+
+def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
+    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
+
+    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
+    old for options that prevent this.
+    """
+    env = {"PYTHONPATH": environment.own_python_path()}
+    return ask([python, *words], env, timeout_s, environment.ROOT)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def differing_versions(a: str, b: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _versions(python: str) -> Mapping[str, str]:
-    lines = (executor.ask([python, "-c", _PROGRAM]) or "").strip().splitlines()
+    lines = (executor.ask_python(["-c", _PROGRAM], python) or "").strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else {}
     except ValueError:

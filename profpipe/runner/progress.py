@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from profpipe.job import Job, JobOutcome, ProgressListener, Status, Visit, count_cases, readable
+from profpipe.masking import mask_printed
 from profpipe.stdio import for_drawing, visible_line
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class _Lane(ProgressListener):
         failed = _is_bad(status)
         if self.job and (failed or not self._display.is_live):
             # textwrap.shorten would cut at a word, and a path is one word.
-            line = " ".join(reason.split())
+            line = " ".join(mask_printed(reason).split())
             line = line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 3]}..."
             why = f" ({line})" if failed and line else ""
             position = f"case {len(self._ended)} of {len(self.job.cases)}"

@@ -142,6 +142,6 @@ def _mask_word(written: Any, given: str, path: Path) -> str:
 def _without_value(option: str, word: str) -> str:
     """Return ``word`` without the value that belongs to an option such as ``--api-key``."""
     name, equals, value = word.partition("=")
-    if equals and value and masking.is_secret_option(name) and "${" not in value:
+    if equals and value and masking.is_secret_option(name, value) and "${" not in value:
         return f"{name}=***"
-    return "***" if masking.is_secret_option(option) and not word.startswith(("-", "${")) else word
+    return "***" if masking.is_secret_option(option, word) and not word.startswith(("-", "${")) else word

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 
 from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
-from profpipe.ingest.steps.accounting import gaps
+from profpipe.ingest.steps.accounting import Gaps, gaps
 from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.partition import Union
 from profpipe.results import schema
@@ -125,6 +125,10 @@ class Excerpts:
             near = near[line.start[near] <= end]
         part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
         found = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
+        if len(part.end) and (last := int(part.end.max())) < end:
+            # The last step of the recording: the host launched nothing more in it.
+            rest = (np.array([value]) for value in (last, end, True, False))
+            found = Gaps(*(np.append(own, more) for own, more in zip(astuple(found), rest, strict=True)))
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
         waits = self._waits.get(place["process"], Calls.none())
         rows = (

@@ -339,10 +339,12 @@ def copy_table(cases: Sequence[tuple[doc.Text, Sequence[CopyTraffic]]], title: s
 def found_steps(cases: Sequence[_Case]) -> doc.Table:
     """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
     states = {"warmup": "warm-up", "steady": "steady", "outlier": "outliers", "other": "parts between steps"}
+    if any(any(own.count(StepState.LAST)) for _, own, _ in cases):
+        states["last"] = "last, its end is unknown"
     columns = [doc.label("case"), *(doc.words(id, title) for id, title in states.items())]
     columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
     rows = [
-        [case_text(case), *(_numbers(own.count(state)) for state in StepState), own.coverage, _RULES[own.rule]]
+        [case_text(case), *(_numbers(own.count(StepState(state))) for state in states), own.coverage, _RULES[own.rule]]
         for case, own, _ in cases
         if len(cases) > 1
     ]

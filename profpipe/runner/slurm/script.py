@@ -40,7 +40,9 @@ def write(settings: Slurm, folder: Path, name: str, tasks: int, cwd: Path, shape
     # A container has another Python, and its own profpipe.
     if settings.python is None:
         lines.append(f"export PYTHONPATH={shlex.quote(environment.python_path())}")
-    words = [*settings.launcher, settings.python or sys.executable, "-m", "profpipe", "task", str(folder)]
+    # Import profpipe from where it is, not from the folder of the task. The interpreter of a container may be older.
+    safe = ["-P"] if settings.python is None and sys.version_info >= (3, 11) else []
+    words = [*settings.launcher, settings.python or sys.executable, *safe, "-m", "profpipe", "task", str(folder)]
     # exec: signals of Slurm reach profpipe, which then ends its processes and writes what they have measured.
     lines.append(f'exec {shlex.join(words)} "$((SLURM_ARRAY_TASK_ID + ${{1:-0}}))"')
     return "\n".join(lines) + "\n"

@@ -59,8 +59,9 @@ def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
     Those that do not answer, or whose description is wrong, are missing.
     """
     tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
-    argv = ["srun", *tasks, sys.executable, "-m", "profpipe.measure.node"]
-    answer = ask(argv, {**slurm_variables(), "PYTHONPATH": environment.python_path()}) or ""
+    # As in executor.ask_python: nothing is imported from the current folder.
+    argv = ["srun", *tasks, f"--chdir={environment.ROOT}", sys.executable, "-m", "profpipe.measure.node"]
+    answer = ask(argv, {**slurm_variables(), "PYTHONPATH": environment.own_python_path()}) or ""
     found = {}
     for each in node.from_lines(answer.splitlines()):
         try:
