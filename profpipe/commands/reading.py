@@ -26,6 +26,12 @@ from profpipe.stdio import visible_line
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
 
+_RECORD_AGAIN = "Record again, with the program using the GPU while it is recorded."
+_START_AGAIN = (
+    "Check that nsys is as new as the driver, that this user may profile the GPU, and that no other profiler uses it. "
+    "Then record again."
+)
+
 
 def read_files(paths: Sequence[Path], out: Path | None) -> int:
     """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there."""
@@ -122,7 +128,8 @@ def _refuse_empty(result: reader.Read | reader.Refusal) -> reader.Read | reader.
         return result
     notes = result.tables.origin.notes
     what = "holds no kernels, copies or ranges" + (f" ({notes[0].rstrip('.')})" if notes else "")
-    return reader.Refusal(result.source, what, "Record again, with the program using the GPU while it is recorded.")
+    has_failed = bool(notes) and notes[0].startswith("nsys: ") and not notes[0].startswith("nsys: No ")
+    return reader.Refusal(result.source, what, _START_AGAIN if has_failed else _RECORD_AGAIN)
 
 
 def _lines(result: reader.Read) -> Iterator[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, percent, with_share
+from profpipe.report.inlines import duration, fill, literal, percent, with_share
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, copy_table
-from profpipe.report.units import size_unit, step_unit
+from profpipe.report.units import count, size_unit, step_unit
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
@@ -31,6 +31,11 @@ def recording(workload: WorkloadFindings) -> doc.Section:
 
 
 def _reason(workload: WorkloadFindings) -> str:
+    if workload.steps.one_by_one:
+        return (
+            "No steps: the profiler ran the launches one by one to read its counters, so the time between them says"
+            " nothing about the program. Record without counters to see steps and idle time."
+        )
     if not workload.steps.has_launches:
         return (
             "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
@@ -74,16 +79,28 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield f"Peak memory of a process: {' and '.join(parts)}."
     if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
         return
-    if found := workload.steps.recordings:
+    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
+    kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
+    if copied and not kernels:
+        yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
+    elif found := workload.steps.recordings:
         wall = sum(each.parts.wall_ns for each in found)
         idle = percent(sum(each.parts.idle_ns for each in found) / wall if wall else 0.0)
         ranks = len({each.rank for each in found})
         who = "The GPU was" if ranks == 1 else f"The {ranks} GPUs were"
         yield fill(f"{who} idle in {{}} of the recorded time, from the first operation to the last.", idle)
-    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
-    kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def without_kernels(workload: WorkloadFindings) -> doc.Text:
+    """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
+    copies = [copy for own in workload.steps.copies.values() for copy in own]
+    if not copies or any(case.breakdown for case in workload.cases):
+        return ""
+    named = (f"{count(copy.calls)} {literal(copy.name.strip('[]').removeprefix('CUDA '))}" for copy in copies)
+    of = [fill(f"{name} ({{}})", duration(copy.ns)) for name, copy in zip(named, copies, strict=True)]
+    return fill("No kernel was recorded, only {}.", doc.join(of))
 
 
 #: Metrics of the peak memory of a process, and whose memory it is.
