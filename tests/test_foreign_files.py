@@ -17,6 +17,7 @@ from nsys_exports import Export
 from program import ROOT, profpipe, rows
 
 from profpipe.ingest import json_stream, kernel_names
+from profpipe.report.text import align
 
 REPORTED = ROOT / "tests" / "data" / "reported"
 #: The values that were worked out without profpipe.
@@ -281,3 +282,8 @@ def test_names_in_any_script_stay_whole_in_every_file(tmp_path: Path) -> None:
 )
 def test_the_one_spelling_of_a_name_keeps_letters_and_signs_of_its_script_together(given: str, whole: str) -> None:
     assert kernel_names.normalise(given) == whole
+
+
+def test_columns_of_text_stand_below_each_other_beside_wide_letters() -> None:
+    lines = align([["矩阵乘", "1"], ["गुणा", "22"], ["gemm", "333"]], [False, True])
+    assert lines == ["矩阵乘    1", "गुणा      22", "gemm    333"]
