@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 import forked
 import markdown_it
+import pandas as pd
 import pytest
 import yaml
 
@@ -190,6 +191,21 @@ def test_a_case_without_times_passes_no_gate_unless_it_was_skipped(outcome, expe
     tables = tables_of({"d": around(0), "e": []}, {"e": (outcome, "")})
     found = pairs.analyze(tables, run_of(1, Undecided.PASS))
     assert (found.gate, [case.case for case in found.open]) == (expected, ["e"])
+
+
+@pytest.mark.parametrize("lacks", ["A", "B"])
+def test_a_case_whose_steps_one_side_lacks_leaves_the_gate_undecided(lacks):
+    both = tables_of({"a": around(0)})
+    steps = both.metrics[~both.metrics["subject"].str.endswith(lacks)]
+    metrics = pd.concat([both.metrics.assign(metric="process_wall"), steps], ignore_index=True)
+    found = pairs.analyze(Tables(both.cases, metrics=metrics), run_of(5, Undecided.PASS))
+    assert (found.gate, [case.case for case in found.open]) == (Gate.UNDECIDED, ["a"])
+
+
+def test_a_gate_without_a_case_or_an_end_is_undecided():
+    assert pairs.analyze(Tables(), run_of(5, Undecided.PASS)).gate is Gate.UNDECIDED
+    unfinished = replace(run_of(5, Undecided.PASS), ended=None)
+    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate is Gate.UNDECIDED
 
 
 def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
@@ -798,6 +814,10 @@ def test_a_revision_that_does_not_exist_is_refused(project, tmp_path):
         (("--b", "python:nowhere"), "--b: python:nowhere does not exist."),
         (("--b", "git:nowhere"), "--b: git:nowhere names no commit of"),
         (("--b", "set:n=1"), "workload 'sums': "),
+        (
+            ("--aa", "--gate", "5", "--pairs", "7"),
+            "--gate: cannot decide with --pairs 7: 8 pairs are the least that can",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_runs(project, arguments, message, monkeypatch, capsys):

@@ -96,12 +96,13 @@ class PairFindings:
     @property
     def gate(self) -> Gate | None:
         """The result of the gate; None without one."""
-        if not self.gates:
+        if self.percent is None:
             return None
-        if self.failed or (self.open and self.undecided is Undecided.FAIL):
+        lacks_cases = not self.gates or not self.is_complete
+        if self.failed or ((self.open or lacks_cases) and self.undecided is Undecided.FAIL):
             return Gate.FAILED
         is_left = self.undecided is Undecided.REPORT or any(map(_lacks_times, self.open))
-        return Gate.UNDECIDED if self.open and is_left else Gate.PASSED
+        return Gate.UNDECIDED if lacks_cases or (self.open and is_left) else Gate.PASSED
 
     @property
     def without_kernels(self) -> tuple[CaseVerdict, ...]:
@@ -311,10 +312,8 @@ def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str,
 
 
 def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[str, dict[int, dict[str, float]]]:
-    """Return the first of ``schema.TIMES`` that both sides of some pair have, else the one that exists."""
-    known = [name for name in schema.TIMES if name in by_metric]
-    complete = [name for name in known if any(len(pair) == 2 for pair in by_metric[name].values())]
-    name = [*complete, *known][0]
+    """Return the first of ``schema.TIMES`` that a side has. Where the other side lacks it, nothing is compared."""
+    name = next(name for name in schema.TIMES if name in by_metric)
     return name, by_metric[name]
 
 

@@ -199,7 +199,7 @@ def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
         Gate.UNDECIDED: "undecided: ",
     }
     assert findings.gate is not None
-    return (words[findings.gate], _named(findings.open), ".")
+    return (words[findings.gate], _named(findings.open) or "cases are missing", ".")
 
 
 def _named(cases: Sequence[CaseVerdict]) -> doc.Text:
