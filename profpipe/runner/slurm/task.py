@@ -18,7 +18,7 @@ from typing import Final
 
 from profpipe import errors
 from profpipe.config.slurm import Slurm
-from profpipe.errors import ConfigError, Interrupted, ProfpipeError
+from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
 from profpipe.ingest import reader
 from profpipe.job import ProgressListener
 from profpipe.measure import node
@@ -180,7 +180,7 @@ def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
         task.save_record(_why_stopped(task.start))
         raise
     if task.disk_full_cases:
-        task.save_record(TaskState.FAILED, "The disk was full.")
+        task.save_record(TaskState.FAILED, explain_disk_full(" ".join(task.data.cases["reason"]))[0])
         return TaskState.FAILED
     task.save_record(TaskState.DONE)
     return TaskState.DONE
