@@ -322,7 +322,7 @@ def test_a_second_case_costs_no_page_faults_for_the_flush_of_the_caches() -> Non
 @pytest.mark.parametrize("times", [[0], [3000, 1000]])
 def test_a_clock_that_stands_or_goes_back_measures_nothing(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> None:
     monkeypatch.setattr(time, "perf_counter_ns", itertools.cycle(times).__next__)
-    with pytest.raises(RuntimeError, match="perf_counter measured a time of -?[0-9]+ ns: the clock is too coarse, or"):
+    with pytest.raises(RuntimeError, match=r"perf_counter measured a time of -?[0-9]+ ns: the clock is too coarse, or"):
         on_cpu(lambda: None, 3, Log().annotate)
 
 

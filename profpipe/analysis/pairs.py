@@ -144,9 +144,12 @@ def choose_again(data: Tables, run: Manifest, block: Block) -> set[tuple[str, st
 
     ``Block.GATE``: the first block fails the gate. ``Block.FURTHER``: the earlier blocks leave the case undecided, and
     so do the further pairs that were judged so far. Such a case is not measured for the gate. With a gate, a case that
-    passes it needs no further pairs.
+    passes it needs no further pairs. ``Block.FIRST``: the first pairs scatter by more than the gate can bear.
     """
     assert run.ab is not None
+    if block is Block.FIRST:
+        trial = _measured(_until(data, pair_blocks.TRIAL), run.ab)
+        return {key for key, case in trial.items() if verdict.scatters(case.log_ratios, run.ab.gate)}
     if block is Block.GATE:
         first = _until(data, run.ab.pairs)
         failing = {key for key, case in _measured(first, run.ab).items() if _fails_by_time(case, run.ab)}
@@ -248,7 +251,9 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
         blocks = grouped(
-            (pair_blocks.block_of(number, settings), pair) for number, pair in sorted(pairs.items()) if len(pair) == 2
+            (pair_blocks.block_of(number, settings), pair)
+            for number, pair in sorted(pairs.items())
+            if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
         )
         first, gate, further = (blocks.get(block, []) for block in Block)
         floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
