@@ -126,16 +126,18 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         yield fill(words, doc.join(list(map(doc.Code, settings.longer))))
     # With a gate, a case that passes it gets no further pairs.
     candidates = findings.open if findings.gates else findings.cases
-    waits = any(map(_may_be_decided, candidates))
+    # The option counts the further pairs that exist too.
+    offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
+    may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
     coarse = [case for case in candidates if _is_coarse(case)]
     if resolved := max((case.judgement.resolution or 0.0 for case in coarse if case.judgement), default=0.0):
+        # A process of a further pair takes longer.
+        has_offer = may_have_more and not any(case.further_pairs for case in coarse)
+        ways = doc.join([doc.Code("timing.budget_s"), *([offer] if has_offer else [])], last=" or ")
         words = f"This machine resolves {100 * resolved:.2g} % for {{}}: pin the clock, close other programs,"
-        yield fill(f"{words} or measure longer ({{}}).", _named(coarse), doc.Code("timing.budget_s"))
-    if waits and findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS:
-        # The option counts the further pairs that exist too.
-        offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
-        added = str(pair_blocks.OFFERED)
-        yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", added, offer)
+        yield fill(f"{words} or measure longer ({{}}).", _named(coarse), ways)
+    if may_have_more and any(map(_may_be_decided, candidates)):
+        yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
 
 
 def _may_be_decided(case: CaseVerdict) -> bool:
