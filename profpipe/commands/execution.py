@@ -29,7 +29,7 @@ from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.session import Session
 
 #: How long a run that the user has stopped may take for its report.
-_REPORT_S: Final = 5
+_REPORT_S: Final = 3
 
 
 def with_comparisons(request: RunRequest) -> RunRequest:
