@@ -204,20 +204,27 @@ class StepState(str, Enum):
     OUTLIER = "outlier"
     #: Work between two steps: evaluation, a checkpoint.
     OTHER = "other"
+    #: Some ranks have no step of this number.
+    UNMATCHED = "unmatched"
 
 
 STEPS: Final = _table(
     "steps",
     "one step of a program, by process and device",
     *_ORIGIN,
-    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    Column("rank", "Int64", "number of the process among those of the job, from 0"),
     _DEVICE,
     Column(
         "step",
         "Int64",
         "number of the step, as in the name of its range, else from 0; of other work, of the step before it",
     ),
-    Column("state", "str", "warmup, steady, outlier or other (work between two steps)", _values(StepState)),
+    Column(
+        "state",
+        "str",
+        "warmup, steady, outlier, other (work between two steps) or unmatched (some ranks lack the step)",
+        _values(StepState),
+    ),
     Column(
         "rule",
         "str",
@@ -262,7 +269,7 @@ TIMELINE: Final = _table(
     "timeline",
     "one event of the step, or of the iteration of a case, that the timeline shows",
     *_ORIGIN,
-    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    Column("rank", "Int64", "number of the process among those of the job, from 0"),
     _DEVICE,
     Column("stream", "Int64", "stream of an operation; NA if the tool does not record it"),
     Column("thread", "Int64", "thread of a call of the host; NA if the tool does not record it"),

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import attribution, bounds
-from profpipe.ingest.groupby import Int64s
+from profpipe.ingest.groupby import Int64s, Ints
 from profpipe.ingest.steps import excerpt, pattern, segments, windows
 from profpipe.ingest.steps.accounting import Accounts, account
 from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
 from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.segments import Segments
-from profpipe.ingest.steps.states import states
+from profpipe.ingest.steps.states import of_ranks as states_of_ranks, states
 from profpipe.results import schema
 from profpipe.results.schema import StepState
 
@@ -64,6 +64,7 @@ def find(
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
     steps, figures = [], []
+    devices: list[tuple[Ints, Accounts, int | None]] = []
     shown, window = excerpt.Excerpts(operations, waits), None
     for process, device, rows in operations.devices():
         own_line = timeline(operations, rows)
@@ -78,13 +79,22 @@ def find(
                 figures.append(pd.DataFrame(of_recording(whole)).assign(**place))
                 shown.add(own_line, excerpt.of_beginning(own_line, origin), **place)
             continue
-        frame = _with_states(accounts).assign(**place)
-        steps.append(frame)
+        steps.append(_with_states(accounts).assign(**place))
+        is_doubtful = by_ranges and by_pattern and by_pattern.steps != by_ranges.steps
+        devices.append((rows, accounts, by_pattern.steps if by_pattern and is_doubtful else None))
+    if steps:
+        together = pd.concat(steps, ignore_index=True)
+        together = together.assign(state=states_of_ranks(together.assign(rank=together["process"])))
+        steps = [own for _, own in together.groupby(np.repeat(range(len(steps)), [len(frame) for frame in steps]))]
+    for frame, (rows, accounts, count) in zip(steps, devices, strict=True):
+        # Made again: those of all devices at a time would take as much memory as the operations.
+        own_line = timeline(operations, rows)
+        place = {"process": int(frame["process"].iloc[0]), "device": int(frame["device"].iloc[0])}
         window = excerpt.of_step(frame, origin, window)
         shown.add(own_line, window, **place)
         found = of_device(operations, own_line, accounts, frame)
-        if by_ranges and by_pattern and by_pattern.steps != by_ranges.steps:
-            found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
+        if count is not None:
+            found.append({"metric": COUNT_BY_PATTERN, "value": float(count), "unit": "1"})
         figures.append(pd.DataFrame(found).assign(**place))
     if with_cases:
         shown.add_cases(ranges)

@@ -198,6 +198,7 @@ _STATES = {
     StepState.WARMUP: "warm-up",
     StepState.OUTLIER: "outlier",
     StepState.OTHER: "between steps",
+    StepState.UNMATCHED: "not on all ranks",
 }
 
 
