@@ -720,6 +720,13 @@ def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tm
     assert (steps.groupby("step")["state"].nunique() == 1).all()
 
 
+def test_ranks_without_a_common_number_have_no_steady_step() -> None:
+    place = {"workload": "w", "case": "c", "profiler": "nsys", "source": "s", "state": "steady", "wall_ns": 100.0}
+    rows = [{**place, "process": pid, "step": n + 10 * pid} for pid in (0, 1) for n in range(6)]
+    tables = reader.combine([Tables(steps=frame(STEPS, rows))])
+    assert set(tables.steps["state"]) == {"unmatched"} and tables.metrics.empty
+
+
 def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
     place = {"workload": "w", "case": "c", "profiler": "plain", "rule": "optimizer"}
     rows = [

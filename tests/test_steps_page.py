@@ -413,6 +413,13 @@ def test_the_first_sentence_says_why_the_others_wait(late: tuple[float, ...], wh
     assert f", {why} (38.5 % of the step)." in first_sentence(workload)
 
 
+def test_without_the_copies_that_a_rank_is_late_for_the_others_do_not_wait() -> None:
+    workload = waiting(lambda rank, step: (20, 2, 30, 0, 0, 0) if rank else (20, 32, 0, 0, 0, 0))
+    cells = {row[""]: row["speed-up without it, at most"] for row in records(tables_of(steps.steps(workload))["parts"])}
+    assert cells["**exposed copies**"] == "2.36x"
+    assert cells["exposed communication: waiting for other ranks"] == "1.41x"
+
+
 def test_waiting_that_is_less_than_the_transfer_is_not_in_the_first_sentence() -> None:
     workload = waiting(lambda rank, step: (20, 20 if rank else 26, 0, 0, 0, 0 if rank else 6))
     assert first_sentence(workload).endswith("under nsys).")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -204,8 +204,9 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
     """Yield the time of a part of the only case, its share, and the speed-up of a step without it."""
     _, own, parts = case
     unprofiled = own.parts_without_profiler or parts
-    bounds: dict[doc.Text, float | None] = {PART_NAMES[part]: _idle_bound(own, unprofiled, part) for part in IDLE_PARTS}
-    bounds[doc.Strong("idle")] = _idle_bound(own, unprofiled, *IDLE_PARTS)
+    bounds: dict[doc.Text, float | None] = {PART_NAMES[part]: _without(own, unprofiled, part) for part in IDLE_PARTS}
+    bounds[doc.Strong("idle")] = _without(own, unprofiled, *IDLE_PARTS)
+    bounds |= {doc.Strong(PART_NAMES[part]): _without(own, unprofiled, part) for part in _EXPOSED_MEANS}
     # Nothing is left of a step without compute.
     bounds |= {doc.Strong("compute"): None, doc.Strong("step (mean)"): None}
     if parts.waiting_ns is not None:
@@ -215,12 +216,7 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
         bounds[_waiting_row(own)] = unprofiled.speedup_without(unprofiled.waiting_ns or 0.0)
     yield doc.Cell(ns, is_strong=_is_part(name))
     yield doc.Cell(parts.share(ns))
-    if name in bounds:
-        yield doc.Cell(bounds[name])
-    elif _is_part(name):
-        yield doc.Cell(unprofiled.speedup_without(ns))
-    else:
-        yield doc.Cell(_without_kernels(own, unprofiled, ns))
+    yield doc.Cell(bounds[name] if name in bounds else _without_kernels(own, unprofiled, ns))
 
 
 #: The rows of a table that divide exposed communication.
@@ -231,19 +227,20 @@ def _waiting_row(own: CaseSteps) -> str:
     return f"exposed communication: waiting for other {peers(own)}"
 
 
-def _idle_bound(own: CaseSteps, parts: StepParts, *idle: StepPart) -> float:
-    """Return the speed-up of a step without idle time, and without the waiting for it."""
-    waiting = parts.waiting_ns or 0.0 if own.wait_cause in idle else 0.0
-    return parts.speedup_without(sum(parts.ns[part] for part in idle) + waiting)
+def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
+    """Return the waiting that would end with what causes it."""
+    return parts.waiting_ns or 0.0 if own.wait_cause in causes else 0.0
+
+
+def _without(own: CaseSteps, parts: StepParts, *removed: StepPart) -> float:
+    """Return the speed-up of a step without these parts and the waiting that they cause, at most."""
+    return parts.speedup_without(sum(parts.ns[part] for part in removed) + _waiting_for(own, parts, removed))
 
 
 def _without_kernels(own: CaseSteps, parts: StepParts, ns: float) -> float | None:
-    """Return the speed-up of a step without a class of kernels, at most; None where the step is nothing else.
-
-    Where ranks compute for different times, the others do not wait either.
-    """
-    waiting = parts.waiting_ns or 0.0 if own.wait_cause is StepPart.COMPUTE and ns else 0.0
-    return parts.speedup_without(ns + waiting) if parts.share(ns + waiting) <= _MOST_OF_A_CLASS else None
+    """Return the speed-up of a step without a class of kernels, at most; None where the step is nothing else."""
+    removed = ns + _waiting_for(own, parts, [StepPart.COMPUTE]) if ns else 0.0
+    return parts.speedup_without(removed) if parts.share(removed) <= _MOST_OF_A_CLASS else None
 
 
 def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
@@ -333,13 +330,13 @@ def _bounds(every: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[tuple[str,
     """Yield what an improvement could remove, and the speed-up of each of these steps without it, at most."""
     waits = [own for own, parts in every if parts.waiting_ns is not None]
     idle = " and no waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
-    yield f"no idle time{idle}", [_idle_bound(own, parts, *IDLE_PARTS) for own, parts in every]
+    yield f"no idle time{idle}", [_without(own, parts, *IDLE_PARTS) for own, parts in every]
     if waits:
         what = peers(max(waits, key=lambda own: own.processes))
         yield f"no waiting for other {what}", [parts.speedup_without(parts.waiting_ns or 0.0) for _, parts in every]
     name = "transfer" if waits else "exposed communication"
     yield f"no {name}", [parts.speedup_without(parts.transfer_ns) for _, parts in every]
-    yield "no exposed copies", [parts.speedup_without(parts.ns[StepPart.COPY]) for _, parts in every]
+    yield "no exposed copies", [_without(own, parts, StepPart.COPY) for own, parts in every]
     for name in classes([parts for _, parts in every]):
         speedups = [_without_kernels(own, parts, parts.classes.get(name, 0.0)) for own, parts in every]
         yield f"{class_label(name)} free", speedups
