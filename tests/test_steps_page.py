@@ -556,6 +556,18 @@ def test_an_outlier_is_listed_with_what_is_in_it() -> None:
     assert f"`compile=false`: step 21 took 233.2 ms, the median 33.2 ms: {why}" in sentences
 
 
+def test_an_outlier_of_several_ranks_is_one_step_and_stands_at_the_ranks_in_which_it_differs() -> None:
+    """The mean over the ranks decides. In step 8 rank 1 took as long as in other steps."""
+    rows = [
+        step_row("", n, (8e7 if n % 2 == rank else 3e7, 0, 0, 0, 0, 0), rank=rank) for n in range(8) for rank in (0, 1)
+    ]
+    rows += [step_row("", 8, (ns, 0, 0, 0, 0, 0), state="outlier", rank=rank) for rank, ns in enumerate((2e8, 3e7))]
+    workload = only((step_tables(metrics=step_metrics("", 5.5e7, n=8), steps=rows), {}))
+    section = step_times.outliers(workload)
+    assert Markdown().text(section.summary).startswith("1 step beyond three median absolute deviations.")
+    assert [(each.rank, each.step) for each in steps_of(workload).outliers] == [(0, 8)]
+
+
 def test_each_profiler_stands_beside_the_time_without_one() -> None:
     section = step_times.by_profiler(only(compiled()))
     assert (

@@ -162,6 +162,7 @@ class _Case:
                 if state.value in by_rank
             },
             steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
+            all_steps=self._all_steps(),
             coverage=None if (percent := _of_case(numbers, "step_coverage")) is None else percent / 100,
             pattern_count=None if (count := _of_case(numbers, "step_count_by_pattern")) is None else round(count),
             uneven=uneven,
@@ -173,6 +174,11 @@ class _Case:
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own, waits)),
         )
+
+    def _all_steps(self) -> dict[str, int]:
+        """Count the different steps under each profiler, whatever their state."""
+        steps = self.steps[self.steps["state"] != StepState.OTHER.value]
+        return {str(name): int(n) for name, n in steps.groupby("profiler")["step"].nunique().items()}
 
     def _uneven(self, profilers: Iterable[str]) -> Iterator[tuple[str, UnevenSteps]]:
         """Yield the profilers under which steady steps are uneven."""
@@ -377,8 +383,8 @@ def _wait_cause(own: pd.DataFrame, waits: pd.DataFrame) -> StepPart | None:
 def _outliers(
     own: pd.DataFrame, steady: pd.DataFrame, numbers: Mapping[str, Mapping[str, Number]]
 ) -> Iterator[StepOutlier]:
-    """Yield the outliers, the longest first."""
-    medians = steady.groupby(_PLACE)["wall_ns"].median()
+    """Yield the outliers, the longest first, without the ranks that took no other time than in steady steps."""
+    typical = steady.groupby(_PLACE)["wall_ns"].agg(["min", "median", "max"]).astype(float)
     excess: dict[tuple[_Place, int], dict[OutlierCause, float]] = {}
     for cause in OutlierCause:
         for subject, number in numbers.get(f"{_OUTLIER_METRIC}{cause.value}", {}).items():
@@ -387,9 +393,12 @@ def _outliers(
                 excess.setdefault((place, int(match[3])), {})[cause] = number.value
     outliers = own[own["state"] == StepState.OUTLIER.value].sort_values("wall_ns", ascending=False)
     for rank, device, step, wall in rows(outliers, *_PLACE, "step", "wall_ns"):
-        if (rank, device) in medians.index:
+        if (rank, device) not in typical.index:
+            continue
+        least, median, most = typical.loc[(rank, device)].tolist()
+        if not least <= wall <= most:
             causes = excess.get(((rank, device), int(step)), {})
-            yield StepOutlier(rank, int(step), wall, float(medians[rank, device]), causes, _device(device))
+            yield StepOutlier(rank, int(step), wall, median, causes, _device(device))
 
 
 def _device(place: int) -> int | None:

@@ -232,6 +232,8 @@ class CaseSteps:
     counts: Mapping[StepState, tuple[int, int]]
     #: The number of steps of the rank with the most: warm-up, steady ones and outliers.
     steps: int = 0
+    #: The number of different steps by profiler.
+    all_steps: Mapping[str, int] = field(default_factory=dict)
     coverage: float | None = None
     pattern_count: int | None = None
     #: By profiler, where steps are uneven under one.

@@ -215,7 +215,7 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
     longest = sorted(found, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
     is_lone = len(workload.cases) == 1
     items = tuple(_outlier("" if is_lone else case_text(case), own, each) for case, own, each in longest)
-    number = plural(len(found), "step")
+    number = plural(len({(case.id, each.step) for case, _, each in found}), "step")
     summary = f"{number} beyond three median absolute deviations. They are not in the figures above."
     blocks = (doc.Bullets(items), _outlier_table(found, is_lone))
     return doc.make_section("step_outliers", "Outliers", blocks, summary, workload.name, folds_long_tables=True)
