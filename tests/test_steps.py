@@ -666,9 +666,9 @@ def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
     assert set(tables.steps["copy_ns"]) == {100}
 
 
-def one_rank(export: Export, pid: int, device: int, period: int) -> None:
+def one_rank(export: Export, pid: int, device: int, period: int, first: int = 0) -> None:
     for n in range(10):
-        export.range(period * n, period * n + period, f"step_{n}", pid)
+        export.range(period * n, period * n + period, f"step_{first + n}", pid)
         export.call(period * n + 10, period * n + 12, n + 1, pid)
         export.kernel(period * n + 20, period * n + 70, n + 1, "k", pid, deviceId=device)
 
@@ -720,11 +720,13 @@ def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tm
     assert (steps.groupby("step")["state"].nunique() == 1).all()
 
 
-def test_ranks_without_a_common_number_have_no_steady_step() -> None:
-    place = {"workload": "w", "case": "c", "profiler": "nsys", "source": "s", "state": "steady", "wall_ns": 100.0}
-    rows = [{**place, "process": pid, "step": n + 10 * pid} for pid in (0, 1) for n in range(6)]
-    tables = reader.combine([Tables(steps=frame(STEPS, rows))])
-    assert set(tables.steps["state"]) == {"unmatched"} and tables.metrics.empty
+def test_ranks_without_a_common_number_have_no_steady_step(tmp_path: Path) -> None:
+    export = Export()
+    for rank, pid in enumerate((20, 30)):
+        one_rank(export, pid, rank, 200, first=20 * rank)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(tables.steps["state"]) == {"unmatched"} and set(tables.timeline["rank"]) == {0, 1}
+    assert ("step_time", "") not in metrics(tables)
 
 
 def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
