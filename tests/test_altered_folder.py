@@ -90,7 +90,7 @@ def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 #: Every kind of file and folder in a results folder, relative to the run.
 FILES = (
     "run.json", "cases.csv", "metrics.csv", "kernels.csv", "steps.csv", "SUMMARY.md", "gpu_info.txt",
-    "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/seal", "raw/lock",
+    "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/lock",
     "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
     "../profpipe.db", "../.salt", "../ceilings.json",
 )  # fmt: skip

@@ -22,7 +22,7 @@ from profpipe.job import IncidentKind, JobOutcome, Status
 from profpipe.results import database, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import executor, journal, seal
+from profpipe.runner import executor, journal, own_runs
 from profpipe.runner.journal import Entry
 from profpipe.runner.request import REQUEST_FILE
 
@@ -70,7 +70,7 @@ def change_request(folder: Path, **settings: Any) -> None:
     document["pipeline"]["workloads"]["sums"]["colour"] = "red"
     document["later"] = True
     (folder / REQUEST_FILE).write_text(json.dumps(document))
-    seal.save(folder)
+    own_runs.add(folder)
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from profpipe.results import atomic, manifest_entries
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
-from profpipe.runner.seal import Doubt
 from profpipe.runner.slurm import collect, queue, records, script, submit
 from profpipe.runner.slurm.plan import ClusterPlan
 from profpipe.runner.slurm.records import Record
@@ -158,9 +157,8 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     assert settings["options"] == ["--export=ALL,wandb_key=...,db_pass=..."]
     assert settings["launcher"] == ["--env-HF_TOKEN=...", "api_auth=..."]
     # A run of somebody else shows the lines before it is resumed.
-    (run / "raw" / "seal").unlink()
     with pytest.raises(ConfigError, match="add --trust"):
-        confirmation.confirm(run, Doubt.NO_SEAL, is_trusted=False)
+        confirmation.confirm(run, "it is not in the list of your runs", is_trusted=False)
     assert "module load cuda" in capsys.readouterr().err
 
 
@@ -328,12 +326,11 @@ def test_collect_renders_no_template_that_a_foreign_run_names(
     assert cluster.collect(run, options) == 1
     assert (run / "SUMMARY.md").read_text() == "template of the pipeline\n"
     order = run / "raw" / "order.json"
-    for named in ("inside/pipeline.yaml", str(tmp_path / "pipeline.yaml")):
+    for named in ("inside/pipeline.yaml", f"{tmp_path}/./pipeline.yaml"):
         order.write_text(json.dumps({**json.loads(order.read_text()), "path": named}))
-        (run / "raw" / "seal").unlink(missing_ok=True)
         cluster.collect(run, options)
         assert "template of" not in (run / "SUMMARY.md").read_text()
-    assert "it has no seal of this user. The templates of its pipeline are not used." in capsys.readouterr().err
+    assert "or its request was changed. The templates of its pipeline are not used." in capsys.readouterr().err
 
 
 def test_collect_says_what_no_array_has(run_folder: Path) -> None:

@@ -19,9 +19,8 @@ from profpipe import cli
 from profpipe.config import loader, program
 from profpipe.results import store
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.runner import pair_session, seal, session, sides
+from profpipe.runner import own_runs, pair_session, session, sides
 from profpipe.runner.request import REQUEST_FILE, RunRequest
-from profpipe.runner.seal import Doubt
 
 PIPELINE = """
 version: 1
@@ -62,7 +61,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def test_a_run_of_this_user_is_resumed_without_a_question(run: Path) -> None:
-    assert seal.find_doubt(run) is None
+    assert not own_runs.find_doubt(run)
     assert resume() == 0 and mark() and Manifest.load(run).ended
 
 
@@ -73,27 +72,24 @@ def test_a_run_that_its_user_moved_is_resumed_without_a_question(run: Path, tmp_
     assert resume(moved) == 0 and mark()
 
 
-def test_the_key_is_private_and_made_once(run: Path, tmp_path: Path, request_of: RunRequest) -> None:
-    key = tmp_path / "state" / "profpipe" / "key"
-    assert key.stat().st_mode & 0o777 == 0o600 and key.parent.stat().st_mode & 0o777 == 0o700
-    before = key.read_bytes()
-    session.create(request_of, ["profpipe", "run"])
-    assert key.read_bytes() == before and len(before) == 32
+def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run: Path, request_of: RunRequest) -> None:
+    known = _list_file()
+    assert known.stat().st_mode & 0o777 == 0o600 and known.parent.stat().st_mode & 0o777 == 0o700
+    other = session.create(replace(request_of, out=request_of.out / "other"), ["profpipe", "run"]).folder
+    assert len(known.read_text().splitlines()) == 2
+    assert not own_runs.find_doubt(run) and not own_runs.find_doubt(other)
 
 
-def _no_seal(run: Path) -> None:
-    (run / seal.FILE).unlink()
+def _list_file() -> Path:
+    return Path(os.environ["XDG_STATE_HOME"], "profpipe", "runs")
 
 
-def _other_key(run: Path) -> None:
-    os.environ["XDG_STATE_HOME"] = str(run.parent)  # the fixture puts the variable back
-    (run.parent / "profpipe").mkdir()
-    (run.parent / "profpipe" / "key").write_bytes(bytes(32))
-    (run.parent / "profpipe" / "key").chmod(0o600)
+def _unknown(run: Path) -> None:
+    _list_file().write_text("\n")
 
 
-def _readable_key(run: Path) -> None:
-    Path(os.environ["XDG_STATE_HOME"], "profpipe", "key").chmod(0o644)
+def _list_of_others(run: Path) -> None:
+    _list_file().chmod(0o622)
 
 
 def _no_home(run: Path) -> None:
@@ -118,27 +114,21 @@ def _other_owner(run: Path) -> None:
     os.chown(run / "cases.csv", 12345, -1)
 
 
-CHANGES: list[tuple[Callable[[Path], None], Doubt]] = [
-    (_no_seal, Doubt.NO_SEAL),
-    (_other_key, Doubt.OTHER_SEAL),
-    (_readable_key, Doubt.OTHER_SEAL),
-    (_no_home, Doubt.NO_SEAL),
-    (_other_request, Doubt.OTHER_SEAL),
-    (_no_fingerprint, Doubt.OTHER_SEAL),
-    (_sides_added, Doubt.OTHER_SEAL),
-    (_other_owner, Doubt.OTHER_OWNER),
-]
+CHANGES: list[Callable[[Path], None]] = [
+    _unknown, _list_of_others, _no_home, _other_request, _no_fingerprint, _sides_added, _other_owner,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("alter", "doubt"), CHANGES, ids=[alter.__name__.strip("_") for alter, _ in CHANGES])
+@pytest.mark.parametrize("alter", CHANGES, ids=lambda alter: alter.__name__.strip("_"))
 def test_any_other_run_is_refused_where_nobody_can_be_asked(
-    run: Path, alter: Callable[[Path], None], doubt: Doubt, capsys: pytest.CaptureFixture[str]
+    run: Path, alter: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alter(run)
-    assert seal.find_doubt(run) is doubt
+    doubt = own_runs.find_doubt(run)
+    assert (doubt == "another user owns a file in it") is (alter is _other_owner) and doubt
     assert resume(run) == 2 and not mark()
     printed = capsys.readouterr().err
-    assert f"was not made by this user on this machine: {doubt.value}" in printed
+    assert f"was not made by this user on this machine: {doubt}" in printed
     assert f"in {Path.cwd()}: touch " in printed and f"profpipe resume out/{run.name} --trust" in printed
     assert not [path for path in run.rglob("*") if path.name in ("lock", "SUMMARY.md")], "nothing was written"
 
@@ -156,13 +146,13 @@ def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run: Path
     with ThreadPoolExecutor(1) as pool:
         pool.submit(rename)
         try:
-            assert all(seal.find_doubt(run) is None for _ in range(300))
+            assert all(not own_runs.find_doubt(run) for _ in range(300))
         finally:
             is_over.set()
 
 
 def test_trust_resumes_a_run_of_somebody_else(run: Path) -> None:
-    _no_seal(run)
+    _unknown(run)
     assert resume(run, "--trust") == 0 and mark()
 
 
@@ -173,7 +163,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
 def test_on_a_terminal_the_user_is_asked(run: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
-    _no_seal(run)
+    _unknown(run)
     shown = Terminal()
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     monkeypatch.setattr("sys.stderr", shown)
@@ -194,7 +184,7 @@ def test_without_a_name_the_runs_of_others_are_left_out(
 ) -> None:
     foreign = run.with_name("20990101T000000Z-small")
     shutil.copytree(run, foreign)
-    _no_seal(foreign)
+    change(foreign / REQUEST_FILE, '"touch", "mark"', '"touch", "./mark"')
     data, record = store.load(foreign)
     store.save(foreign, data, replace(record, started="2099-01-01T00:00:00+00:00"))
     assert resume() == 0 and Manifest.load(run).ended and not Manifest.load(foreign).ended
@@ -224,7 +214,7 @@ def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
 
 def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run: Path) -> None:
     (run / "raw" / "again").symlink_to("../cases.csv")
-    assert seal.find_link(run) is None and resume(run) == 0
+    assert own_runs.find_link(run) is None and resume(run) == 0
 
 
 def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: RunRequest, tmp_path: Path) -> None:
@@ -235,7 +225,7 @@ def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: 
         (made.folder / place / "sitecustomize.py").write_text("import os; os.abort()")
     (tmp_path / "outside" / "kept").mkdir(parents=True)
     (made.folder / sides.LIBRARY / "profpipe").symlink_to(tmp_path / "outside")
-    assert seal.find_doubt(made.folder) is None and seal.find_link(made.folder) is None
+    assert not own_runs.find_doubt(made.folder) and own_runs.find_link(made.folder) is None
     pair_session.load(made.folder, RunRequest.load(made.folder))
     assert not any((made.folder / place).exists() for place in sides.MADE_ANEW)
     assert (tmp_path / "outside" / "kept").is_dir()

@@ -24,7 +24,7 @@ from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import TaskEntry, TaskState
-from profpipe.runner import seal
+from profpipe.runner import own_runs
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
@@ -236,12 +236,12 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
 def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
     """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
     own = rendering.find_templates(request.plugin_dir, not_below=folder)
-    if (doubt := seal.find_doubt(folder)) is None:
+    if not (doubt := own_runs.find_doubt(folder)):
         return own
     # Somebody else may have chosen the path of its pipeline file.
     others = rendering.find_templates(Path.cwd(), not_below=folder)
     if own != others:
-        what = f"{folder.name} was not made by this user on this machine: {doubt.value}."
+        what = f"{folder.name} was not made by this user on this machine: {doubt}."
         print(f"profpipe: {what} The templates of its pipeline are not used.", file=sys.stderr)
     return others
 

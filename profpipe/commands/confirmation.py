@@ -14,7 +14,6 @@ from profpipe.job import Missing
 from profpipe.results.manifest import Manifest
 from profpipe.runner import guided_ncu, session, sides
 from profpipe.runner.request import Machine, RunRequest
-from profpipe.runner.seal import Doubt
 from profpipe.runner.slurm import submit
 from profpipe.runner.slurm.plan import ClusterPlan, is_cluster_run
 
@@ -22,12 +21,12 @@ from profpipe.runner.slurm.plan import ClusterPlan, is_cluster_run
 _MOST: Final = 20
 
 
-def confirm(folder: Path, doubt: Doubt, *, is_trusted: bool) -> None:
+def confirm(folder: Path, doubt: str, *, is_trusted: bool) -> None:
     """Show what the run in ``folder`` starts, and ask whether to resume it, except with ``--trust``.
 
     Raises ConfigError where the user says no or cannot be asked.
     """
-    where, why = shown(folder), f"was not made by this user on this machine: {doubt.value}."
+    where, why = shown(folder), f"was not made by this user on this machine: {doubt}."
     print(f"profpipe: {where} {why} To resume it starts, with your rights:", file=sys.stderr)
     for line in _describe(folder):
         # Control characters could hide a command on the terminal.

@@ -14,7 +14,7 @@ from profpipe.errors import ConfigError
 from profpipe.results import folders, pair_blocks
 from profpipe.results.manifest import Manifest
 from profpipe.results.pair_blocks import Block
-from profpipe.runner import pair_session, seal, session
+from profpipe.runner import own_runs, pair_session, session
 from profpipe.runner.request import RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.slurm import plan as cluster_plan
@@ -30,10 +30,10 @@ def resume(args: argparse.Namespace) -> int:
     if args.run is None:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
-    if link := seal.find_link(folder):
+    if link := own_runs.find_link(folder):
         what = "leads out of the folder of the run, or is no regular file, and resume would write into it."
         raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
-    if doubt := seal.find_doubt(folder):
+    if doubt := own_runs.find_doubt(folder):
         confirmation.confirm(folder, doubt, is_trusted=args.trust)
     return finish(folder, args)
 
@@ -44,7 +44,7 @@ def _find_own(args: argparse.Namespace) -> Path:
         raise ConfigError("--trust", "is for a run that you name.", "profpipe resume RUN --trust")
     others: list[Path] = []
     for folder in folders.list_unfinished(args.out):
-        if seal.find_doubt(folder) is None and seal.find_link(folder) is None:
+        if not own_runs.find_doubt(folder) and own_runs.find_link(folder) is None:
             for other in others:
                 print(f"profpipe: left out {shown(other)}, which this user did not make here.", file=sys.stderr)
             return folder

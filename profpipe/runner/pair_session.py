@@ -40,7 +40,7 @@ from profpipe.results import atomic, noise, pair_blocks, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables
-from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, seal, session, sides
+from profpipe.runner import checkout, executor, fingerprint, own_runs, pair_captures, plan, session, sides
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.sides import Side
@@ -224,7 +224,7 @@ class PairSession(Session):
         if not (self.folder / fingerprint.FILE).exists():
             a, b = self._side_jobs()
             fingerprint.save(self.folder, [*a, *b], self.folder, self.machine.described)
-            seal.save(self.folder)
+            own_runs.add(self.folder)
 
     # --- running -----------------------------------------------------------------------------------------------------
 

@@ -60,8 +60,8 @@ from profpipe.runner import (
     host_sharing,
     job_cache,
     lanes,
+    own_runs,
     plan,
-    seal,
     side_by_side,
 )
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
@@ -118,12 +118,12 @@ def begin_run(
 
 
 def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], object]) -> Path:
-    """Make the folder of a new run with its request, what ``write`` adds, its seal and its manifest; return it."""
+    """Make the folder of a new run with its request, what ``write`` adds and its manifest; return it."""
 
     def fill(folder: Path) -> None:
         request.save(folder)
         write(folder)
-        seal.save(folder)
+        own_runs.add(folder)
         store.save(folder, Tables(), begun)
 
     folders.remove_litter(request.out)
