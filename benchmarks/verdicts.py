@@ -12,10 +12,8 @@ sampling inside the process. Effects of processes are normal, bimodal (memory pl
 1. how often rules call two sides different that run the same code;
 2. the verdicts on 8 pairs where the code of B takes longer;
 3. how often `compare A... -- B...` calls groups of runs of the same code different;
-4. how often `history` marks a change in runs of the same code;
-5. how often `history` finds a change of 3 %;
-6. the verdicts on 8 pairs with up to 20 further ones;
-7. how many visits and pairs a change of 5 % needs where visits to a case are in one of two states, 10 % apart.
+4. the verdicts on 8 pairs with up to 20 further ones;
+5. how many visits and pairs a change of 5 % needs where visits to a case are in one of two states, 10 % apart.
 
 The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
 same on both sides. For a change of 3 % B does 103 operations; a run has 16 cases of each change. The third form reads
@@ -41,7 +39,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profpipe.analysis import change_points, compare_groups, noise, pairs, verdict  # noqa: E402
+from profpipe.analysis import compare_groups, noise, pairs, verdict  # noqa: E402
 from profpipe.analysis.verdict import Judgement  # noqa: E402
 from profpipe.results import pair_blocks, store  # noqa: E402
 from profpipe.results.noise import Noise, Source, Spread  # noqa: E402
@@ -285,34 +283,6 @@ def false_of_groups(design: Design, machine: Machine, repetitions: int, seed: in
     return sum(each in (Verdict.FASTER, Verdict.SLOWER) for each in found) / repetitions
 
 
-# --- the history -----------------------------------------------------------------------------------------------------
-
-
-def change_shares(
-    effect: Effect, sd: float | None, runs: int, repetitions: int, seed: int, change: float = 0.0, after: int = 0
-) -> float:
-    """Return the share of courses of ``runs`` runs in which the history marks a change.
-
-    ``sd`` is the known standard deviation of a run; None: the course itself shows it. The last ``after`` runs take
-    ``change`` longer: then only courses count whose one change is marked at the right run.
-    """
-    rng, found = random.Random(seed), 0
-    floor, first = math.log1p(verdict.LEAST_FLOOR), runs - after
-    for _ in range(repetitions):
-        logs = [
-            effect(rng) + rng.gauss(0.0, SAMPLING) + (math.log1p(change) if i >= first else 0.0) for i in range(runs)
-        ]
-        sigma = change_points.estimate_sigma(logs) if sd is None else sd
-        marked = [] if sigma is None else change_points.find(logs, sigma, floor)
-        found += marked == [first] if after else bool(marked)
-    return found / repetitions
-
-
-def deviation(name: str) -> float:
-    """Return the standard deviation in the name of an effect: ``normal, sd 0.5 %``."""
-    return float(name.split()[-2]) / 100
-
-
 # --- measured runs ---------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -477,7 +447,6 @@ def main() -> None:
     else:
         print_pairs(args.repetitions, args.seed)
         print_groups(args.repetitions // 2, args.seed)
-        print_history(args.repetitions // 8, args.seed)
         print_further(args.repetitions, args.seed)
 
 
@@ -507,26 +476,9 @@ def print_groups(repetitions: int, seed: int) -> None:
         print(f"| {name} | {' | '.join(f'{rate:.2f}' for rate in rates)} |")
 
 
-def print_history(repetitions: int, seed: int) -> None:
-    print(f"\n4. Courses of the same code with a change in %, the largest of six spreads ({repetitions} of each)\n")
-    print("| runs | noise known | noise from the course |\n| ---: | ---: | ---: |")
-    for runs in (6, 10, 20, 40):
-        known = max(change_shares(e, deviation(name), runs, repetitions, seed) for name, e in EFFECTS.items())
-        own = max(change_shares(effect, None, runs, repetitions, seed) for effect in EFFECTS.values())
-        print(f"| {runs} | {100 * known:.1f} | {100 * own:.1f} |")
-    print(f"\n5. Courses in which a change of 3 % after ten runs is found in %, noise known ({repetitions} of each)\n")
-    print("| runs vary | 3 runs after it | 5 runs | 8 runs |\n| --- | ---: | ---: | ---: |")
-    for name, effect in EFFECTS.items():
-        shares = (
-            change_shares(effect, deviation(name), 10 + after, repetitions, seed, change=0.03, after=after)
-            for after in (3, 5, 8)
-        )
-        print(f"| {name} | {' | '.join(f'{100 * share:.0f}' for share in shares)} |")
-
-
 def print_further(repetitions: int, seed: int) -> None:
     few = repetitions // 8
-    print(f"\n6. Verdicts with up to {pair_blocks.OFFERED} further pairs in % ({repetitions} and {few} repetitions)\n")
+    print(f"\n4. Verdicts with up to {pair_blocks.OFFERED} further pairs in % ({repetitions} and {few} repetitions)\n")
     heads = ("processes vary", "B takes", *Verdict, "further pairs, mean")
     print(f"| {' | '.join(heads)} |\n| --- | ---: |{' ---: |' * (len(heads) - 2)}")
     for name, machine in itertools.chain(machines(), state_machines()):
@@ -534,7 +486,7 @@ def print_further(repetitions: int, seed: int) -> None:
             shares, mean = further_shares(machine, change, few if change else repetitions, seed)
             cells = " | ".join(f"{100 * share:.{1 if change else 2}f}" for share in shares.values())
             print(f"| {name} | +{100 * change:g} % | {cells} | {mean:.1f} |", flush=True)
-    print(f"\n7. A change of 5 % found by further pairs in %, half of the visits slow ({few} repetitions)\n")
+    print(f"\n5. A change of 5 % found by further pairs in %, half of the visits slow ({few} repetitions)\n")
     counts = [*pair_blocks.looks(pair_blocks.OFFERED), 30]
     print(f"| visits in a process | {' | '.join(f'{n} pairs' for n in counts)} |\n| ---: |{' ---: |' * len(counts)}")
     for visits in (1, 2, 4, 6, 8, 12):

@@ -26,7 +26,7 @@ COMMANDS = {
     "scrub": "remove environments, command lines and host names from exports, in place",
     "trace": "write the recordings of a run as a trace for ui.perfetto.dev",
     "compare": "compare the times of two runs, or of two groups of runs",
-    "history": "list the last runs, the course of each case with its noise, and its changes",
+    "history": "list the last runs, and the course of each case with its noise",
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",

@@ -1,4 +1,4 @@
-"""The history: the course of each case with its noise, the runs at which it changed, the chart and the command."""
+"""The history: the course of each case with its noise, the chart and the command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program import WITHOUT_TORCH, profpipe
+from program import profpipe
 from test_noise import on_gpu, tables
-from test_verdict import load_benchmark
 
 from profpipe import cli
-from profpipe.analysis import change_points, history
-from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
+from profpipe.analysis import history
+from profpipe.analysis.history import Course, HistoryFindings
 from profpipe.commands.rendering import find_templates
 from profpipe.report import course_pages
 from profpipe.report.course_pages import sparkline
@@ -27,8 +26,6 @@ from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry
 from profpipe.results.noise import Noise, Sample, Source, Spread
 
-simulation = load_benchmark()
-
 CALM = (0.1, -0.2, 0.0, 0.3, -0.1, 0.2, -0.3, 0.1, 0.0, -0.1)
 
 
@@ -36,65 +33,6 @@ def logs(*levels: tuple[int, float]) -> list[float]:
     """Return calm values in %, so many on each level."""
     steps = [level for count, level in levels for _ in range(count)]
     return [math.log1p((level + CALM[i % len(CALM)]) / 100) for i, level in enumerate(steps)]
-
-
-# --- change points ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("levels", "found"),
-    [
-        ([(10, 0.0)], []),
-        ([(6, 0.0), (4, 3.0)], [6]),
-        ([(5, 0.0), (4, 4.0), (5, 0.0)], [5, 9]),
-        ([(4, 0.0), (4, 2.0), (4, 4.0)], [4, 8]),
-        # Below the floor of 1 %.
-        ([(8, 0.0), (8, 0.8)], []),
-    ],
-)
-def test_changes_that_persist_are_found_at_their_run(levels: list[tuple[int, float]], found: list[int]) -> None:
-    assert change_points.find(logs(*levels), sigma=0.002, floor=0.01) == found
-
-
-@pytest.mark.parametrize("slow", [1, 2])
-def test_one_or_two_slow_runs_are_no_change(slow: int) -> None:
-    assert change_points.find(logs((8, 0.0), (slow, 10.0)), sigma=0.002, floor=0.01) == []
-    assert change_points.find(logs((5, 0.0), (slow, 10.0), (5, 0.0)), sigma=0.002, floor=0.01) == []
-
-
-def test_fewer_than_six_runs_have_no_change() -> None:
-    assert change_points.find(logs((3, 0.0), (2, 50.0)), sigma=0.002, floor=0.01) == []
-    assert change_points.find(logs((3, 0.0), (3, 50.0)), sigma=0.002, floor=0.01) == [3]
-
-
-def test_a_change_is_found_where_runs_of_the_same_code_take_exactly_the_same_time() -> None:
-    values = [math.log(time) for time in [100.0] * 8 + [110.0] * 8]
-    assert change_points.estimate_sigma(values) == 0.0
-    assert change_points.find(values, sigma=0.0, floor=0.01) == [8]
-    assert change_points.find(values[:10], sigma=0.0, floor=0.01) == change_points.find(values[:8], 0.0, 0.01) == []
-
-
-def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
-    rng = random.Random(1)
-    values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]
-    assert change_points.estimate_sigma(values) == pytest.approx(0.01, rel=0.25)
-    assert change_points.estimate_sigma(values[:4]) is None
-
-
-@pytest.mark.parametrize("runs", [6, 10, 20, 40])
-def test_false_alarms_are_rare(runs: int) -> None:
-    repetitions = 2000 // runs
-    for is_known, most in ((True, 0.001), (False, 0.01)):
-        rates = [
-            simulation.change_shares(effect, simulation.deviation(name) if is_known else None, runs, repetitions, 5)
-            for name, effect in simulation.EFFECTS.items()
-        ]
-        assert statistics.fmean(rates) <= most
-
-
-def test_a_change_of_three_percent_is_found_after_three_runs_where_runs_vary_by_half_a_percent() -> None:
-    effect = simulation.EFFECTS["normal, sd 0.5 %"]
-    assert simulation.change_shares(effect, 0.005, 13, 100, 2, change=0.03, after=3) >= 0.95
 
 
 # --- courses ---------------------------------------------------------------------------------------------------------
@@ -124,14 +62,19 @@ def changed(**more: Any) -> list[dict[str, Any]]:
     return [row(i, value, **(more if i > 6 else {})) for i, value in enumerate(values, start=1)]
 
 
-def test_a_change_names_its_run_its_size_and_what_else_differs_there() -> None:
-    course = course_of(changed(torch="2.10", fingerprint="two"))
-    assert course.changes == (
-        ChangePoint("run07", 6, pytest.approx(1.05, rel=0.003), ("code", "commit", "torch")),
-    )  # fmt: skip
-    assert {point.level_ns for point in course.points[:6]} == {course.points[0].level_ns}
-    assert course.points[0].level_ns == pytest.approx(1000, rel=0.003)
-    assert course.level_ns == pytest.approx(1050, rel=0.003) and not any(point.is_outside for point in course.points)
+def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked() -> None:
+    course = course_of(changed(), Noise(between=Spread(0.006, 9.0, {Source.RUNS: 8})))
+    assert course.level_ns == statistics.median(point.time_ns for point in course.points)
+    assert all(point.is_outside for point in course.points), "the two halves lie 5 % apart, the level is between them"
+    assert not any(point.is_outside for point in course_of(changed()[:6]).points)
+
+
+def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]
+    assert history.estimate_sigma(values) == pytest.approx(0.01, rel=0.25)
+    assert history.estimate_sigma(values[:4]) is None
+    assert history.estimate_sigma([1.0] * 5) == 0.0
 
 
 def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known() -> None:
@@ -145,15 +88,15 @@ def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known()
     assert course_of(times[:3], calm).sources == {Source.PAIRS: 8}
     wide = course_of(times, Noise(between=between))
     assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
-    assert wide.changes == (), "5 % are less than runs of the same code differ"
+    assert not any(point.is_outside for point in wide.points), "5 % are less than runs of the same code differ"
 
 
-def test_the_last_run_outside_the_band_is_marked_before_it_is_a_change() -> None:
+def test_a_last_run_outside_the_band_is_marked() -> None:
     times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
     course = course_of(times)
-    assert course.changes == () and [point.is_outside for point in course.points] == [False] * 8 + [True]
+    assert [point.is_outside for point in course.points] == [False] * 8 + [True]
     (line,) = list(course_pages.lines([course], is_ascii=True))[2:]
-    assert "the last run is +5.9 % off its level" in line and "not yet a change" in line
+    assert line.endswith("+5.9 %, outside the band")
 
 
 def test_pipelines_and_devices_are_not_mixed() -> None:
@@ -168,9 +111,9 @@ def test_pipelines_and_devices_are_not_mixed() -> None:
 # --- the chart -------------------------------------------------------------------------------------------------------
 
 
-def test_a_chart_goes_from_the_lowest_to_the_highest_value_with_its_changes() -> None:
-    assert sparkline([1, 1, 2, 8, 8], {3}, ascii=False) == "▁▁▂|██"
-    assert sparkline([1, 1, 2, 8, 8], {3}, ascii=True) == "__.|@@"
+def test_a_chart_goes_from_the_lowest_to_the_highest_value() -> None:
+    assert sparkline([1, 1, 2, 8, 8], ascii=False) == "▁▁▂██"
+    assert sparkline([1, 1, 2, 8, 8], ascii=True) == "__.@@"
 
 
 def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_middle() -> None:
@@ -182,12 +125,12 @@ def test_the_lines_and_the_page_of_a_course() -> None:
     course = course_of(changed())
     head, _, line = course_pages.lines([course], is_ascii=True)
     assert head.startswith("course of each case, the oldest run first")
-    assert line.split()[0] == "w/n=1" and "|" in line and line.isascii() and "+-1.0 %" in line
-    assert line.endswith("+4.9 % since run07 (other commit)")
+    assert line.split()[0] == "w/n=1" and line.isascii() and "+-1.0 %" in line
+    assert line.endswith("+2.2 %, outside the band")
     page = course_pages.markdown(
         HistoryFindings((history.PipelineHistory("study", (), (course,)),)),
     )
-    assert "## History of study" in page and "since run07" in page and "neighbouring runs" in page
+    assert "## History of study" in page and "outside the band" in page and "neighbouring runs" in page
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -210,14 +153,14 @@ def results(tmp_path: Path) -> Path:
 def test_history_prints_courses_over_more_runs_than_it_lists(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "-n", "2", "--out", str(results)]) == 0
     printed = capsys.readouterr().out
-    assert "run12" in printed and "run10" not in printed and "since run07 (other code and commit)" in printed
-    assert "±1.0 %" in printed and "|" in printed
+    assert "run12" in printed and "run10" not in printed and "outside the band" in printed
+    assert "±1.0 %" in printed
 
 
 @pytest.mark.slow
 def test_a_terminal_without_utf8_gets_ascii(results: Path) -> None:
     printed = profpipe(results.parent, "history", PYTHONIOENCODING="ascii:backslashreplace")
-    assert printed.isascii() and "since run07" in printed and "|" in printed and "\\" not in printed
+    assert printed.isascii() and "outside the band" in printed and "\\" not in printed
 
 
 def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,32 +168,15 @@ def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: py
     (pipeline,) = json.loads(capsys.readouterr().out)["pipelines"]
     (course,) = pipeline["courses"]
     assert pipeline["name"] == "study" and len(course["points"]) == 12 and course["sources"] == {"runs": 12}
-    assert [(change["run"], change["differs"]) for change in course["changes"]] == [("run07", ["code", "commit"])]
     page = tmp_path / "history.md"
     assert cli.main(["history", "--page", str(page), "--out", str(results)]) == 0
     assert "12 runs of the same code" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_a_program_that_became_slower_is_marked_where_its_code_changed(tmp_path: Path) -> None:
-    pipeline = (
-        "version: 1\nname: study\nworkloads: {sleep: {script: sleep.py, profilers: [plain], repeats: 3, warmup: 0,"
-    )
-    (tmp_path / "pipeline.yaml").write_text(pipeline + " timing: {budget_s: 0.05, rounds: 1}}}\n", encoding="utf-8")
-    for number in range(6):
-        pause = 0.02 if number < 3 else 0.04
-        text = f"import time\n\n\ndef build(params):\n    return lambda: time.sleep({pause})\n"
-        (tmp_path / "sleep.py").write_text(text, encoding="utf-8")
-        profpipe(tmp_path, "run", PYTHONPATH=WITHOUT_TORCH)
-    (pipeline_found,) = json.loads(profpipe(tmp_path, "history", "--json"))["pipelines"]
-    (course,) = pipeline_found["courses"]
-    assert [(change["position"], change["differs"]) for change in course["changes"]] == [(3, ["code"])]
-
-
 # --- the page of a results folder ------------------------------------------------------------------------------------
 
 
-def test_the_page_lists_runs_with_links_and_draws_courses_with_band_and_change(
+def test_the_page_lists_runs_with_links_and_draws_courses_with_their_band(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (results / "run12").mkdir()
@@ -264,8 +190,8 @@ def test_the_page_lists_runs_with_links_and_draws_courses_with_band_and_change(
     assert 'href="run12/report.html"' in made and 'href="run11/SUMMARY.md"' in made and 'href="run10' not in made
     drawing = made[made.index('class="plot course"') :]
     drawing = drawing[: drawing.index("</svg>")]
-    assert drawing.count('class="band"') == 2 and drawing.count('class="change"') == 1 and "+4.9 %" in drawing
-    assert drawing.count('class="mark"') == 12
+    assert drawing.count('class="band"') == 1 and drawing.count('class="ref level"') == 1
+    assert drawing.count('class="mark hollow"') == 12, "between the levels of the two halves no run lies in the band"
     assert "Content-Security-Policy" in made and "12 runs of the same code" in made
 
 

@@ -1,15 +1,15 @@
-"""The runs of a results folder to the course of each case: its noise, and the runs at which it changed."""
+"""The runs of a results folder to the course of each case and its noise."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from profpipe.analysis import change_points
+import numpy as np
+
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
@@ -18,9 +18,11 @@ from profpipe.results.noise import Model, Noise, Source
 #: 99 % of a normal distribution lie within so many standard deviations.
 _BAND: Final = statistics.NormalDist().inv_cdf(0.995)
 
-
-#: What may change with a time, and the field of a ``Point`` that holds it.
-_CONDITIONS: Final = {"code": "fingerprint", "commit": "commit", "torch": "torch", "driver": "driver"}
+#: The fewest runs whose distances show the noise, the quantile of these distances that gives it, and that of a normal
+#: distribution of spread 1.
+_FEWEST: Final = 5
+_QUANTILE: Final = 0.85
+_OF_NORMAL: Final = statistics.NormalDist().inv_cdf((1 + _QUANTILE) / 2)
 
 
 @dataclass(frozen=True)
@@ -45,49 +47,30 @@ class Point:
     torch: str = ""
     driver: str = ""
     fingerprint: str = ""
-    #: The median from the last change before to the next one.
-    level_ns: float = 0.0
-    #: The time is outside the noise band of its level.
+    #: The time is outside the noise band of the course.
     is_outside: bool = False
-
-
-@dataclass(frozen=True)
-class ChangePoint:
-    """The run at which the time changed and stayed changed. ``ratio`` is that of the medians after and before.
-
-    ``differs`` names what changed with it: ``code``, ``commit``, ``torch``, ``driver``.
-    """
-
-    run: str
-    position: int
-    ratio: float
-    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Course:
     """A case on one device over the runs, the oldest first.
 
-    ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around their level. It is
-    None where it is not known. ``sources`` says what it comes from; empty: from the neighbours of this course alone.
+    ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around the level, the
+    median of the runs. It is None where it is not known. ``sources`` says what it comes from; empty: from the
+    neighbours of this course alone.
     """
 
     workload: str
     case: str
     device: str
     points: tuple[Point, ...]
+    level_ns: float
     band: float | None
     sources: Mapping[Source, int]
-    changes: tuple[ChangePoint, ...] = ()
 
     @property
     def name(self) -> str:
         return f"{self.workload}/{readable(self.case)}"
-
-    @property
-    def level_ns(self) -> float:
-        """The median since the last change."""
-        return self.points[-1].level_ns
 
 
 @dataclass(frozen=True)
@@ -139,10 +122,9 @@ def _pipeline(
         noise = model.get((workload, str(rows[-1].get("case_id", case))), Noise())
         logs = [math.log(row["value"]) for row in rows]
         sigma, sources = _sigma(logs, noise)
-        found = [] if sigma is None else change_points.find(logs, sigma, math.log1p(LEAST_FLOOR))
+        level = statistics.median(row["value"] for row in rows)
         band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
-        points = _points(rows, found, band)
-        courses.append(Course(workload, case, device, points, band, sources, tuple(_changes(points, found))))
+        courses.append(Course(workload, case, device, _points(rows, level, band), level, band, sources))
     return PipelineHistory(name, tuple(own), tuple(courses))
 
 
@@ -154,31 +136,30 @@ def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[S
     """
     if noise.between:
         return math.log1p(noise.between.spread) / math.sqrt(2), noise.between.counts
-    own = change_points.estimate_sigma(logs)
+    own = estimate_sigma(logs)
     if noise.within is None:
         return own, {}
     within = math.log1p(noise.within.spread) / math.sqrt(2)
     return (within, noise.within.counts) if own is None or own < within else (own, {})
 
 
-def _points(rows: Sequence[Mapping[str, Any]], found: Sequence[int], band: float | None) -> tuple[Point, ...]:
-    times = [float(row["value"]) for row in rows]
-    ends = [0, *found, len(times)]
-    levels = [level for a, b in itertools.pairwise(ends) for level in [statistics.median(times[a:b])] * (b - a)]
+def estimate_sigma(values: Sequence[float]) -> float | None:
+    """Return the standard deviation of one value around its level, from the distances of neighbours; None below five.
+
+    It is their 85th percentile: a change of level enters in one distance, and two levels that alternate by chance, as
+    of memory placed in one of two ways, count as noise.
+    """
+    if len(values) < _FEWEST:
+        return None
+    return float(np.quantile(np.abs(np.diff(values)), _QUANTILE)) / _OF_NORMAL / math.sqrt(2)
+
+
+def _points(rows: Sequence[Mapping[str, Any]], level: float, band: float | None) -> tuple[Point, ...]:
     return tuple(
         Point(
-            row["run"], time, row.get("git_commit") or "", row.get("torch") or "",
+            row["run"], row["value"], row.get("git_commit") or "", row.get("torch") or "",
             row.get("driver") or "", row.get("fingerprint") or "",
-            level_ns=level,
-            is_outside=band is not None and abs(math.log(time / level)) > math.log1p(band),
+            is_outside=band is not None and abs(math.log(row["value"] / level)) > math.log1p(band),
         )
-        for row, time, level in zip(rows, times, levels, strict=True)
+        for row in rows
     )  # fmt: skip
-
-
-def _changes(points: Sequence[Point], found: Sequence[int]) -> Iterator[ChangePoint]:
-    for position in found:
-        before, after = points[position - 1], points[position]
-        pairs = {name: (getattr(before, field), getattr(after, field)) for name, field in _CONDITIONS.items()}
-        differs = tuple(name for name, (old, new) in pairs.items() if old and new and old != new)
-        yield ChangePoint(after.run, position, after.level_ns / before.level_ns, differs)

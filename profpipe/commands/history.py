@@ -1,4 +1,4 @@
-"""``profpipe history``: the last runs, the time of each case in them, its noise and its changes."""
+"""``profpipe history``: the last runs, the time of each case in them and its noise."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from profpipe.analysis.history import Course, HistoryFindings
@@ -26,12 +26,12 @@ _ASCII: Final = "_.-=+*#@"
 
 
 def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
-    """Yield a line for each course: its chart, its level, its noise and its changes."""
+    """Yield a line for each course: its chart, its level, its noise and its last run."""
     shown = [course for course in courses if len(course.points) >= _FEWEST_RUNS]
     if not shown:
         return
-    yield "course of each case, the oldest run first; | is a change, the level is the median since the last change, and"
-    yield "99 % of the runs of the same code lie within the band around it"
+    yield "course of each case, the oldest run first; 99 % of the runs of the same code lie within the band around the"
+    yield "level, the median of the runs"
     charts = [_chart(course, is_ascii=is_ascii) for course in shown]
     sign = "+-" if is_ascii else "±"
     bands = ["" if course.band is None else f"{sign}{100 * course.band:.1f} %" for course in shown]
@@ -41,8 +41,8 @@ def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
     yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
 
 
-def sparkline(values: Sequence[float], changes: Collection[int] = (), least_range: float = 0.0, *, ascii: bool) -> str:
-    """Return a character for each value, with ``|`` before the positions in ``changes``.
+def sparkline(values: Sequence[float], least_range: float = 0.0, *, ascii: bool) -> str:
+    """Return a character for each value.
 
     The lowest character is the lowest value and the highest character the highest one. Values that differ by less than
     ``least_range`` fill only a part of the height, around its middle: noise is not drawn as large as a change.
@@ -52,15 +52,14 @@ def sparkline(values: Sequence[float], changes: Collection[int] = (), least_rang
     missing = max(0.0, least_range - (high - low))
     low, high = low - missing / 2, high + missing / 2
     top = len(marks) - 1
-    chosen = [marks[round((value - low) / (high - low) * top) if high > low else top // 2] for value in values]
-    return "".join(f"|{mark}" if i in changes else mark for i, mark in enumerate(chosen))
+    return "".join(marks[round((value - low) / (high - low) * top) if high > low else top // 2] for value in values)
 
 
 def _chart(course: Course, *, is_ascii: bool) -> str:
     times = [point.time_ns for point in course.points]
     # The whole band is half of the height: what stands out is outside of it.
     least = 4 * (course.band or 0.0) * course.level_ns
-    return sparkline(times, {change.position for change in course.changes}, least, ascii=is_ascii)
+    return sparkline(times, least, ascii=is_ascii)
 
 
 def course_name(course: Course, among: Sequence[Course]) -> str:
@@ -70,17 +69,11 @@ def course_name(course: Course, among: Sequence[Course]) -> str:
 
 
 def state(course: Course) -> str:
-    """Return the changes of a course, and whether its last run stands out."""
+    """Return how far the last run lies from the level, and whether that is more than noise."""
     if course.band is None:
         return "noise unknown"
-    parts = []
-    for change in course.changes:
-        what = f" (other {' and '.join(change.differs)})" if change.differs else ""
-        parts.append(f"{100 * (change.ratio - 1):+.1f} % since {change.run}{what}")
-    if course.points[-1].is_outside:
-        share = course.points[-1].time_ns / course.level_ns - 1
-        parts.append(f"the last run is {100 * share:+.1f} % off its level: outside the band, not yet a change")
-    return "; ".join(parts) or "no change"
+    share = course.points[-1].time_ns / course.level_ns - 1
+    return f"{100 * share:+.1f} %, {'outside' if course.points[-1].is_outside else 'within'} the band"
 
 
 def source(course: Course) -> str:
@@ -105,8 +98,8 @@ def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
         return
     yield course_table(courses)
     yield doc.Paragraph(
-        "Course: the oldest run first; | is a change. Level: median since the last change. Band: 99 % of the runs of"
-        " the same code lie within it around the level."
+        "Course: the oldest run first. Level: the median of the runs. Band: 99 % of the runs of the same code lie"
+        " within it around the level."
     )
 
 
@@ -119,6 +112,6 @@ def course_table(courses: Sequence[Course]) -> doc.Table:
         (doc.Column("level", "level", time_unit(own.level_ns for own in courses)), lambda course: course.level_ns),
         (doc.plus_minus("band"), lambda course: course.band),
         (doc.words("noise", "noise from"), source),
-        (doc.words("changes"), state),
+        (doc.words("last", "last run"), state),
     ]
     return doc.table_of("courses", courses, columns)

@@ -1,8 +1,7 @@
-"""The course of a time over runs: its points, the band of its noise around each level, and the changes."""
+"""The course of a time over runs: its points, its level and the band of its noise."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
@@ -20,13 +19,13 @@ _LABELS = 6
 
 
 def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
-    """Return the picture. The marks of a level have the same ``low`` and ``high``, the ends of its band."""
+    """Return the picture. All marks have the same ``low`` and ``high``, the ends of the band."""
     marks = [mark for series in panel.series for mark in series.marks]
     ends = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
     room = 0.12 * (max(ends) - min(ends)) or 0.02 * max(ends) or 1.0
     y = Scale(max(min(ends) - room, 0.0), max(ends) + room, _TOP + _HEIGHT, _TOP)
     x = Scale(marks[0].x, max(marks[-1].x, marks[0].x + 1), _LEFT + 14, _WIDTH - _RIGHT - 14)
-    parts = [*_grid(chart, marks, x, y), *_levels(marks, x, y)]
+    parts = [*_grid(chart, marks, x, y), *_level(marks, x, y)]
     colour, _ = line_classes(chart)[panel.series[0].key]
     path = "M" + "L".join(f"{x(mark.x):g} {y(mark.y):g}" for mark in marks)
     own = [empty("path", d=path, class_="line")]
@@ -45,20 +44,12 @@ def _grid(chart: doc.Chart, marks: Sequence[doc.Mark], x: Scale, y: Scale) -> It
         yield element("text", text, x=x(mark.x), y=bottom + 17, class_="tick middle")
 
 
-def _levels(marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Iterator[Markup]:
-    """Yield the band of each level, and the changes between two of them."""
+def _level(marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Iterator[Markup]:
+    """Yield the band and the level in its middle."""
+    low, high = marks[0].low, marks[0].high
+    if low is None or high is None:
+        return
     half = (x(marks[1].x) - x(marks[0].x)) / 2 if len(marks) > 1 else 14
-    before: float | None = None
-    for (low, high), group in itertools.groupby(marks, key=lambda mark: (mark.low, mark.high)):
-        own = list(group)
-        if low is None or high is None:
-            continue
-        left, right = x(own[0].x) - half, x(own[-1].x) + half
-        yield empty("rect", x=left, y=y(high), width=right - left, height=y(low) - y(high), class_="band")
-        level = (low * high) ** 0.5
-        yield empty("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="ref level")
-        if before is not None:
-            yield empty("line", x1=left, x2=left, y1=_TOP, y2=_TOP + _HEIGHT, class_="change")
-            text = f"{100 * (level / before - 1):+.1f} %"
-            yield element("text", text, x=left + 5, y=_TOP - 8, class_="tick")
-        before = level
+    left, right, level = x(marks[0].x) - half, x(marks[-1].x) + half, (low * high) ** 0.5
+    yield empty("rect", x=left, y=y(high), width=right - left, height=y(low) - y(high), class_="band")
+    yield empty("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="ref level")

@@ -1,4 +1,4 @@
-"""The page of a results folder: its runs, and the course of each case with its noise and its changes."""
+"""The page of a results folder: its runs, and the course of each case with its noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profpipe.report import course_pages, document as doc
 from profpipe.report.inlines import plural
 from profpipe.report.units import time_unit
 
-#: Courses that are not folded, if nothing changed in them.
+#: Courses that are not folded, if their last run is within the band.
 _OPEN = 4
 
 #: Characters of a commit.
@@ -48,31 +48,30 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
     if not pipeline.courses:
         yield doc.Paragraph("No run has times.")
         return
-    # Courses with a change come first, then those that have just left their band.
-    ordered = sorted(pipeline.courses, key=lambda c: (not c.changes, not c.points[-1].is_outside))
+    # Courses that have just left their band come first.
+    ordered = sorted(pipeline.courses, key=lambda course: not course.points[-1].is_outside)
     yield course_pages.course_table(ordered).without("course")
     yield doc.Paragraph(
-        "Level: the median since the last change. Band: 99 % of the runs of the same code lie within it around the"
-        " level. A change must last three runs; a hollow point lies outside the band."
+        "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level. A"
+        " hollow point lies outside the band."
     )
     charts = [chart(course, pipeline, number) for number, course in enumerate(ordered)]
-    news = sum(bool(course.changes) or course.points[-1].is_outside for course in ordered)
-    shown = max(news, _OPEN)
+    shown = max(sum(course.points[-1].is_outside for course in ordered), _OPEN)
     yield from charts[:shown]
     if charts[shown:]:
-        yield doc.Details(f"{plural(len(charts) - shown, 'course')} without a change", tuple(charts[shown:]))
+        yield doc.Details(f"{plural(len(charts) - shown, 'course')} within the band", tuple(charts[shown:]))
 
 
 def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
-    """Return the course over the runs: the oldest first, each with the band of its level."""
+    """Return the course over the runs: the oldest first, with the band of its noise."""
     starts = {entry.run: entry.started for entry in pipeline.runs}
     band = 1 + (course.band or 0.0)
     marks = tuple(
         doc.Mark(
             i,
             point.time_ns,
-            low=point.level_ns / band if course.band else None,
-            high=point.level_ns * band if course.band else None,
+            low=course.level_ns / band if course.band else None,
+            high=course.level_ns * band if course.band else None,
             flags=("outside the band",) if point.is_outside else (),
         )
         for i, point in enumerate(course.points)
