@@ -17,7 +17,7 @@ from program import WITHOUT_TORCH, profpipe
 
 from profpipe.analysis import noise as shown, student_t
 from profpipe.errors import ConfigError
-from profpipe.results import database, migration, noise, schema
+from profpipe.results import database, noise, schema
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest
 from profpipe.results.noise import Sample, Source
 from profpipe.results.schema import CASES, METRICS, Tables
@@ -137,17 +137,11 @@ def test_of_runs_with_several_processes_the_first_one_counts(tmp_path: Path) -> 
     assert list(noise.read_repeated(tmp_path, "run2").values()) == [[90.0, 95.0]]
 
 
-#: The tables of a database of the first version with `profpipe ab`: `metrics` without its last columns.
+#: A database as development versions wrote it.
 OLD = """
 create table runs (run text primary key, name text, started text, ended text);
-insert into runs values ('old', 'study', '2026-11-19T00:00:00+00:00', 'x');
-create table cases (run text, workload text, "case" text, profiler text, status text, reason text, params text,
-  seconds float, flags text);
 create table metrics (run text, workload text, "case" text, profiler text, subject text, metric text, value float);
 insert into metrics values ('old', 'w', 'c', 'plain', '', 'time', 90.0);
-create table spreads (run text, name text, device text, driver text, workload text, "case" text, pairs integer,
-  spread float, primary key (run, workload, "case"));
-insert into spreads values ('aa', 'study', 'NVIDIA H200', '580.1', 'w', 'c', 8, 0.02);
 """
 
 
@@ -157,28 +151,7 @@ def write_old(out: Path, script: str = OLD) -> None:
     connection.close()
 
 
-def test_a_database_of_an_earlier_version_is_brought_up_to_date_by_the_next_command(tmp_path: Path) -> None:
-    write_old(tmp_path)
-    (tmp_path / "old").mkdir()
-    on_gpu(started="2026-11-19T00:00:00+00:00").save(tmp_path / "old")
-    known = noise.read(tmp_path, on_gpu())["w", "c"].within
-    assert known is not None and known.spread == pytest.approx(0.02) and known.counts == {Source.PAIRS: 8}
-    stored(tmp_path, 20, 100.0, "a")
-    runs, times = database.read_history(tmp_path)
-    assert [(row["run"], row["device"], row["driver"]) for row in runs] == [
-        ("run20", "NVIDIA H200", "580.1"), ("old", "NVIDIA H200", "580.1"),
-    ]  # fmt: skip
-    assert [row["value"] for row in times] == [90.0, 100.0]
-    connection = sqlite3.connect(tmp_path / database.FILE)
-    names = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-    assert "spreads" not in names and {table.name for table in schema.ALL} <= names
-    assert connection.execute("pragma user_version").fetchone() == (migration.VERSION,)
-
-
-@pytest.mark.parametrize("is_old", [False, True])
-def test_processes_that_bring_a_database_up_to_date_at_the_same_time_wait_for_each_other(
-    tmp_path: Path, is_old: bool
-) -> None:
+def test_processes_that_make_a_database_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
     def connect(out: Path, start: threading.Barrier) -> int:
         start.wait()
         with database.connect(out) as known:
@@ -187,24 +160,26 @@ def test_processes_that_bring_a_database_up_to_date_at_the_same_time_wait_for_ea
     for number in range(10):
         out, start = tmp_path / str(number), threading.Barrier(4)
         out.mkdir()
-        if is_old:
-            write_old(out)
         with ThreadPoolExecutor(4) as threads:
             counts = list(threads.map(connect, [out] * 4, [start] * 4))
         assert set(counts) == {len(schema.ALL) + 3}
 
 
-def test_a_column_that_a_later_version_adds_is_added_to_the_stored_table(tmp_path: Path) -> None:
+def test_a_database_without_a_column_of_this_version_is_refused(tmp_path: Path) -> None:
     stored(tmp_path, 1, 100.0, "a")
     write_old(tmp_path, "alter table metrics drop column ci_high;")
-    stored(tmp_path, 2, 101.0, "a")
-    assert [row["value"] for row in database.read_history(tmp_path)[1]] == [100.0, 101.0]
+    with pytest.raises(ConfigError, match="is of another version of profpipe"):
+        stored(tmp_path, 2, 101.0, "a")
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (f"pragma user_version = {migration.VERSION + 1};", "is of a later version of profpipe"),
+        (f"pragma user_version = {database.VERSION + 1};", "is of another version of profpipe"),
+        (
+            OLD,
+            r"is of another version of profpipe \(schema 0; this one writes 1\)\. Use that version, or move the file",
+        ),
         ("create table songs (title text);", "is a database of another program: it has the tables songs"),
         ("create table runs (id integer);", "is a database of another program: it has the tables runs"),
     ],

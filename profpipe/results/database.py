@@ -16,11 +16,48 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import atomic, bounded_json, budget, migration, schema
+from profpipe.results import atomic, bounded_json, budget, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 FILE = "profpipe.db"
+
+#: The number that SQLite keeps in the file as ``user_version``. Increase it where a table changes.
+VERSION: Final = 1
+
+_TYPES: Final = {"str": str, "Int64": int, "Float64": float}
+
+#: Tables of the whole results folder, by name: their columns.
+_COMMON: Final[dict[str, dict[str, type]]] = {
+    "runs": dict.fromkeys(("run", "name", "started", "ended", "device", "driver", "torch", "git_commit"), str),
+    #: Of each case of a run: a hash of what its time depends on, and which row of `metrics` has the time.
+    "fingerprints": dict.fromkeys(("run", "workload", "case", "metric", "subject", "fingerprint"), str),
+    "noise": {
+        **dict.fromkeys(("source", "origin", "workload", "case", "name", "device", "driver", "run"), str),
+        "n": int,
+        "degrees": float,
+        "spread": float,
+    },
+}
+_KEYS: Final = {
+    "runs": ("run",),
+    "noise": ("source", "origin", "workload", "case", "name", "device", "driver"),
+}
+NOISE_KEY: Final = _KEYS["noise"]
+_INDEXES: Final = {"fingerprints": (("run",), ("fingerprint",))}
+
+_NAME: Final = r"""(?:\w+|"[^"]+"|\[[^]]+\])"""
+_NAMES: Final = rf"\( *{_NAME}(?:, *{_NAME})* *\)"
+_COLUMN: Final = rf"{_NAME}(?: (?:TEXT|INTEGER|FLOAT|REAL))?(?: PRIMARY KEY)?"
+#: A table or an index without anything that SQLite computes: no check, default, generated column or expression. White
+#: space counts as one space.
+_PLAIN: Final = re.compile(
+    rf"CREATE TABLE {_NAME} ?\( ?{_COLUMN}(?:, ?{_COLUMN})*(?:, ?PRIMARY KEY {_NAMES})? ?\)"
+    rf"|CREATE INDEX {_NAME} ON {_NAME} ?{_NAMES}",
+    re.IGNORECASE,
+)
+#: Tables that a message names.
+_MOST_NAMED: Final = 4
 
 #: In the folder of a run that could not be stored: its name.
 _MISSING: Final = Path("raw") / "not-in-history"
@@ -66,11 +103,19 @@ def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None
     with connect(out, rows) as database, database.conn:
         # One transaction: a disk that fails leaves no run without its cases.
         database.execute("begin immediate")
-        database["runs"].upsert(migration.describe_run(folder.name, manifest), pk="run")
+        database["runs"].upsert(_describe_run(folder.name, manifest), pk="run")
         for table in schema.ALL:
             _replace(database, table, folder.name, getattr(data, table.name))
         database["fingerprints"].delete_where("run = ?", [folder.name])
         database["fingerprints"].insert_all(_fingerprints(folder.name, data, manifest))
+
+
+def _describe_run(run: str, manifest: Manifest) -> dict[str, Any]:
+    """Return the row of a run in the table ``runs``."""
+    device, driver = manifest.device
+    named = {"run": run, "name": manifest.name, "started": manifest.started, "ended": manifest.ended}
+    torch = manifest.packages.get("torch") or ""
+    return {**named, "device": device, "driver": driver, "torch": torch, "git_commit": manifest.git.commit}
 
 
 def _fingerprints(run: str, data: Tables, manifest: Manifest) -> Iterator[dict[str, Any]]:
@@ -117,10 +162,10 @@ def unmark(folder: Path) -> None:
 
 @contextmanager
 def connect(out: Path, rows: int = 0) -> Iterator[Any]:
-    """Open the database of a results folder, and bring the tables of an earlier version up to date.
+    """Open the database of a results folder, which is made where there is none.
 
     The budget of the file is for everything until the database is closed; ``rows`` is how many rows will be written.
-    Raises ConfigError where the file is no database of profpipe or one of a later version, or the budget is spent.
+    Raises ConfigError where the file is no database of profpipe or one of another version, or the budget is spent.
     """
     import sqlite_utils
 
@@ -129,7 +174,7 @@ def connect(out: Path, rows: int = 0) -> Iterator[Any]:
     try:
         database = sqlite_utils.Database(path)
         with budget.limit(path, 1 + rows / _ROWS), budget.interrupting(database.conn):
-            migration.migrate(database, path)
+            _prepare(database, path)
             yield database
     except budget.TooLarge as error:
         raise ConfigError(str(path), f"is more than profpipe reads: {error}.", "Move it away.") from None
@@ -142,6 +187,51 @@ def connect(out: Path, rows: int = 0) -> Iterator[Any]:
     finally:
         if database is not None:
             database.close()
+
+
+def _prepare(database: Any, path: Path) -> None:
+    """Create the tables of a new database. Raises ConfigError for a database that this version did not make."""
+    _check_schema(database, path)
+    wanted = {
+        **_COMMON,
+        **{table.name: {column.name: _TYPES[column.dtype] for column in table.columns} for table in schema.ALL},
+    }
+    version = database.execute("pragma user_version").fetchone()[0]
+    if version == 0 and not database.table_names():
+        with database.conn:
+            # Another process may create the same database: wait for it, then look at what it left to do.
+            database.execute("begin immediate")
+            for name, columns in wanted.items() if not database.table_names() else ():
+                _create(database, name, columns)
+            database.execute(f"pragma user_version = {VERSION}")
+        version = VERSION
+    known, names = {name: _columns(database, name) for name in wanted}, sorted(database.table_names())
+    if names and not {"run", "name", "started", "ended"} <= known["runs"]:
+        what = f"is a database of another program: it has the tables {', '.join(names[:_MOST_NAMED])}."
+        raise ConfigError(str(path), what, "Move it away, or choose another --out.")
+    if version != VERSION or any(not set(columns) <= known[name] for name, columns in wanted.items()):
+        what = f"is of another version of profpipe (schema {version}; this one writes {VERSION})."
+        raise ConfigError(str(path), what, "Use that version, or move the file away: the next run makes a new one.")
+
+
+def _check_schema(database: Any, path: Path) -> None:
+    """Raise ConfigError for what profpipe never makes: SQLite would run its code while it reads or writes a table."""
+    for kind, name, sql in database.execute("select type, name, sql from sqlite_master"):
+        if sql is not None and not _PLAIN.fullmatch(" ".join(str(sql).split())):
+            what = f"is not what profpipe wrote: the {kind} {str(name)[:80]} is none of its tables and indexes."
+            raise ConfigError(str(path), what, "Move the file away, or choose another --out.")
+
+
+def _columns(database: Any, table: str) -> set[str]:
+    return set(database[table].columns_dict) if database[table].exists() else set()
+
+
+def _create(database: Any, name: str, columns: dict[str, type]) -> None:
+    table = database[name]
+    table.create(columns, pk=_KEYS.get(name))
+    of_tables = () if name in _COMMON else (("run", "workload", "case"),)
+    for index in _INDEXES.get(name, of_tables):
+        table.create_index(index)
 
 
 def _check_files(path: Path) -> None:

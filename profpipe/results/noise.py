@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from profpipe.results import database, migration
+from profpipe.results import database
 from profpipe.results.manifest import Manifest
 
 
@@ -106,7 +106,7 @@ def store(out: Path, manifest: Manifest, samples: Iterable[Sample], run: str) ->
     key = {"name": manifest.name, "device": device, "driver": driver, "run": run}
     rows = [{**vars(sample), "source": str(sample.source), **key} for sample in samples]
     with database.connect(out) as db, db.conn:
-        db["noise"].upsert_all(rows, pk=migration.NOISE_KEY)
+        db["noise"].upsert_all(rows, pk=database.NOISE_KEY)
 
 
 def read(out: Path, manifest: Manifest) -> Model:
