@@ -10,10 +10,10 @@ of one. Where both tools ran at one clock, the difference is the same at each nu
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 from pathlib import Path
 
+import pandas as pd
 import profpipe_run
 
 WORKLOAD = """
@@ -56,9 +56,9 @@ def main() -> None:
 
 def times(run: Path) -> dict[tuple[str, str], float]:
     """Return the mean time of a launch of the spinning kernel in ns, by case and profiler."""
-    with (run / "kernels.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if "spin_kernel" in row["kernel"]]
-    return {(row["case"], row["profiler"]): float(row["mean_ns"]) for row in rows}
+    kernels = pd.read_parquet(run / "kernels.parquet", columns=["case", "profiler", "kernel", "mean_ns"])
+    spins = kernels[kernels["kernel"].str.contains("spin_kernel")]
+    return {(row.case, row.profiler): float(row.mean_ns) for row in spins.itertuples()}
 
 
 if __name__ == "__main__":

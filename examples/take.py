@@ -51,9 +51,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / args.name
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns(*IGNORED))
-        without_folders(manifest, run).save(copy)
+        store.save(copy, data, without_folders(manifest, run))
+        (copy / "cases.csv").unlink()
         refuse_folders(run, copy, data)
-        store.save_parquet(copy, data)
         for table in schema.ALL:
             # Such a table may be absent, and then has no rows.
             if table.is_new and not len(getattr(data, table.name)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import seed_files
 from hostile_files import DAMAGES, ENDLESS, NAMES, NUMBERS, Hostile
+from program import keep_only_csv
 from seed_files import Texts
 
 #: Formats that ``report`` reads.
@@ -143,9 +144,18 @@ def _orders(made: Path) -> Iterator[Hostile]:
     yield from _of_json("order.json", run, "raw/order.json")
 
 
+def make_csv(folder: Path) -> Path:
+    """Return the folder of ``make_tables`` as an earlier version wrote it."""
+    out = folder / "csv"
+    if not out.is_dir():
+        shutil.copytree(make_tables(folder), out)
+        keep_only_csv(out)
+    return out
+
+
 def _tables(made: Path) -> Iterator[Hostile]:
     def source() -> Path:
-        return make_tables(made)
+        return make_csv(made)
 
     def with_cell(copy: Path, text: str) -> None:
         import pandas as pd
@@ -187,13 +197,12 @@ def _tables(made: Path) -> Iterator[Hostile]:
         path.write_text(head + "".join(rows) * (40_000_000 // sum(map(len, rows))))
 
     yield Hostile("tables, CSV", "very many rows", _copied(source, with_rows), is_large=True)
-    yield from _parquet(source)
+    yield from _parquet(lambda: make_tables(made))
 
 
 def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
-    def without_csv(change: Callable[[Path], object]) -> Callable[[Path], Path]:
+    def with_kernels(change: Callable[[Path], object]) -> Callable[[Path], Path]:
         def altered(copy: Path) -> None:
-            (copy / "kernels.csv").unlink()
             change(copy / "kernels.parquet")
 
         return _copied(source, altered)
@@ -221,10 +230,10 @@ def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
         pq.write_table(pa.table({"kernel": [[1]], "run": [{"a": 1}]}), path)
 
     for kind, damage in DAMAGES.items():
-        yield Hostile("tables, Parquet", kind, without_csv(lambda path, damage=damage: _change_bytes(path, damage)))
-    yield Hostile("tables, Parquet", "other types", without_csv(other_types))
-    yield Hostile("tables, Parquet", "20 million equal rows", without_csv(equal_rows), is_large=True)
-    yield Hostile("tables, Parquet", "1,000 texts of a megabyte", without_csv(long_texts), is_large=True)
+        yield Hostile("tables, Parquet", kind, with_kernels(lambda path, damage=damage: _change_bytes(path, damage)))
+    yield Hostile("tables, Parquet", "other types", with_kernels(other_types))
+    yield Hostile("tables, Parquet", "20 million equal rows", with_kernels(equal_rows), is_large=True)
+    yield Hostile("tables, Parquet", "1,000 texts of a megabyte", with_kernels(long_texts), is_large=True)
 
 
 def _databases(made: Path) -> Iterator[Hostile]:

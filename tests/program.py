@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from pathlib import Path
 
 import forked
+import pandas as pd
+
+from profpipe.results import store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,5 +29,12 @@ def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment
 
 def rows(file: Path) -> list[dict[str, str]]:
     """Of a table, as text."""
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+    text = store.as_csv(pd.read_parquet(file)).decode() if file.suffix == ".parquet" else file.read_text("utf-8")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def keep_only_csv(folder: Path) -> None:
+    """Turn the tables of a run into those of an earlier version, which wrote CSV."""
+    store.save_csv(folder, store.load(folder)[0])
+    for path in folder.glob("*.csv"):
+        path.with_suffix(".parquet").unlink()

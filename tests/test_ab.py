@@ -512,7 +512,7 @@ def test_the_job_summary_is_below_1_mib_and_begins_with_the_answer_and_the_slowe
     summary = ci.job_summary(render.build_pairs(found, data, run_of(2)), found, "out/run")
     assert len(summary.encode()) < 1 << 20
     assert summary.startswith("# B against A")
-    assert summary.endswith("All cases: `verdicts.csv`, `details.md` and `report.html` in `out/run`.\n")
+    assert summary.endswith("All cases: `verdicts.parquet`, `details.md` and `report.html` in `out/run`.\n")
     visible, *folds = summary.split("<details>")
     assert f"**B compared with A, {count} cases: {67 * copies} slower" in visible
     assert "inconclusive |" not in visible

@@ -162,7 +162,7 @@ def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path)
     cases = rows(tmp_path / "latest" / "cases.csv")
     assert [case["status"] for case in cases] == [*["ok"] * 4, "skipped", "ok", "skipped"]
     assert not [case for case in cases if {"inaccurate", "unchecked"} & set(json.loads(case["flags"] or "[]"))]
-    measured = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["workload"] == "bf16"}
+    measured = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.parquet") if row["workload"] == "bf16"}
     names = {f"{m}{t}" for m in ("error_max", "error_rmse", "cosine") for t in ("", "_dq", "_dk", "_dv")}
     assert names <= measured
     summary = read_pages(tmp_path / "latest")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from program import keep_only_csv
 from test_text_from_outside import is_clean
 
 from profpipe import cli
@@ -89,7 +90,8 @@ def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 
 #: Every kind of file and folder in a results folder, relative to the run.
 FILES = (
-    "run.json", "cases.csv", "metrics.csv", "kernels.csv", "steps.csv", "SUMMARY.md", "gpu_info.txt",
+    "run.json", "cases.csv", "cases.parquet", "metrics.parquet", "kernels.parquet", "steps.parquet",
+    "SUMMARY.md", "gpu_info.txt",
     "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/lock",
     "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
     "../profpipe.db", "../.salt", "../ceilings.json",
@@ -352,6 +354,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("own_program", "h200-attention"):
         folder = Path(shutil.copytree(ROOT / "examples" / name, below / name))
         store.save(folder, *store.load(folder))
+        keep_only_csv(folder)
     return below
 
 

@@ -126,7 +126,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_p
     }
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 8
-    passes = {row["n"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["metric"] == "time"}
+    passes = {row["n"] for row in rows(tmp_path / "latest" / "metrics.parquet") if row["metric"] == "time"}
     assert passes == {"7"}
     summary = read_pages(tmp_path / "latest")
     assert "### Time of a pass" in summary and "In every case: " in summary

@@ -97,7 +97,9 @@ def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_versi
 
 
 def times_of(run: Path, case: str) -> dict[str, dict[str, str]]:
-    return {row["subject"]: row for row in rows(run / "metrics.csv") if (row["case"], row["metric"]) == (case, "time")}
+    return {
+        row["subject"]: row for row in rows(run / "metrics.parquet") if (row["case"], row["metric"]) == (case, "time")
+    }
 
 
 @pytest.mark.slow
@@ -155,7 +157,7 @@ def test_a_program_from_the_command_line_is_captured_too(project: Path) -> None:
     program = ("sh", "-c", "printf x >> order.txt", "--password", "hunter2hunter2")
     profpipe(project, "run", "-p", "plain", "--captures", "3", "--", *program)
     assert (project / "order.txt").read_text() == "xxx"
-    walls = [row for row in rows(project / "out/latest/metrics.csv") if row["metric"] == "process_wall"]
+    walls = [row for row in rows(project / "out/latest/metrics.parquet") if row["metric"] == "process_wall"]
     assert [row["subject"] for row in walls] == ["", "process 1", "process 2", "process 3"]
 
 

@@ -43,10 +43,10 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
         for profiler in ("plain", "torch")
         for impl in ("sdpa_flash", "sdpa_math", "fa2")
     }
-    entered = {(row["range"], row["instances"]) for row in rows(tmp_path / "latest" / "ranges.csv")}
+    entered = {(row["range"], row["instances"]) for row in rows(tmp_path / "latest" / "ranges.parquet")}
     assert {("denoising", "1"), ("denoising > transformer", "2"), ("denoising > transformer > attention", "4"),
             ("denoising > scheduler", "2"), ("decode", "1")} <= entered  # fmt: skip
-    metrics = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv")}
+    metrics = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.parquet")}
     assert {"time", "flops", "parameters", "tokens", "attention_calls", "error_rel_l1", "cosine"} <= metrics
     summary = read_pages(tmp_path / "latest")
     assert "weights random" in summary

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import real_nsys
+from program import rows
 
 from profpipe.errors import UnreadableFile
 from profpipe.job import Missing, Tool
@@ -146,7 +147,7 @@ def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(
     wrong = done.stderr.splitlines()
     assert len(wrong) == 2 and "cut.nsys-rep" in wrong[0] and "cut or damaged" in wrong[0]
     assert "newer.nsys-rep: was written by nsys 2026.4.1" in wrong[1] and "too old to read it" in wrong[1]
-    ranges = (report.parent / "read" / "ranges.csv").read_text().splitlines()
-    assert sum("forward" in line for line in ranges) == 2
+    ranges = rows(report.parent / "read" / "ranges.parquet")
+    assert sum("forward" in row["range"] for row in ranges) == 2
     left = {path.name for path in report.parent.iterdir()}
     assert left == {"real.nsys-rep", "old.qdrep", "cut.nsys-rep", "newer.nsys-rep", "read"}

@@ -42,7 +42,7 @@ def refusal(folder: Path, file: Path) -> str:
 
 
 def kernels(folder: Path) -> list[dict[str, str]]:
-    return [row for row in rows(folder / "read" / "kernels.csv") if row["kind"] == "kernel"]
+    return [row for row in rows(folder / "read" / "kernels.parquet") if row["kind"] == "kernel"]
 
 
 # --- JAX -------------------------------------------------------------------------------------------------------------
@@ -67,14 +67,14 @@ def jax_trace(path: Path, *events: dict[str, Any]) -> Path:
 def test_a_jax_trace_of_two_gpus_is_read_without_the_rows_that_repeat_its_kernels(tmp_path: Path) -> None:
     expect = EXPECT["jax_gpu_trace.json"]
     page = read(tmp_path, REPORTED / "jax_gpu_trace.json")
-    table = rows(tmp_path / "read" / "kernels.csv")
+    table = rows(tmp_path / "read" / "kernels.parquet")
     for device in ("0", "1"):
         own = [row for row in table if row["device"] == device]
         assert sum(int(row["calls"]) for row in own if row["kind"] == "kernel") == expect["kernels_of_each_device"]
         total_ns = sum(float(row["total_ns"]) for row in own if row["kind"] == "kernel")
         assert total_ns == 1000 * expect["kernel_us_of_each_device"]
         assert sum(int(row["calls"]) for row in own if row["kind"] == "memcpy") == expect["copies"]
-        steps = [row for row in rows(tmp_path / "read" / "steps.csv") if row["device"] == device]
+        steps = [row for row in rows(tmp_path / "read" / "steps.parquet") if row["device"] == device]
         assert [row["step"] for row in steps if row["state"] != "other"] == [str(n) for n in range(expect["steps"])]
     assert {row["profiler"] for row in table} == {"jax"} and "torch" not in page.partition("## Kernel share")[0]
 
@@ -100,10 +100,10 @@ def test_kernels_that_run_after_their_step_belong_to_it_by_the_ids_of_xla(tmp_pa
         named(2, "XLA Ops", 12), named(701, "/host:CPU"), named(701, "python", 5),
     ]  # fmt: skip
     read(tmp_path, jax_trace(tmp_path / "host.trace.json.gz", *events, *rows_of_trace))
-    steps = [row for row in rows(tmp_path / "read" / "steps.csv") if row["state"] != "other"]
+    steps = [row for row in rows(tmp_path / "read" / "steps.parquet") if row["state"] != "other"]
     assert [(row["step"], row["kernels"]) for row in steps] == [(str(step), str(step % 2 + 1)) for step in range(8)]
-    assert [row["range"] for row in rows(tmp_path / "read" / "ranges.csv")] == ["train"]
-    copies = [row for row in rows(tmp_path / "read" / "metrics.csv") if row["metric"] == "step_copy_bytes"]
+    assert [row["range"] for row in rows(tmp_path / "read" / "ranges.parquet")] == ["train"]
+    copies = [row for row in rows(tmp_path / "read" / "metrics.parquet") if row["metric"] == "step_copy_bytes"]
     assert [(row["subject"], float(row["value"])) for row in copies] == [("Memcpy HtoD", 4096)]
 
 
@@ -127,7 +127,7 @@ def test_a_trace_with_unescaped_paths_of_windows_is_read_whole(tmp_path: Path) -
     found = kernels(tmp_path)
     assert sum(int(row["calls"]) for row in found) == expect["kernels"]
     assert sum(float(row["total_ns"]) for row in found) == 1000 * expect["total_us"]
-    steps = rows(tmp_path / "read" / "steps.csv")
+    steps = rows(tmp_path / "read" / "steps.parquet")
     assert sum(row["state"] != "other" for row in steps) == expect["steps"]
 
 

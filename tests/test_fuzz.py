@@ -154,7 +154,7 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         for each in (out, of_pairs)
     )
     events = "raw/sums/plain/events.jsonl"
-    packed = Path(shutil.copytree(tables, made / "packed", ignore=shutil.ignore_patterns("kernels.csv")))
+    of_csv = hostile_folders.make_csv(made)
     kinds: list[tuple[str, Path, str, list[str]]] = [
         ("run.json", tables, "run.json", ["report"]),
         ("run.json", run, "run.json", ["compare"]),
@@ -162,13 +162,13 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         ("basis.json", run, "raw/basis.json", ["resume"]),
         ("events.jsonl", run, events, ["ingest"]),
         ("events.jsonl", run, events, ["report"]),
-        ("tables, CSV", tables, "kernels.csv", ["compare"]),
-        ("tables, CSV", run, "metrics.csv", ["report"]),
-        ("tables, Parquet", packed, "kernels.parquet", ["report"]),
+        ("tables, CSV", of_csv, "kernels.csv", ["compare"]),
+        ("tables, Parquet", run, "metrics.parquet", ["report"]),
+        ("tables, Parquet", tables, "kernels.parquet", ["report"]),
         ("run.json of pairs", pairs, "run.json", ["report"]),
         ("run.json of pairs", pairs, "run.json", ["resume"]),
         ("sides.json", pairs, "raw/sides.json", ["resume"]),
-        ("verdicts", pairs, "verdicts.csv", ["report"]),
+        ("verdicts", pairs, "verdicts.parquet", ["report"]),
         ("history", out, "profpipe.db", ["history"]),
     ]
     for number in fuzz.rounds(at_least=len(kinds)):

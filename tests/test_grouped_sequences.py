@@ -76,7 +76,7 @@ def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> Non
 
 @pytest.mark.slow
 def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
-    metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "groups"]
+    metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "groups"]
     values = {(row["case"], row["metric"]): float(row["value"]) for row in metrics}
     case = "impl=sdpa_loop,qheads=4,kvheads=2,head_dim=16,seqlens=8%2C8"
     assert (values[case, "tokens"], values[case, "sequences"]) == (16, 2)

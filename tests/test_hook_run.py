@@ -117,11 +117,11 @@ def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(t
     pipeline(tmp_path, LOOP, profilers=["plain", "torch"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     latest = tmp_path / "out" / "latest"
-    steps = [row for row in rows(latest / "steps.csv") if row["profiler"] == "plain"]
+    steps = [row for row in rows(latest / "steps.parquet") if row["profiler"] == "plain"]
     assert [row["step"] for row in steps] == [str(number) for number in range(11)]
-    metrics = {(row["profiler"], row["metric"]) for row in rows(latest / "metrics.csv")}
+    metrics = {(row["profiler"], row["metric"]) for row in rows(latest / "metrics.parquet")}
     assert ("plain", "step_time") in metrics and ("plain", "time") in metrics
-    kernels = [row for row in rows(latest / "kernels.csv") if row["profiler"] == "torch"]
+    kernels = [row for row in rows(latest / "kernels.parquet") if row["profiler"] == "torch"]
     assert sum(int(row["calls"]) for row in kernels if row["kernel"] == "aten::mm") in (4, 8)
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     times = page.partition("## Times")[2].partition("\n## ")[0]
@@ -144,7 +144,7 @@ own.export_chrome_trace("log/mine.json")
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     files = [path.name for path in (tmp_path / "out/latest/raw/loop/torch").glob("*collected*")]
     assert files == ["capture.collected.1.mine.json"]
-    assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.csv"))
+    assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.parquet"))
 
 
 def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
 def test_nsys_records_the_ranges_of_the_chosen_steps(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
     pipeline(tmp_path, LOOP, profilers=["nsys"], steps={"warmup": 2, "measure": 4, "stop": True})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
-    found = {row["range"] for row in rows(tmp_path / "out/latest/ranges.csv")}
+    found = {row["range"] for row in rows(tmp_path / "out/latest/ranges.parquet")}
     assert found and all(name.startswith("profpipe.step:optimizer") for name in found)
 
 
@@ -190,7 +190,7 @@ for number in range(600):
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
     statuses = {row["profiler"]: row for row in rows(tmp_path / "out/latest/cases.csv")}
     assert statuses["nsys"]["status"] == "ok" and "skipped" in statuses["ncu"]["status"]
-    (request,) = (row for row in rows(tmp_path / "out/latest/ranges.csv") if row["range"].endswith("request"))
+    (request,) = (row for row in rows(tmp_path / "out/latest/ranges.parquet") if row["range"].endswith("request"))
     assert 10 <= int(request["instances"]) <= 40
 
 
@@ -218,7 +218,7 @@ def test_the_trace_of_a_programs_own_profiler_is_the_capture_of_torch(tmp_path: 
     (case,) = rows(folder / "cases.csv")
     assert (case["status"], case["profiler"]) == ("ok", "torch")
     # The program's schedule records three steps.
-    assert sum(row["state"] != "other" for row in rows(folder / "steps.csv")) == 3
+    assert sum(row["state"] != "other" for row in rows(folder / "steps.parquet")) == 3
     assert "the program uses torch.profiler itself" in (folder / "SUMMARY.md").read_text(encoding="utf-8")
 
 

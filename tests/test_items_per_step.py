@@ -90,7 +90,7 @@ def test_the_page_and_the_table_of_a_script_have_the_items_per_second_of_each_ca
     )
     profpipe(tmp_path, "run", "p.yaml")
     run = tmp_path / "out" / "latest"
-    values = {(row["case"], row["metric"]): float(row["value"]) for row in rows(run / "metrics.csv")}
+    values = {(row["case"], row["metric"]): float(row["value"]) for row in rows(run / "metrics.parquet")}
     for case, items in (("batch=1", 1024), ("batch=2", 2048)):
         assert values[case, "items_per_second"] == pytest.approx(items * 1e9 / values[case, "time"])
     assert "tokens/s" in (run / "SUMMARY.md").read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
         ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
     }  # fmt: skip
     assert len(cases) == 4 + 4 + 2
-    metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "sizes"]
+    metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "sizes"]
     assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
     assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}
     page = read_pages(run)

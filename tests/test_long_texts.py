@@ -29,9 +29,9 @@ def tables(made: Path, tmp_path: Path) -> Path:
 
 def test_a_name_of_ten_megabytes_widens_no_other_row(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["k" * 10_000_000, *(f"kernel_{i}" for i in range(2_000))]
-    kernels = pd.read_csv(tables / "kernels.csv", dtype=object, keep_default_na=False).iloc[:1]
+    kernels = pd.read_parquet(tables / "kernels.parquet").iloc[:1]
     many = kernels.loc[kernels.index.repeat(len(names))].assign(kernel=names)
-    many.to_csv(tables / "kernels.csv", index=False, quoting=1)
+    many.to_parquet(tables / "kernels.parquet")
     begin = time.process_time()
     assert cli.main(["report", str(tables), "--quiet"]) == 0, capsys.readouterr().err
     assert time.process_time() - begin < 8
@@ -63,6 +63,14 @@ def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
     assert len(lines[2]) < 11_000 and "(100,000 characters)" in lines[2] and len(lines[3]) < 300
 
 
+def _write(tables: Path, name: str, frame: pd.DataFrame, format: str) -> None:
+    (tables / f"{name}.parquet").unlink()
+    if format == "parquet":
+        frame.to_parquet(tables / f"{name}.parquet")
+    else:
+        frame.to_csv(tables / f"{name}.csv", index=False, quoting=1)
+
+
 @pytest.mark.parametrize(
     ("column", "text", "why"),
     [
@@ -80,10 +88,7 @@ def test_a_cell_that_no_run_has_is_refused_with_its_place(
 ) -> None:
     value = float(text) if column == "seconds" else text
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}", column: value}])
-    case.to_csv(tables / "cases.csv", index=False, quoting=1)
-    if format == "parquet":
-        case.to_parquet(tables / "cases.parquet")
-        (tables / "cases.csv").unlink()
+    _write(tables, "cases", case, format)
     assert cli.main(["report", str(tables)]) == 2
     error = capsys.readouterr().err
     assert f"row 2, column {column}: " in error and why in error and f"cases.{format}" in error
@@ -95,10 +100,6 @@ def test_a_fact_of_the_user_may_be_infinite(tables: Path, format: str) -> None:
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}"}])
     fact = schema.frame(schema.METRICS, [{"case": "n=1", "metric": "psnr", "value": float("inf"), "unit": "dB"}])
     for name, frame in (("cases", case), ("metrics", fact)):
-        (tables / f"{name}.parquet").unlink(missing_ok=True)
-        frame.to_csv(tables / f"{name}.csv", index=False, quoting=1)
-        if format == "parquet":
-            frame.to_parquet(tables / f"{name}.parquet")
-            (tables / f"{name}.csv").unlink()
+        _write(tables, name, frame, format)
     assert store.load(tables)[0].metrics["value"].tolist() == [float("inf")]
     assert cli.main(["report", str(tables)]) == 0

@@ -76,7 +76,7 @@ def test_a_program_on_two_nodes_is_one_case_with_its_ranks_by_node(tmp_path: Pat
         ("plain", "torch"), ("ok", {0: "node1", 1: "node2"})
     )
     assert set(run.nodes) == {"node1", "node2"} and all(node.packages["torch"] for node in run.nodes.values())
-    steps = pd.DataFrame(rows(folder / "steps.csv"))
+    steps = pd.DataFrame(rows(folder / "steps.parquet"))
     per_rank = steps[steps["profiler"] == "plain"].groupby("rank")["step"].apply(list)
     assert per_rank.index.tolist() == ["0", "1"] and per_rank["0"] == per_rank["1"] == list(map(str, range(11)))
     traces = {path.name for path in folder.glob("raw/train/**/*.pt.trace.json.gz")}

@@ -119,7 +119,7 @@ def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tm
     write(tmp_path, PIPELINE % SLEEPS)
     profpipe(tmp_path, "run", "--out", "o")
     assert sorted((tmp_path / "order.txt").read_text().split()) == ["quick"] * 4 + ["slow"] * 4
-    metrics = [row for row in rows(tmp_path / "o/latest/metrics.csv") if row["case"] == "kind=slow"]
+    metrics = [row for row in rows(tmp_path / "o/latest/metrics.parquet") if row["case"] == "kind=slow"]
     assert {row["metric"] for row in metrics} == {"process_wall"}
     merged, *single = metrics
     assert (merged["subject"], merged["n"]) == ("", "4")
@@ -162,7 +162,7 @@ def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path: Path)
     profpipe(tmp_path, "resume", "--out", "o")
     # The process that was running when its runner died is started again, and no other.
     assert 8 <= len(order.read_text().split()) <= 9
-    merged = [row for row in rows(tmp_path / "o/latest/metrics.csv") if not row["subject"]]
+    merged = [row for row in rows(tmp_path / "o/latest/metrics.parquet") if not row["subject"]]
     assert [row["n"] for row in merged] == ["4", "4"]
     jobs = json.loads((tmp_path / "o/latest/run.json").read_text())["jobs"]
     assert len({job["folder"] for job in jobs}) == len(jobs) == 8
@@ -175,7 +175,7 @@ def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(t
     profpipe(tmp_path, "run", "--out", "o", "--reuse")
     assert len((tmp_path / "order.txt").read_text().split()) == 8
     _, second = sorted(path for path in (tmp_path / "o").glob("2*"))
-    assert len({row["value"] for row in rows(second / "metrics.csv")}) > 4
+    assert len({row["value"] for row in rows(second / "metrics.parquet")}) > 4
     path.write_text(path.read_text().replace("[quick, slow]", "[quick, slow, other]"))
     profpipe(tmp_path, "run", "--out", "o", "--reuse")
     assert len((tmp_path / "order.txt").read_text().split()) == 8 + 12
@@ -209,13 +209,13 @@ def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(
     settings = ["--set", "repeats=2", "--set", "items_per_step=100", "--warmup-steps", "3"]
     profpipe(tmp_path, "run", "-p", "plain", *settings, "--", sys.executable, "train.py")
     run = tmp_path / "out" / "latest"
-    metrics = {(row["subject"], row["metric"]): row for row in rows(run / "metrics.csv")}
+    metrics = {(row["subject"], row["metric"]): row for row in rows(run / "metrics.parquet")}
     times = [float(metrics[subject, "time"]["value"]) for subject in ("process 1", "process 2")]
     assert float(metrics["", "time"]["value"]) == pytest.approx(statistics.mean(times))
     assert int(metrics["", "time"]["n"]) == sum(int(metrics[f"process {n}", "time"]["n"]) for n in (1, 2))
     assert float(metrics["", "items_per_second"]["value"]) == pytest.approx(100e9 / statistics.mean(times))
     assert metrics["", "process_wall"]["n"] == "2"
-    assert len({row["process"] for row in rows(run / "steps.csv")}) == 2
+    assert len({row["process"] for row in rows(run / "steps.parquet")}) == 2
     page = (run / "SUMMARY.md").read_text(encoding="utf-8")
     assert "A step takes" in page and "process wall time" not in page
 

@@ -100,7 +100,6 @@ def test_report_writes_the_document_beside_the_tables(tmp_path: Path) -> None:
     data, manifest = store.load(EXAMPLE)
     run = tmp_path / "run"
     run.mkdir()
-    store.save_parquet(run, data)
-    manifest.save(run)
+    store.save(run, data, manifest)
     assert cli.main(["report", str(run), "--quiet"]) == 0
     assert len(json.loads((run / "results.json").read_text())["cases"]) == 42

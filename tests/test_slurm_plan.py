@@ -322,7 +322,7 @@ def test_collect_renders_no_template_that_a_foreign_run_names(
     for place in (tmp_path, run / "inside"):
         (place / "templates").mkdir(parents=True)
         (place / "templates" / "SUMMARY.md.j2").write_text("template of the pipeline\n")
-    options = argparse.Namespace(json=None, quiet=True)
+    options = argparse.Namespace(json=None, quiet=True, csv=False)
     assert cluster.collect(run, options) == 1
     assert (run / "SUMMARY.md").read_text() == "template of the pipeline\n"
     order = run / "raw" / "order.json"

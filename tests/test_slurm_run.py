@@ -110,7 +110,7 @@ def process_of(run: Path, index: int) -> int:
 
 def common(run: Path) -> dict[str, list[tuple[str, ...]]]:
     """The rows of each table without times and facts of the host."""
-    tables = {name: rows(run / f"{name}.csv") for name in TABLES}
+    tables = {name: rows(run / f"{name}.parquet") for name in TABLES}
     assert not any(tables[name] for name in TABLES if name not in COMMON)
     tables["metrics"] = [row for row in tables["metrics"] if row["metric"] not in BY_CHANCE]
     return {name: sorted(tuple(row[column] for column in COMMON[name]) for row in tables[name]) for name in COMMON}
@@ -198,7 +198,7 @@ def test_all_pairs_of_a_case_run_on_one_node_and_a_case_without_a_record_is_resu
     (sweep.folder / "pipeline.yaml").write_text(PAIRS, encoding="utf-8")
     sweep.profpipe("ab", "--b", "set:seconds=0.3", "--pairs", "2", "--slurm", "--wait", "--quiet")
     run = sweep.run
-    verdicts = rows(run / "verdicts.csv")
+    verdicts = rows(run / "verdicts.parquet")
     assert [(row["case"], row["pairs"]) for row in verdicts] == [("n=1", "2"), ("n=2", "2")]
     assert all(float(row["ratio"]) > 2 for row in verdicts)
     nodes = {job.node for job in Manifest.load(run).jobs if "task-0000" in job.folder}
@@ -207,7 +207,7 @@ def test_all_pairs_of_a_case_run_on_one_node_and_a_case_without_a_record_is_resu
     (run / "slurm" / "records" / "0001-1.json").unlink()
     sweep.profpipe("collect", "latest", "--quiet", exit_code=1)
     assert "task failed" in (run / "SUMMARY.md").read_text(encoding="utf-8")
-    assert [row["case"] for row in rows(run / "verdicts.csv")] == ["n=1"]
+    assert [row["case"] for row in rows(run / "verdicts.parquet")] == ["n=1"]
     sweep.profpipe("resume", "latest", "--wait", "--quiet")
-    assert [row["case"] for row in rows(run / "verdicts.csv")] == ["n=1", "n=2"]
+    assert [row["case"] for row in rows(run / "verdicts.parquet")] == ["n=1", "n=2"]
     assert Manifest.load(run).tasks[1].attempt == 2 and Manifest.load(run).ended

@@ -90,12 +90,12 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     assert not late
     assert cases["plain"]["status"] == cases["torch"]["status"] == "ok"
     assert after_s + 1 <= float(cases["plain"]["seconds"]) < after_s + 6
-    metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.csv")}
+    metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.parquet")}
     assert metrics["plain", "peak_host"] > 50e6 and ("plain", "process_wall") not in metrics
     # Requests are served in other threads than the one that started torch.profiler.
-    (answer,) = (row for row in rows(latest / "ranges.csv") if row["range"] == "answer")
+    (answer,) = (row for row in rows(latest / "ranges.parquet") if row["range"] == "answer")
     assert int(answer["instances"]) >= 3
-    assert any(row["kernel"] == "aten::addmm" for row in rows(latest / "kernels.csv"))
+    assert any(row["kernel"] == "aten::addmm" for row in rows(latest / "kernels.parquet"))
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     assert f"Recorded: 1 s, from {after_s} s after the start of the program." in page and "of the host." in page
 

@@ -107,7 +107,7 @@ def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
     profpipe(tmp_path, "run", "mine.yaml", PYTHONPATH=WITHOUT_TORCH)
-    metrics = rows(tmp_path / "out" / "latest" / "metrics.csv")
+    metrics = rows(tmp_path / "out" / "latest" / "metrics.parquet")
     found = {(row["case"], row["metric"]): float(row["value"]) for row in metrics if row["value"]}
     assert found["impl=sparse,left_out=0.75", "sparsity"] == 75
     pages = (tmp_path / "out" / "latest" / page for page in ("SUMMARY.md", "details.md"))

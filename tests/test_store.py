@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 import pandas as pd
 import pytest
+from program import keep_only_csv
 
 from profpipe.commands import courses
 from profpipe.errors import ConfigError
@@ -34,8 +35,8 @@ def some_tables(run="r", time_ns=1500.0):
     )
 
 
-#: The tables that are stored as CSV too.
-CSV = [table.name for table in schema.ALL if not table.is_picture]
+#: The tables that `--csv` writes, and the cases.
+STORED = [table.name for table in schema.ALL if not table.is_picture]
 
 
 def new_folder(out, name):
@@ -53,7 +54,7 @@ def record(**more):
 def test_tables_come_back_as_they_were_saved(tmp_path):
     saved = some_tables()
     store.save(tmp_path, saved, record())
-    store.save_parquet(tmp_path, saved)
+    assert [path.name for path in tmp_path.glob("*.csv")] == ["cases.csv"]
     loaded, read = store.load(tmp_path)
     for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
@@ -69,7 +70,7 @@ def test_a_csv_file_gives_its_values_back_to_pandas(tmp_path):
         {"kernel": "", "workload": "a,b", "process": 7},
     ]
     frame = schema.frame(KERNELS, rows)
-    store.save(tmp_path, Tables(kernels=frame), record())
+    store.save_csv(tmp_path, Tables(kernels=frame))
     read = pd.read_csv(tmp_path / "kernels.csv", dtype=frame.dtypes.to_dict(), float_precision="round_trip")
     pd.testing.assert_frame_equal(read.fillna({name: "" for name in frame if frame[name].dtype == object}), frame)
 
@@ -180,11 +181,11 @@ def test_a_run_can_be_locked_once(tmp_path):
 def test_only_tables_that_changed_are_written_again(tmp_path):
     before = some_tables()
     store.save(tmp_path, before, record())
-    stamps = {name: (tmp_path / f"{name}.csv").stat().st_mtime_ns for name in CSV}
+    stamps = {name: (tmp_path / f"{name}.parquet").stat().st_mtime_ns for name in STORED}
     after = replace(before, kernels=before.kernels.assign(calls=4))
     store.save(tmp_path, after, record(), stored=before)
     assert store.load(tmp_path)[0].kernels["calls"].tolist() == [4]
-    changed = [name for name, stamp in stamps.items() if (tmp_path / f"{name}.csv").stat().st_mtime_ns != stamp]
+    changed = [name for name, stamp in stamps.items() if (tmp_path / f"{name}.parquet").stat().st_mtime_ns != stamp]
     assert changed == ["kernels"]
 
 
@@ -216,6 +217,7 @@ def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
     value = 0.1 + 0.2 + 1e-13
     saved = Tables(metrics=schema.frame(METRICS, [{"metric": "time", "value": value * 10**n} for n in range(-20, 20)]))
     store.save(tmp_path, saved, record())
+    keep_only_csv(tmp_path)
     loaded, _ = store.load(tmp_path)
     assert loaded.metrics["value"].tolist() == saved.metrics["value"].tolist()
 
@@ -237,42 +239,50 @@ def test_a_run_of_another_schema_is_refused_rather_than_misread(tmp_path):
 
 def test_a_table_that_was_damaged_is_named(tmp_path):
     store.save(tmp_path, some_tables(), record())
+    (tmp_path / "kernels.parquet").unlink()
     (tmp_path / "kernels.csv").write_text("calls\nmany\n")
     with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table"):
         store.load(tmp_path)
 
 
-def test_a_table_without_a_csv_file_is_read_from_the_parquet_file(tmp_path):
+def test_the_tables_of_an_earlier_version_are_read_from_csv_files(tmp_path):
     saved = some_tables()
-    store.save(tmp_path, saved, record(ended="2026-11-20T06:00:00+00:00"))
-    store.save_parquet(tmp_path, saved)
-    for name in CSV:
-        (tmp_path / f"{name}.csv").unlink()
+    store.save(tmp_path, saved, record())
+    keep_only_csv(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["timeline.parquet"]
     loaded, _ = store.load(tmp_path)
     for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
     (tmp_path / "metrics.parquet").write_text("PAR1")
-    with pytest.raises(ConfigError, match=r"metrics\.parquet: cannot be read, and metrics\.csv is missing"):
+    with pytest.raises(ConfigError, match=r"metrics\.parquet: is not the table that profpipe wrote"):
         store.load(tmp_path)
+
+
+def test_csv_files_are_not_read_beside_parquet_files_and_go_where_the_rows_change(tmp_path):
+    before = some_tables()
+    store.save(tmp_path, before, record())
+    store.save_csv(tmp_path, before)
+    assert {path.stem for path in tmp_path.glob("*.csv")} == set(STORED)
+    (tmp_path / "kernels.csv").write_text("calls\nmany\n")
+    assert store.load(tmp_path)[0].kernels["calls"].tolist() == before.kernels["calls"].tolist()
+    store.save(tmp_path, replace(before, kernels=before.kernels.assign(calls=4)), record(), stored=before)
+    assert {path.stem for path in tmp_path.glob("*.csv")} == {*STORED} - {"kernels"}
 
 
 def test_a_run_of_a_version_without_steps_has_none(tmp_path):
     store.save(tmp_path, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
-    store.save_parquet(tmp_path, some_tables())
-    (tmp_path / "steps.csv").unlink()
     (tmp_path / "steps.parquet").unlink()
     loaded, _ = store.load(tmp_path)
     pd.testing.assert_frame_equal(loaded.steps, schema.empty(schema.STEPS))
     pd.testing.assert_frame_equal(loaded.kernels, some_tables().kernels)
 
 
-@pytest.mark.parametrize("name", CSV)
+@pytest.mark.parametrize("name", [table.name for table in schema.ALL if not table.is_new])
 def test_a_missing_table_is_refused(tmp_path, name):
     store.save(tmp_path, some_tables(), record())
-    # The Parquet tables of a run that has not ended may be older than its CSV tables.
-    store.save_parquet(tmp_path, Tables())
-    (tmp_path / f"{name}.csv").unlink()
-    with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Restore the file"):
+    (tmp_path / f"{name}.csv").unlink(missing_ok=True)
+    (tmp_path / f"{name}.parquet").unlink()
+    with pytest.raises(ConfigError, match=rf"{name}\.parquet: is missing\. Restore the file"):
         store.load(tmp_path)
 
 
@@ -287,7 +297,7 @@ def test_the_rows_of_a_picture_are_stored_as_jobs_end_and_are_no_csv(tmp_path):
 def test_a_damaged_picture_is_named_with_a_way_out(tmp_path):
     store.save(tmp_path, some_tables(), record())
     (tmp_path / "timeline.parquet").write_text("PAR1")
-    with pytest.raises(ConfigError, match=r"timeline\.parquet: cannot be read: .* Remove it"):
+    with pytest.raises(ConfigError, match=r"timeline\.parquet: is not the table .* Remove it"):
         store.load(tmp_path)
 
 
@@ -295,6 +305,7 @@ def test_a_damaged_picture_is_named_with_a_way_out(tmp_path):
 def test_a_table_that_was_cut_is_refused(tmp_path, lost, end):
     saved = Tables(kernels=some_tables().kernels.assign(kernel="a", source="b"))
     store.save(tmp_path, saved, record())
+    keep_only_csv(tmp_path)
     path = tmp_path / "kernels.csv"
     path.write_text(path.read_text()[:-lost].rstrip("\n") + end)
     with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table that profpipe wrote: it is cut off"):
@@ -304,6 +315,7 @@ def test_a_table_that_was_cut_is_refused(tmp_path, lost, end):
 def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
     saved = Tables(cases=some_tables().cases.assign(reason='a "b",\nc, "d"\ne'))
     store.save(tmp_path, saved, record())
+    keep_only_csv(tmp_path)
     assert store.load(tmp_path)[0].cases["reason"].tolist() == saved.cases["reason"].tolist()
 
 
@@ -318,7 +330,7 @@ def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
 )
 def test_a_cell_with_wrong_json_is_named(tmp_path, column, text, message):
     store.save(tmp_path, Tables(cases=some_tables().cases.assign(**{column: text})), record())
-    with pytest.raises(ConfigError, match=rf"cases\.csv: is not the table that profpipe wrote: {message}"):
+    with pytest.raises(ConfigError, match=rf"cases\.parquet: is not the table that profpipe wrote: {message}"):
         store.load(tmp_path)
 
 
@@ -383,7 +395,7 @@ def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, 
     data = some_tables(time_ns=-1.5)
     data = replace(data, kernels=data.kernels.assign(kernel=text, run=""), cases=data.cases.assign(reason=text))
     store.save(tmp_path, data, record())
-    store.save_parquet(tmp_path, data)
+    keep_only_csv(tmp_path)
     with (tmp_path / "kernels.csv").open(newline="", encoding="utf-8") as stream:
         cell = next(csv.DictReader(stream))["kernel"]
     assert not re.match("[=+@\t\r\n＝-]", cell) and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", cell)
@@ -391,13 +403,12 @@ def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, 
     read = store.load(tmp_path)[0]
     assert read.kernels["kernel"].tolist() == read.cases["reason"].tolist() == [text]
     assert read.metrics["value"].tolist() == [-1.5]
-    assert pd.read_parquet(tmp_path / "kernels.parquet")["kernel"].tolist() == [text]
 
 
 def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
     with database.connect(tmp_path) as opened:
-        opened.execute("drop table metrics")
-        opened.execute("create table metrics (run text primary key)")
+        opened["metrics"].drop()
+        opened["metrics"].create({"run": str, **dict.fromkeys(METRICS.names, str)}, pk="run")
     run_record, data = record(started="2026-11-20T00:00:00+00:00", ended="x"), some_tables("run", 1e6)
     two = replace(data, metrics=pd.concat([data.metrics, data.metrics]))
     with pytest.raises(ConfigError, match=r"UNIQUE constraint failed: metrics\.run"):

@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_wait(parser, "with --slurm")
     parser.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     arguments.add_json_file(parser)
+    arguments.add_csv(parser)
     arguments.add_out(parser)
 
 

@@ -52,6 +52,11 @@ def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     formats.add_argument("--json", action="store_const", const=STDOUT, help="print the results as one JSON object")
+    add_csv(parser)
+
+
+def add_csv(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--csv", action="store_true", help="write all tables as CSV too, not only the cases")
 
 
 def add_json_file(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +157,9 @@ def read_slurm(args: argparse.Namespace) -> list[str]:
         raise ConfigError("--gpus", what, "Leave out --gpus or --slurm.")
     if getattr(args, "reuse", False):
         raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
+    if args.csv and not args.wait:
+        remedy = "Add --wait, or leave out --csv and collect the run later: profpipe collect RUN --csv"
+        raise ConfigError("--csv", "is for tables, and a run that is only submitted has none yet.", remedy)
     options, args.program = split_sbatch(args.program)
     return options
 

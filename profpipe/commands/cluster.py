@@ -223,7 +223,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     with _lock(folder):
         for _ in range(_MOST_READS):
             before = records.list_records(folder)
-            result, known = _collect(folder, request, templates)
+            result, known = _collect(folder, request, templates, csv=args.csv)
             if records.list_records(folder) == before:
                 break
     rendering.print_result(result, args)
@@ -247,7 +247,7 @@ def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
 
 
 def _collect(
-    folder: Path, request: RunRequest, templates: rendering.Templates
+    folder: Path, request: RunRequest, templates: rendering.Templates, *, csv: bool
 ) -> tuple[rendering.Result, manifest.Manifest]:
     try:
         seen: dict[int, queue.Seen] | None = _ask(folder)
@@ -257,7 +257,7 @@ def _collect(
     data, known = records_of_tasks.collect(folder, seen)
     if silence and not known.ended:
         print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
-    result = execution.write_results(folder, request, data, known, templates=templates)
+    result = execution.write_results(folder, request, data, known, templates=templates, csv=csv)
     known.save(folder)
     return result, known
 

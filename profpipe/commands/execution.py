@@ -93,7 +93,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
         # Who ends a run, such as a batch system, does not wait for the report of thousands of cases.
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.alarm(_REPORT_S)
-    result = write_results(run.folder, run.request, run.data, run.manifest, run.data)
+    result = write_results(run.folder, run.request, run.data, run.manifest, run.data, csv=args.csv)
     signal.alarm(0)
     if stop is None:
         run.manifest.save(run.folder)
@@ -110,6 +110,8 @@ def write_results(
     run: Manifest,
     stored: Tables | None = None,
     templates: rendering.Templates | None = None,
+    *,
+    csv: bool,
 ) -> Result:
     """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
 
@@ -120,7 +122,8 @@ def write_results(
     if found is not None:
         data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
     store.save(folder, data, replace(run, ended=None), stored)
-    store.save_parquet(folder, data)
+    if csv:
+        store.save_csv(folder, data)
     templates = templates or rendering.find_templates(request.plugin_dir)
     result = rendering.write_report(folder, data, run, templates, found)
     recording.record(request.out, folder, data, run, found)

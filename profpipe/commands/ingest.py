@@ -17,9 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
     parser.add_argument("--step-range", type=arguments.regex, metavar="REGEX", help=arguments.STEP_RANGE)
+    arguments.add_csv(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.commands import reading
 
-    return reading.read_files(args.files, args.out, args.step_range or "")
+    return reading.read_files(args.files, args.out, args.step_range or "", csv=args.csv)

@@ -35,7 +35,7 @@ _START_AGAIN = (
 )
 
 
-def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "") -> int:
+def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *, csv: bool = False) -> int:
     """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
 
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
@@ -84,11 +84,12 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "") ->
         manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
         # Arrow writes without the interpreter's lock, while the report is made.
         with ThreadPoolExecutor(1) as writer:
-            parquet = writer.submit(store.save_parquet, out, data)
-            csv = writer.submit(store.save, out, data, manifest)
+            writes = [writer.submit(store.save, out, data, manifest)]
+            if csv:
+                writes.append(writer.submit(store.save_csv, out, data))
             written = rendering.write_report(out, data, manifest)
-            csv.result()
-            parquet.result()
+            for write in writes:
+                write.result()
         print(rendering.shown_path(written.summary))
     return errors.SOME_FAILED if refusals else errors.OK
 

@@ -46,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
     stored = {job.folder for job in manifest.jobs}
     started = {place.parts[1:3] for place in places if str(place) not in stored}
     planned = (replace(job, cut_off=(job.workload, job.profiler) in started) for job in manifest.planned)
+    if args.csv:
+        store.save_csv(folder, data)
     result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), templates)
     rendering.print_result(result, args)
     return result.exit_code

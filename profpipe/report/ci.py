@@ -106,7 +106,7 @@ def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> 
     The answer and the cases that changed come first; the other cases, the machine and the command are folded.
     ``folder`` is the run's folder, which has all cases.
     """
-    end = f"\n\nAll cases: `verdicts.csv`, `details.md` and `report.html` in `{folder}`.\n"
+    end = f"\n\nAll cases: `verdicts.parquet`, `details.md` and `report.html` in `{folder}`.\n"
     room = MOST_SUMMARY_BYTES - len(end.encode()) - 1
     document = document.without(doc.Placement.HTML)
     # GitHub does not have the other files of the run, so links to them would be broken.

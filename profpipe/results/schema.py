@@ -76,7 +76,7 @@ class Table:
     """One table: its name, what a row is, and its columns in order.
 
     Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that
-    ``is_picture`` holds what a picture shows: it is stored as Parquet only, and the database leaves it out.
+    ``is_picture`` holds what a picture shows: it is never written as CSV, and the database leaves it out.
     """
 
     name: str

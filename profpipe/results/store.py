@@ -47,29 +47,38 @@ _REMEDY = "Restore the file as it was written. Without a copy, start the run aga
 
 
 def save(folder: Path, data: Tables, manifest: Manifest, stored: Tables | None = None) -> None:
-    """Write the tables as CSV and then the manifest: the rows of each job that it names are in the tables.
+    """Write the tables as Parquet, the cases as CSV too, and then the manifest.
 
-    A table that is the same object as in ``stored`` is on disk already and is not written again.
+    So the rows of each job that the manifest names are in the tables. A table that is the same object as in ``stored``
+    is on disk already and is not written again.
     """
     for table in schema.ALL:
         frame: pd.DataFrame = getattr(data, table.name)
-        if stored is None or frame is not getattr(stored, table.name):
-            if table.is_picture:
-                if len(frame):
-                    _write_parquet(folder, table, frame)
-                else:
-                    # A run without rows has no such file.
-                    (folder / f"{table.name}.parquet").unlink(missing_ok=True)
-            else:
-                atomic.write(folder / f"{table.name}.csv", functools.partial(_write_csv, frame))
+        if stored is not None and frame is getattr(stored, table.name):
+            continue
+        path = folder / f"{table.name}.parquet"
+        if len(frame) or not table.is_picture:
+            atomic.write(path, functools.partial(frame.to_parquet, index=False, compression="zstd"))
+        else:
+            # A run without rows has no such file.
+            path.unlink(missing_ok=True)
+        if table is schema.CASES:
+            _save_csv(folder, table, frame)
+        elif manifest.is_run:
+            # What `--csv` has written is not of these rows.
+            atomic.remove(path.with_suffix(".csv"))
     manifest.save(folder)
 
 
-def save_parquet(folder: Path, data: Tables) -> None:
-    """Write the tables as Parquet, with their types; ``save`` has written the others."""
+def save_csv(folder: Path, data: Tables) -> None:
+    """Write the tables as CSV too; ``save`` has written the cases."""
     for table in schema.ALL:
-        if not table.is_picture:
-            _write_parquet(folder, table, getattr(data, table.name))
+        if not table.is_picture and table is not schema.CASES:
+            _save_csv(folder, table, getattr(data, table.name))
+
+
+def _save_csv(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
+    atomic.write(folder / f"{table.name}.csv", functools.partial(_write_csv, frame))
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
@@ -84,11 +93,6 @@ def as_parquet(frame: pd.DataFrame) -> bytes:
     stream = io.BytesIO()
     frame.to_parquet(stream, index=False, compression="zstd")
     return stream.getvalue()
-
-
-def _write_parquet(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
-    fill = functools.partial(frame.to_parquet, index=False, compression="zstd")
-    atomic.write(folder / f"{table.name}.parquet", fill)
 
 
 def _write_csv(frame: pd.DataFrame, stream: BinaryIO) -> None:
@@ -126,13 +130,13 @@ def _unescaped(text: str) -> str:
 
 
 def load(folder: Path) -> tuple[Tables, Manifest]:
-    """Read a run. CSV files go before Parquet files, because a person may have corrected them."""
+    """Read a run."""
     manifest = Manifest.load(folder)
     if manifest.schema_version != schema.SCHEMA_VERSION:
         what = f"was written with schema {manifest.schema_version}; this profpipe reads {schema.SCHEMA_VERSION}."
         raise ConfigError(str(folder), what)
     _check_pipeline(folder, manifest.pipeline)
-    frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.csv", table, manifest) for table in schema.ALL}
+    frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.parquet", table) for table in schema.ALL}
     return Tables(**frames), manifest
 
 
@@ -193,11 +197,16 @@ def _find_mistyped(written: Any, read: Any, path: tuple[Any, ...] = ()) -> tuple
     return next((place for place in found if place is not None), None)
 
 
-def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
-    file = path if path.is_file() else path.with_suffix(".parquet")
+def _read(path: Path, table: schema.Table) -> pd.DataFrame:
+    # Earlier versions wrote CSV.
+    file = path if path.is_file() else path.with_suffix(".csv")
+    if not file.is_file():
+        if table.is_new:
+            return schema.empty(table)
+        raise ConfigError(str(path), "is missing.", _REMEDY)
     try:
         with budget.limit(file):
-            return parse_csv(path, table, str(path)) if path.is_file() else _read_parquet(path, table, manifest)
+            return _read_parquet(path, table) if file is path else parse_csv(file, table, str(file))
     except budget.TooLarge as error:
         raise ConfigError(str(file), f"is more than profpipe reads: {error}.", _REMEDY) from None
 
@@ -237,27 +246,20 @@ def _checked(table: schema.Table, data: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
-    path = absent.with_suffix(".parquet")
-    if table.is_new and not path.is_file():
-        return schema.empty(table)
-    # A run writes Parquet files when it ends. Of a resumed run that has not ended they lack the later rows.
-    if not path.is_file() or (manifest.is_run and not manifest.ended and not table.is_picture):
-        raise ConfigError(str(absent), "is missing.", _REMEDY)
+def _read_parquet(path: Path, table: schema.Table) -> pd.DataFrame:
     try:
         from pyarrow import parquet
 
-        # More cells than fit into memory: a million equal ones take a few bytes of the file.
-        described = parquet.read_metadata(path)
-        budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
-        return _checked(table, pd.read_parquet(path))
+        # pyarrow takes no path that is not UTF-8.
+        with path.open("rb") as stream:
+            # More cells than fit into memory: a million equal ones take a few bytes of the file.
+            described = parquet.read_metadata(stream)
+            budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
+            return _checked(table, pd.read_parquet(stream))
     # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
     except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
-        if table.is_picture:
-            raise ConfigError(
-                str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."
-            ) from None
-        raise ConfigError(str(path), f"cannot be read, and {absent.name} is missing: {error}.", _REMEDY) from None
+        remedy = "Remove it: the report is then without it." if table.is_picture else _REMEDY
+        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", remedy) from None
 
 
 def _check_end(path: Path) -> None:

@@ -118,7 +118,7 @@ class Html:
 
     def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
         id, name = self.id_of("table", table.id), _FILES.get(self.section_id, "metrics")
-        ending = "csv" if self.exists(f"{name}.csv") or not self.exists(f"{name}.parquet") else "parquet"
+        ending = "csv" if self.exists(f"{name}.csv") else "parquet"
         writers = self.text, self.without_links().text
         return tables.table(table, id, writers, self.flags, f"{name}.{ending}", is_sortable)
 

@@ -178,7 +178,9 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
     if blocks:
         left = len(compared) - len(shown)
         more = (
-            f" `verdicts.csv` has the kernels of {left} further cases, which are not faster or slower." if left else ""
+            f" `verdicts.parquet` has the kernels of {left} further cases, which are not faster or slower."
+            if left
+            else ""
         )
         note = (
             "Times and launches of one iteration: medians over the captures of a side. B - A of a case is the"

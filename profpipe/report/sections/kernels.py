@@ -19,7 +19,7 @@ from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import number, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
-#: first two give way to `report.top_kernels` of the pipeline file. kernels.csv has every kernel.
+#: first two give way to `report.top_kernels` of the pipeline file. kernels.parquet has every kernel.
 _LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 8, 3, 2, 0.1
 
 Figures: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
@@ -107,7 +107,7 @@ def _ncu_note(workload: WorkloadFindings) -> str:
         return ""
     targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in workload.ncu_targets.items())
     below = f"; a kernel misses a target below {targets}" if targets else ""
-    files = "Every kernel of every case: kernels.csv, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
+    files = "Every kernel of every case: kernels.parquet, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
     return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}"
 
 

@@ -273,7 +273,7 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) ->
         (doc.Column("waiting", "waiting, part of exposed communication", unit), _waiting_of),
         (doc.count("kernels", "launches"), lambda row: "" if row.kernels is None else row.kernels),
     ]  # fmt: skip
-    rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.csv" if len(own.rows) > _MOST_ROWS else ""
+    rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.parquet" if len(own.rows) > _MOST_ROWS else ""
     title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
     id, rows = f"steps {case.id}".strip(), own.rows[:_MOST_ROWS]
     table = doc.table_of(id, rows, columns, title, doc.Placement.DETAILS)
