@@ -32,7 +32,7 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.report import ci, render, verdict_json
+from profpipe.report import ci, render, results_json
 from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
@@ -467,7 +467,7 @@ def test_the_json_document_has_what_the_documentation_says():
     found = pairs.analyze(data, run)
     data = replace(data, verdicts=pairs.verdict_rows(found, "r"))
     # A missing number is null: JSON has no NaN.
-    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 4), allow_nan=False))
+    document = json.loads(json.dumps(results_json.verdict_document(found, data, run, "SUMMARY.md", 4), allow_nan=False))
     assert (document["format"], document["version"], document["exit_code"]) == ("profpipe.verdicts", 1, 4)
     assert document["gate"] == {
         "percent": 2, "inconclusive": "report", "result": "failed", "failed": 3, "undecided": 1,
@@ -667,7 +667,7 @@ def test_the_page_and_the_document_name_the_packages_that_a_side_loaded_from_els
     page = Markdown().section(verdicts.headline(findings, run))
     expected = "loaded code from outside its folder, so both sides may run the same code: "
     assert f"- **A** {expected}`pkg` (`src/pkg/__init__.py`)." in page and "**B**" not in page
-    warnings = verdict_json.document(findings, tables_of({}), run, "", 0)["warnings"]
+    warnings = results_json.verdict_document(findings, tables_of({}), run, "", 0)["warnings"]
     assert [each["kind"] for each in warnings] == ["foreign_modules"] and expected in warnings[0]["text"]
 
 

@@ -22,7 +22,7 @@ from profpipe import cli
 from profpipe.analysis import noise, pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.measure import rounds
-from profpipe.report import ci, render, verdict_json
+from profpipe.report import ci, render, results_json
 from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
 from profpipe.results import pair_blocks, schema, store
@@ -250,7 +250,7 @@ def test_the_page_of_a_command_says_nothing_of_visits():
 def test_the_json_document_and_the_messages_say_how_many_further_pairs_decided():
     data, run = decided_and_not()
     found = pairs.analyze(data, run)
-    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 0), allow_nan=False))
+    document = json.loads(json.dumps(results_json.verdict_document(found, data, run, "SUMMARY.md", 0), allow_nan=False))
     assert document["more"] == 20
     cases = {case["case"]: case for case in document["cases"]}
     assert {name: case["further_pairs"] for name, case in cases.items()} == {"a": 10, "b": 0, "c": 10, "d": 0}

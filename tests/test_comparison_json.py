@@ -11,7 +11,7 @@ import pytest
 
 from profpipe import cli
 from profpipe.analysis import pairs
-from profpipe.report import verdict_json
+from profpipe.report import results_json
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import CASES, METRICS, Tables
@@ -110,7 +110,7 @@ def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
     _, of_two = document_of(capsys, *runs, "--json")
     _, of_groups = document_of(capsys, "--json", "-", runs[0], "--", runs[1])
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())
-    of_ab = verdict_json.document(pairs.analyze(data, run), data, run, "", 0)
+    of_ab = results_json.verdict_document(pairs.analyze(data, run), data, run, "", 0)
     assert set(of_two) == set(of_groups) == set(of_ab)
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("### The JSON document")[2]
     words = set(re.findall(r"`(\w+)`", page.partition("### How often")[0]))

@@ -18,7 +18,7 @@ from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
 from profpipe.analysis.kernel_differences import Capture, Work
-from profpipe.report import ci, render, verdict_json
+from profpipe.report import ci, render, results_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.kernel_differences import explain, variation
@@ -380,7 +380,7 @@ def test_the_json_document_has_the_explanation_and_what_limits_it(captured):
     data, run = schema.concat([data, Tables(cases=rows)]), run_of()
     found = pairs.analyze(data, run)
     data = replace(data, verdicts=pairs.verdict_rows(found, "r"))
-    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 0)))
+    document = json.loads(json.dumps(results_json.verdict_document(found, data, run, "SUMMARY.md", 0)))
     (case,) = document["cases"]
     assert case["explanation"] == "+15 us: +15 us add (1 more launch)"
     assert sum(kernel["part_ns"] for kernel in case["kernels"]) == pytest.approx(case["difference_ns"], abs=0.001)

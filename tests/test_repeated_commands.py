@@ -186,7 +186,7 @@ def test_history_and_compare_have_the_wall_times_of_commands(tmp_path: Path) -> 
     write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")
     result = json.loads(profpipe(tmp_path, "run", "--out", "o", "--json"))
-    assert all(case["time_ns"] > 0 and case["ci_low_ns"] is not None for case in result["results"])
+    assert all(case["time"]["median"] > 0 and case["time"]["ci_low"] is not None for case in result["cases"])
     a, b = sorted(path.name for path in (tmp_path / "o").glob("2*"))
     assert "w/kind=slow" in profpipe(tmp_path, "compare", a, b, "--out", "o")
     assert "kind=slow" in profpipe(tmp_path, "history", "--out", "o")

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
 from profpipe import errors, plugins, stdio
-from profpipe.analysis import analyze, compare_runs, kernel_captures, pairs
+from profpipe.analysis import analyze, kernel_captures, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import render, verdict_json
+from profpipe.report import render, results_json
 from profpipe.report.html import page
 from profpipe.report.sections import verdicts
 from profpipe.report.text import first_screen
@@ -39,13 +36,14 @@ class Result:
 
     summary: Path
     data: Tables
+    manifest: Manifest
     exit_code: int
     is_unmet: bool
     #: What the terminal shows of the report.
     first_screen: str = ""
-    #: Set for an `ab` run.
+    findings: Findings | None = None
+    #: Set for an `ab` run, which has no ``findings``.
     pairs: PairFindings | None = None
-    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,8 @@ def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | N
     findings = findings or analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
-    return Result(folder / "SUMMARY.md", data, errors.SOME_FAILED if is_failure else errors.OK, findings.is_unmet)
+    code = errors.SOME_FAILED if is_failure else errors.OK
+    return Result(folder / "SUMMARY.md", data, manifest, code, findings.is_unmet, findings=findings)
 
 
 def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> Result:
@@ -119,7 +118,7 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
         code = errors.GATE_FAILED
     elif findings.gate is Gate.UNDECIDED and not is_bad:
         code = errors.GATE_UNDECIDED
-    return Result(folder / "SUMMARY.md", data, code, is_unmet=False, pairs=findings, manifest=manifest)
+    return Result(folder / "SUMMARY.md", data, manifest, code, is_unmet=False, pairs=findings)
 
 
 def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:
@@ -153,29 +152,12 @@ _MOST_NAMED = 4
 
 
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
-    """Return path, exit code, counts by status, and the median time of each case in ns as plain values."""
-    if result.pairs is not None and result.manifest is not None:
-        summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
-        return verdict_json.document(result.pairs, result.data, result.manifest, summary, code)
-    cases, metrics = result.data.cases, result.data.metrics
-    times = {(row["workload"], row["case"]): row for row in compare_runs.plain_times(metrics).to_dict("records")}
-    results: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in cases.to_dict("records"):
-        key = row["workload"], row["case"]
-        params = json.loads(row["params"] or "{}")
-        entry = results.setdefault(key, {"workload": key[0], "case": key[1], "params": params, "status": {}})
-        entry["status"][row["profiler"]] = row["status"]
-        if row["profiler"] == "plain":
-            entry["flags"] = json.loads(row["flags"] or "[]")
-            for name, column in (("time_ns", "value"), ("ci_low_ns", "ci_low"), ("ci_high_ns", "ci_high")):
-                value = times.get(key, {}).get(column)
-                entry[name] = None if pd.isna(value) else float(value)
-    return {
-        "summary": str(result.summary.resolve()),
-        "exit_code": result.exit_code if exit_code is None else exit_code,
-        "statuses": {str(status): int(count) for status, count in cases["status"].value_counts().items()},
-        "results": list(results.values()),
-    }
+    """Return the document of results.json; of an `ab` run that of its verdicts."""
+    if result.findings is not None:
+        return results_json.document(result.findings, result.data, result.manifest)
+    assert result.pairs is not None
+    summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
+    return results_json.verdict_document(result.pairs, result.data, result.manifest, summary, code)
 
 
 def shown_path(path: Path) -> str:

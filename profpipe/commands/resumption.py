@@ -11,7 +11,7 @@ from profpipe.analysis import pairs
 from profpipe.commands import arguments, cluster, confirmation, execution, recording, rendering
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError
-from profpipe.results import folders, pair_blocks, store
+from profpipe.results import folders, long_texts, pair_blocks, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.pair_blocks import Block
 from profpipe.runner import own_runs, pair_session, session
@@ -115,7 +115,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         recording.record_missing(args.out)
         if args.csv:
             store.save_csv(folder, known.data)
-        result = rendering.judge(folder, known.data, known.manifest)
+        result = rendering.judge(folder, long_texts.shorten(known.data), known.manifest)
         if args.json or args.quiet:
             rendering.print_result(result, args)
         else:

@@ -12,7 +12,7 @@ from profpipe.analysis.compare_runs import Change
 from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Gate
-from profpipe.report import comparison_text, document as doc, verdict_json
+from profpipe.report import comparison_text, document as doc, results_json
 from profpipe.report.comparison_text import Compared
 from profpipe.report.sections import recording_changes
 from profpipe.results.manifest import Manifest, PairsEntry
@@ -32,7 +32,7 @@ def document(
         for case in found.changed_params
     ]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
-    nothing = verdict_json.document(
+    nothing = results_json.verdict_document(
         PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
     )
     unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
@@ -76,7 +76,7 @@ def _unknown(name: str) -> dict[str, Any]:
     """Return a case of which nothing but its name is known."""
     workload, _, case = name.partition("/")
     nan = float("nan")
-    known = verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
+    known = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
     return {**known, "kernels": [], "differing_params": None}
 
 
@@ -84,8 +84,8 @@ def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dic
     """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
     a, b = names
     return {
-        "format": verdict_json.FORMAT,
-        "version": verdict_json.VERSION,
+        "format": results_json.VERDICTS_FORMAT,
+        "version": results_json.VERDICTS_VERSION,
         "kind": "compare_recordings",
         "a": {"runs": [a]},
         "b": {"runs": [b]},
