@@ -1,4 +1,4 @@
-"""Stop the reader of a file that takes more time or memory than a file of its size explains.
+"""Stop the reader of a file that takes more time or memory than a file of its size explains, and read JSON.
 
 The bounds of single formats refuse what is known to be harmful, early and by name. This budget is for everything else.
 
@@ -10,6 +10,7 @@ Any other call of a library ends first.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -40,6 +41,9 @@ REMEDY: Final = f"Record a shorter part of the program, or allow four times as m
 #: Of wall time in the thread, and of CPU time in the timer. The handler may be called while an error is handled, so the
 #: next call comes later.
 _TICK_S, _TIMER_S, _AGAIN_S = 0.05, 0.1, 1.0
+#: Of the largest whole number in 64 bits.
+_MOST_DIGITS: Final = 19
+
 #: Of SQLite's virtual machine, a few milliseconds.
 _STEPS: Final = 100_000
 
@@ -247,3 +251,17 @@ def resident_bytes() -> int:
 
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def load_json(text: str) -> Any:
+    """Return the JSON document. Raises ValueError for text that is none, too deep, or has a number beyond 64 bits."""
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits.lstrip("-")) > _MOST_DIGITS:
+        raise ValueError(f"the number {digits[:_MOST_DIGITS]}... is too large")
+    return int(digits)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import atomic, bounded_json, budget, schema
+from profpipe.results import atomic, budget, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -295,7 +295,7 @@ def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return ``times``, which are ordered by case, with a name for each set of a case's parameters."""
     found: list[dict[str, Any]] = []
     for _, group in itertools.groupby(times, key=lambda row: (row["workload"], row["case"])):
-        rows = [{**row, "params": bounded_json.loads(row["params"] or "{}")} for row in group]
+        rows = [{**row, "params": budget.load_json(row["params"] or "{}")} for row in group]
         if wrong := next((row["params"] for row in rows if not isinstance(row["params"], dict)), None):
             raise ValueError(f"parameters are a {type(wrong).__name__}")
         # Files that `profpipe ingest` read have no parameters.

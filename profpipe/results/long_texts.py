@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.results import bounded_json, schema
+from profpipe.results import budget, schema
 from profpipe.results.schema import Tables
 
 #: Characters of a cell that the analysis and the pages see. The files keep all of them.
@@ -51,7 +51,7 @@ def _text(text: str) -> str:
 
 
 def _json(text: str) -> str:
-    return text if len(text) <= LONGEST else json.dumps(_node(bounded_json.loads(text)))
+    return text if len(text) <= LONGEST else json.dumps(_node(budget.load_json(text)))
 
 
 def _node(node: Any) -> Any:

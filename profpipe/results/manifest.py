@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from profpipe.errors import ConfigError
 from profpipe.job import Cause, Incident, Status
-from profpipe.results import atomic, bounded_json
+from profpipe.results import atomic, budget
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 from profpipe.results.tasks import TaskEntry
 
@@ -319,7 +319,7 @@ class Manifest:
         """Read ``run.json`` of a run. Raises ConfigError where the folder has none that can be read."""
         path = folder / FILE
         try:
-            document = bounded_json.loads(atomic.read_regular(path).decode())
+            document = budget.load_json(atomic.read_regular(path).decode())
         except FileNotFoundError:
             raise ConfigError(str(folder), f"is not a run: it has no {FILE}.", "Name a folder below out/.") from None
         except OSError as error:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from profpipe import stdio
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, bounded_json, budget, schema
+from profpipe.results import atomic, budget, schema
 from profpipe.results.manifest import FILE, Manifest
 from profpipe.results.schema import Tables
 
@@ -295,7 +295,7 @@ def _check_json(frame: pd.DataFrame) -> None:
     for name, (kind, word, empty) in _JSON.items():
         for row, text in enumerate(frame.get(name, ()), start=2):
             try:
-                found: Any = bounded_json.loads(text or empty)
+                found: Any = budget.load_json(text or empty)
             except ValueError as error:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
             if not isinstance(found, kind) or (kind is list and not all(isinstance(each, str) for each in found)):

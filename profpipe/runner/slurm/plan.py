@@ -15,7 +15,7 @@ from profpipe.config.models import Pipeline, Workload
 from profpipe.config.slurm import Spread
 from profpipe.errors import ConfigError
 from profpipe.job import Case
-from profpipe.results import atomic, bounded_json, manifest
+from profpipe.results import atomic, budget, manifest
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
 
@@ -86,7 +86,7 @@ class ClusterPlan:
         """Read the plan of the run in ``folder``. Raises ConfigError where it has none that can be read."""
         path = folder / FILE
         try:
-            document = bounded_json.loads(atomic.read_regular(path).decode())
+            document = budget.load_json(atomic.read_regular(path).decode())
             found = manifest.parse(cls, document)
             for index, task in enumerate(found.tasks):
                 if task.index != index:

@@ -21,7 +21,7 @@ from typing import Final
 
 from profpipe import errors
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
-from profpipe.results import atomic, bounded_json, manifest
+from profpipe.results import atomic, budget, manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner import child, process
 from profpipe.runner.slurm import records, script as text
@@ -90,7 +90,7 @@ class Submission:
     def load(cls, path: Path) -> Submission:
         """Raises ConfigError where the file is no submission."""
         try:
-            return manifest.parse(cls, bounded_json.loads(atomic.read_regular(path).decode()))
+            return manifest.parse(cls, budget.load_json(atomic.read_regular(path).decode()))
         except (ValueError, OSError) as error:
             what = f"is not the submission that profpipe wrote: {errors.words(error)}."
             raise ConfigError(str(path), what, "Start a new run.") from None

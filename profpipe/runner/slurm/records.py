@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, bounded_json, manifest
+from profpipe.results import atomic, budget, manifest
 from profpipe.results.manifest import Manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner.slurm.plan import FOLDER
@@ -77,7 +77,7 @@ class Record:
     def load(cls, path: Path) -> Record:
         """Raises ConfigError where the file is no record."""
         try:
-            document = bounded_json.loads(atomic.read_regular(path).decode())
+            document = budget.load_json(atomic.read_regular(path).decode())
             found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
             if (found.index, found.attempt) != _numbers(path):
                 raise ValueError("it is of another task or attempt")
@@ -136,7 +136,7 @@ def read_start(folder: Path, index: int, attempt: int) -> Start:
     """Return what is known of an attempt that began; without its node where its file is not whole yet."""
     try:
         content = atomic.read_regular(folder / STARTS / _file_name(index, attempt))
-        return manifest.parse(Start, bounded_json.loads(content.decode()))
+        return manifest.parse(Start, budget.load_json(content.decode()))
     except (OSError, ValueError):  # it is being written, or its writer was killed
         return Start(index, attempt)
 
