@@ -175,6 +175,7 @@ def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path: Path) 
     ([":", ":error::x"], ":<U+003A>error::x"), (["ns::f ##[error]x"], "ns::f ##<U+005B>error]x"),
     (["a##", "[add-path]x"], "a##<U+005B>add-path]x"), (["#", "#", "[group]"], "##<U+005B>group]"),
     (["a##v", "so[task]x"], "a##vso<U+005B>task]x"),
+    (["##VSO[task]x"], "##VSO<U+005B>task]x"),
     (["a long text and ::x ##", "[x"], "a long text and ::x ##<U+005B>x"),
     (["#[a] # #[b] ##"], "#[a] # #[b] ##"),
 ])  # fmt: skip
@@ -198,5 +199,5 @@ def test_names_of_cases_are_no_commands_of_ci(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_json_that_is_printed_holds_the_same_text() -> None:
-    value = {"name": "##[error]x ##vso[a]", "other": "::x"}
+    value = {"name": "##[error]x ##vso[a] ##VSO[b]", "other": "::x"}
     assert json.loads(stdio.as_json(value)) == value and "##[" not in stdio.as_json(value)
