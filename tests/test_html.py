@@ -232,7 +232,7 @@ def test_no_two_elements_have_the_same_id() -> None:
 DOCS = ROOT / "docs" / "report.md"
 QUICK = ("h200-attention", "own_program")
 #: Of each kind of page one, and the two largest.
-OF_CI = (*QUICK, "accuracy", "attention_scaling", "context_parallel", "grouped_sequences", "profilers")
+OF_CI = (*QUICK, "accuracy", "attention_scaling", "context_parallel", "profilers")
 
 
 def examples() -> Iterator[Any]:
@@ -279,7 +279,7 @@ def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> Non
 
 
 def test_the_answer_and_the_warnings_stand_first() -> None:
-    data, run = store.load(ROOT / "examples" / "h100-attention")
+    data, run = store.load(ROOT / "examples" / "h200-attention")
     made = build(analyze.analyze(data, run), data, run)
     shown = Elements(page.render(made, rendering.find_templates().page)).values("id")
     assert [id for id in shown if id in ("attention-headline", "warnings", "attention-times")] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -21,16 +22,51 @@ ROOT = Path(__file__).resolve().parents[1]
 #: How several mappings below one key are written.
 _SEVERAL = {"workloads": ".NAME", "kernel_classes": "[]", "tables": "[]", "plots": "[]"}
 
-EXAMPLE = ROOT / "examples" / "h200-attention" / "SUMMARY.md"
+EXAMPLES = ROOT / "examples"
 
 
 def first_screen() -> str:
-    """Return the example's title, answer and table of times, two heading levels lower."""
-    text = EXAMPLE.read_text(encoding="utf-8")
-    # The times are the first section; what follows is another one.
-    head = text[: text.index("\n## ", text.index("\n## Times") + 1)]
-    linked = re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head)
-    return re.sub(r"^#", "###", linked, flags=re.MULTILINE).strip()
+    """Return the answer of the attention study and its table of times."""
+    text = (EXAMPLES / "h200-attention" / "SUMMARY.md").read_text(encoding="utf-8")
+    return f"{_answer(text)}\n\n{_table(text, '## Times')}"
+
+
+def example_results() -> str:
+    """Return a table of the examples: what ran, and the answer that SUMMARY.md gives."""
+    rows = ["| example | run | answer |", "| --- | --- | --- |"]
+    for summary in sorted(EXAMPLES.glob("*/SUMMARY.md")):
+        text, name = summary.read_text(encoding="utf-8"), summary.parent.name
+        run = " · ".join(re.sub(r" \d\d:\d\d UTC$", "", text.splitlines()[0]).split(" · ")[-3:])
+        answer = "<br>".join(_overview(text)) if "\n## Overview\n" in text else _answer(text)
+        rows.append(f"| [{name}]({name}/SUMMARY.md) | {run} | {answer.replace('**', '')} |")
+    return "\n".join(rows)
+
+
+def _answer(text: str) -> str:
+    """Return the first paragraph in bold type, which is the answer to the question of the run."""
+    return next(line for line in text.splitlines() if re.match(r"\*\*.*\.\*\*$", line))
+
+
+def _table(text: str, heading: str) -> str:
+    """Return the first table below ``heading``."""
+    lines = text[text.index(f"\n{heading}\n") :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
+
+
+def _overview(text: str) -> Iterator[str]:
+    """Yield the answer for each workload of a run that has several."""
+    head, _, *rows = _table(text, "## Overview").split("\n")
+    for line in rows:
+        row = dict(zip(_cells(head), _cells(line), strict=True))
+        place = f"at {row['at']}: " if row["at"] else ""
+        ratio = row.get("over baseline", "–")
+        time = f"{row['time']}, {ratio} over the baseline" if ratio != "–" else row["time"]
+        yield f"{row['workload']}: " + " · ".join(filter(None, [row["fastest"], place + time]))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def pipeline_keys() -> str:
@@ -110,6 +146,7 @@ def documentation() -> str:
 PARTS = {
     "packages": ("CONTRIBUTING.md", packages),
     "first screen": ("README.md", first_screen),
+    "results": ("examples/README.md", example_results),
     "tables": ("docs/tables.md", documentation),
     "keys": ("docs/pipeline-file.md", pipeline_keys),
 }
