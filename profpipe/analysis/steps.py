@@ -89,6 +89,8 @@ def find_steps(
             if own.by_copy
         },
         has_launches=bool(recordings),
+        # Kernels have numbers of rocprof only where it read counters.
+        one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
         item_name=str(declared.get("item_name") or "items"),
         contradictions=tuple(_contradictions(index, cases)),

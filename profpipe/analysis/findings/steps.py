@@ -298,7 +298,8 @@ class StepFindings:
     """The steps of one workload, and the recordings in which none was found.
 
     ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
-    case, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums only.
+    case, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums only, and
+    where its launches ran ``one_by_one`` for the profiler to read its counters.
     """
 
     cases: tuple[CaseSteps, ...] = ()
@@ -306,6 +307,7 @@ class StepFindings:
     recordings: tuple[Recording, ...] = ()
     copies: Mapping[str, tuple[CopyTraffic, ...]] = field(default_factory=dict)
     has_launches: bool = True
+    one_by_one: bool = False
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""

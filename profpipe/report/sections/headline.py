@@ -94,6 +94,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if workload.largest is None or not judged:
         if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
+        if only_copies := recording.without_kernels(workload):
+            return only_copies
         launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
         return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
     if not _has_comparison(workload):
