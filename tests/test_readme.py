@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -26,9 +27,10 @@ EXAMPLES = ROOT / "examples"
 
 
 def first_screen() -> str:
-    """Return the answer of the attention study and its table of times."""
-    text = (EXAMPLES / "h200-attention" / "SUMMARY.md").read_text(encoding="utf-8")
-    return f"{_answer(text)}\n\n{_table(text, '## Times')}"
+    """Return twelve lines of the report of a training loop: its answer, and where a step goes."""
+    text = (EXAMPLES / "own_program" / "SUMMARY.md").read_text(encoding="utf-8")
+    parts = _table(text, "## Where a step goes: gpt").splitlines()
+    return "\n".join([_answer(text), "", *parts[:10]])
 
 
 def example_results() -> str:
@@ -70,22 +72,22 @@ def _cells(line: str) -> list[str]:
 
 
 def pipeline_keys() -> str:
-    """Return a table for each mapping of a pipeline file: key, default, meaning."""
-    return "\n\n".join("\n".join(_keys(title, model)) for title, model in _mappings("", Pipeline))
+    """Return a table of the keys of a pipeline file. The keys of a mapping follow the key that holds it."""
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *_keys("", Pipeline, set())])
 
 
-def _mappings(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield each mapping once, with its place in the file, in the order of the keys."""
-    found = {model: path}
-    queue = [model]
-    while queue:
-        outer = queue.pop(0)
-        yield found[outer], outer
-        for name, field in outer.model_fields.items():
-            for inner in _models(field.annotation):
-                if inner not in found:
-                    found[inner] = f"{found[outer]}.{name}".strip(".") + _SEVERAL.get(name, "")
-                    queue.append(inner)
+def _keys(path: str, model: type[BaseModel], shown: set[tuple[type, str]]) -> Iterator[str]:
+    """Yield a row for each key whose declaration is not among ``shown``."""
+    for name, field in model.model_fields.items():
+        declared = next(base for base in reversed(model.__mro__) if name in getattr(base, "model_fields", ()))
+        if (declared, name) in shown:
+            continue
+        shown.add((declared, name))
+        place = f"{path}.{field.alias or name}".removeprefix(".") + _SEVERAL.get(name, "")
+        meaning = (field.description or _first_line(field)).replace("|", "\\|")
+        yield f"| `{place}` | {_default(field)} | {meaning} |"
+        for inner in _models(field.annotation):
+            yield from _keys(place, inner, shown)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -93,17 +95,6 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in get_args(annotation):
         yield from _models(inner)
-
-
-def _keys(path: str, model: type[BaseModel]) -> Iterator[str]:
-    yield from (f"### `{path}`" if path else "### The file", "", "| key | default | meaning |", "| --- | --- | --- |")
-    inherited = set(model.__bases__[0].model_fields) if path == "workloads.NAME" else set()
-    for name, field in model.model_fields.items():
-        if name not in inherited:
-            meaning = (field.description or _first_line(field)).replace("|", "\\|")
-            yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
-    if inherited:
-        yield from ("", "A workload may also set every key of `defaults`.")
 
 
 def _first_line(field: FieldInfo) -> str:
@@ -135,12 +126,25 @@ def packages() -> str:
 
 
 def documentation() -> str:
-    """Return the tables of the schema as Markdown."""
-    blocks = []
+    """Return the tables of the schema as Markdown: first the columns that several tables have."""
+    tables = Counter((column.name, column.meaning) for table in schema.ALL for column in table.columns)
+    rows = {
+        f"| `{column.name}` | {column.dtype} | {column.meaning} | {_holders(column)} |": None
+        for table in schema.ALL
+        for column in table.columns
+        if tables[column.name, column.meaning] > 1
+    }
+    blocks = ["\n".join(["| column | type | meaning | in |", "| --- | --- | --- | --- |", *rows])]
     for table in schema.ALL:
         head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
-        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in table.columns)]))
+        own = (column for column in table.columns if tables[column.name, column.meaning] == 1)
+        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in own)]))
     return "\n\n".join(blocks)
+
+
+def _holders(column: schema.Column) -> str:
+    names = [table.name for table in schema.ALL if column in table.columns]
+    return "all" if len(names) == len(schema.ALL) else ", ".join(names)
 
 
 PARTS = {
