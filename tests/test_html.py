@@ -273,9 +273,9 @@ def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> Non
 
 
 def test_the_answer_and_the_warnings_stand_first() -> None:
-    data, run = store.load(ROOT / "examples" / "h200-attention")
+    data, run = store.load(ROOT / "examples" / "scenarios")
     made = build(analyze.analyze(data, run), data, run)
     shown = Elements(page.render(made, rendering.find_templates().page)).values("id")
-    assert [id for id in shown if id in ("attention-headline", "warnings", "attention-times")] == [
-        "attention-headline", "warnings", "attention-times",
+    assert [id for id in shown if id in ("scenarios-headline", "warnings", "scenarios-times")] == [
+        "scenarios-headline", "warnings", "scenarios-times",
     ]  # fmt: skip
