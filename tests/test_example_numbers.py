@@ -146,8 +146,8 @@ def test_the_recorded_numbers_are_those_of_the_committed_runs(regenerate: bool) 
         assert not measured_again, f"record their numbers: pytest --regenerate {Path(__file__).name}"
 
 
-#: The examples that are read for every change; one has four profilers, one several workloads and study tables.
-QUICK = ("h200-attention", "sparsity")
+#: The examples that are read for every change; one has four profilers, one study tables.
+QUICK = ("h200-attention", "cogvideox")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ from profpipe.results import manifest_entries, store
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
+#: What `profpipe report` writes beside an example, which only one of them keeps.
+IGNORED_BY_GIT = ("report.html", "results.json")
+COMMITTED = (ROOT / "examples" / "own_program" / "report.html",)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda folder: folder.name)
@@ -49,8 +52,13 @@ def test_its_summary_has_at_most_150_lines(example: Path) -> None:
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+def test_the_examples_take_at_most_6_mb_together() -> None:
+    paths = (path for path in (ROOT / "examples").rglob("*") if path.name not in IGNORED_BY_GIT or path in COMMITTED)
+    assert sum(path.stat().st_size for path in paths if path.is_file()) <= 6e6
+
+
 #: The examples that are rendered for every change; one has four profilers, one several workloads and study tables.
-QUICK = ("h200-attention", "sparsity")
+QUICK = ("h200-attention", "sparsity_lengths")
 
 
 @pytest.mark.usefixtures("no_pictures")

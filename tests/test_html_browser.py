@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of each kind of page one, and the two largest.
-OF_CI = ("accuracy", "attention_scaling", "context_parallel", "grouped_sequences", "own_program", "profilers")
+OF_CI = ("accuracy", "attention_scaling", "context_parallel", "own_program", "profilers")
 EXAMPLES = [
     pytest.param(name, marks=[] if name in OF_CI else pytest.mark.exhaustive)
     for name in sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
@@ -132,7 +132,7 @@ AXE = """async (source) => {
 
 
 @pytest.mark.parametrize(("example", "scheme", "place"), [
-    ("cogvideox_step", "light", ""),
+    ("cogvideox", "light", ""),
     ("own_program", "dark", ""),
     ("own_program", "light", "case-gpt-compile=true"),
 ])  # fmt: skip
