@@ -265,7 +265,7 @@ def _checks(export: columns.Source, work: activities.Work, calls: activities.Cal
     of_work = dict(groups(work.process))
     for process, own in groups(calls.process[calls.launches]):
         # nsys may record a call twice, under its name with and without a version.
-        launched = np.unique(calls.correlation[calls.launches[own]])
+        launched = pd.unique(calls.correlation[calls.launches[own]])
         done = np.isin(launched, work.correlation[of_work[process]]) if process in of_work else np.zeros(1, dtype=bool)
         lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
         found += [{**check, "process": process} for check in lost]

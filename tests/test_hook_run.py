@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -144,6 +145,21 @@ own.export_chrome_trace("log/mine.json")
     files = [path.name for path in (tmp_path / "out/latest/raw/loop/torch").glob("*collected*")]
     assert files == ["capture.collected.1.mine.json"]
     assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.csv"))
+
+
+def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    pipeline(tmp_path, f"open('log/' + {'n' * 245!r} + '.json', 'w').write('{{}}')", profilers=["torch"], hook=False)
+    given = json.loads((tmp_path / "pipeline.yaml").read_text())
+    del given["workloads"]["loop"]["steps"]
+    given["workloads"]["loop"]["collect"] = "log/*.json"
+    given["workloads"]["other"] = {"command": [sys.executable, "-c", ""], "profilers": ["plain"], "hook": False}
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(given))
+    assert "internal error" not in forked.run(tmp_path, "run", "pipeline.yaml", "--out", "out").stderr
+    ended = {row["workload"]: (row["status"], row["reason"]) for row in rows(tmp_path / "out/latest/cases.csv")}
+    assert ended["other"] == ("ok", "")
+    assert ended["loop"][0] == "failed"
+    assert ended["loop"][1].startswith("a file of collect: cannot be copied: [Errno 36] File name too long: '")
 
 
 def test_a_run_without_steps_says_why(tmp_path: Path) -> None:

@@ -143,6 +143,26 @@ def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables
     assert of_kernels == pytest.approx(steady.groupby("rank")["kernel_ns"].mean().mean())
 
 
+VARY = ROOT / "tests" / "data" / "steps_vary"
+
+
+@pytest.mark.parametrize("kind", ["varlen_infer", "varlen_own", "decode_long"])
+def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_path: Path, kind: str) -> None:
+    steps = parsed(unzipped(VARY / f"{kind}.sqlite.gz", tmp_path)).steps
+    known = json.loads((VARY / "truth.json").read_text())[kind]
+    # A prefill is other work. The first one comes before the first step.
+    own = [(kernels, ns) for label, kernels, ns, _ in known if label != "prefill"]
+    prefills = [(kernels, ns) for label, kernels, ns, _ in known if label == "prefill"][1:]
+    found = steps[steps["state"] != "other"]
+    assert list(found[["kernels", "kernel_ns"]].itertuples(index=False, name=None)) == own
+    other = steps[steps["state"] == "other"]
+    assert list(other[["kernels", "kernel_ns"]].itertuples(index=False, name=None)) == prefills
+    last = [(row, following[3]) for row, following in itertools.pairwise(known) if row[0] != "prefill"]
+    assert found["wall_ns"].iloc[:-1].median() == pytest.approx(
+        np.median([end - row[3] for row, end in last]), rel=0.02
+    )
+
+
 # --- recordings of many tools ----------------------------------------------------------------------------------------
 
 
@@ -461,6 +481,10 @@ class Loop(Export):
             self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
             self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
 
+    def pause(self) -> None:
+        """Let the host do something else for the time of five launches."""
+        self.launches += 5
+
     def steps(self, folder: Path, grids: bool = False) -> pd.DataFrame:
         also = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ"} if grids else None
         return parsed(self.write_sqlite(folder / "x.sqlite", also=also)).steps
@@ -581,6 +605,106 @@ def test_a_long_evaluation_does_not_hide_the_optimizers(tmp_path: Path) -> None:
     steps = loop.steps(tmp_path)
     assert counts(steps) == [22] * 12
     assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [238]
+
+
+def test_lengths_of_input_that_take_turns_are_no_turns_of_optimizers(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(16):
+        loop.run(*STEP, *[f"length_{n % 4}"] * (n % 4), ADAM, ADAM)
+    assert counts(loop.steps(tmp_path)) == [22, 23, 24, 25] * 4
+
+
+# --- patterns without an optimizer: steps around an anchor ---
+
+LAYER = ["norm", "qkv_{}", "attention", "out_{}", "add", "norm", "up_{}", "gelu", "down_{}", "add"]
+
+
+def forward(length: int, layers: int = 4) -> list[str]:
+    """A pass over an input: its length chooses the matrix kernels, and adds some."""
+    split = ["split"] if length < 3 else []
+    return ["embed", *([*(name.format(length) for name in LAYER), *split] * layers), "norm", f"head_{length}"]
+
+
+def backward(length: int, layers: int = 4) -> list[str]:
+    return ["loss", "loss_back", *([f"back_{length}", "gelu_back", f"weight_{length}", "norm_back", "add"] * layers)]
+
+
+BY_HAND = ["scale", "subtract"] * 12
+
+
+@pytest.mark.parametrize("lengths", ["random", "turns", "one"])
+@pytest.mark.parametrize("kind", ["train", "infer", "accumulate"])
+def test_steps_with_inputs_of_any_length_are_found(tmp_path: Path, kind: str, lengths: str) -> None:
+    loop, random = Loop(), np.random.default_rng(3)
+    loop.run("init", "init", "fill")
+    numbers = {"random": random.integers(0, 9, 100), "turns": np.arange(100) * 2 % 9, "one": np.full(100, 5)}[lengths]
+    inputs = iter(numbers.tolist())
+    known = []
+    for _ in range(18):
+        parts = {"train": lambda n: forward(n) + backward(n), "infer": lambda n: [*forward(n), "argmax"]}
+        of_input = parts.get(kind, parts["train"])
+        step = [name for _ in range(4 if kind == "accumulate" else 1) for name in of_input(next(inputs))]
+        step += [] if kind == "infer" else BY_HAND
+        loop.pause()
+        loop.run(*step)
+        known.append(len(step))
+    assert counts(loop.steps(tmp_path)) == known
+
+
+def test_an_evaluation_after_each_fifth_step_is_other_work(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(20):
+        loop.pause()
+        loop.run(*forward(5), *backward(5), *BY_HAND)
+        if n % 5 == 4:
+            loop.pause()
+            loop.run(*forward(5), "accuracy")
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [len(forward(5) + backward(5) + BY_HAND)] * 20
+    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [len(forward(5)) + 1] * 3
+
+
+def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(20):
+        loop.run(*forward(5), *backward(5), *BY_HAND, *(["norm_of_gradients"] if n % 5 == 4 else []))
+    assert len(counts(loop.steps(tmp_path))) == 20
+
+
+@pytest.mark.parametrize("layers", [3, 12, 40])
+def test_the_layers_of_a_step_are_no_steps(tmp_path: Path, layers: int) -> None:
+    loop = Loop()
+    for _ in range(12):
+        loop.run(*(["norm", "embed"] + [f"l{n}" for n in range(14)] * layers + ["norm", "head", "argmax"]))
+    assert counts(loop.steps(tmp_path)) == [14 * layers + 5] * 12
+
+
+def test_communication_comes_anywhere_between_the_kernels_of_a_step(tmp_path: Path) -> None:
+    loop, random = Loop(), np.random.default_rng(4)
+    for _ in range(15):
+        step = [*forward(5), *backward(5), *BY_HAND]
+        for place in sorted(random.integers(1, len(step), 12).tolist(), reverse=True):
+            step.insert(place, NCCL)
+        loop.pause()
+        loop.run(*step)
+    assert counts(loop.steps(tmp_path)) == [len(forward(5) + backward(5) + BY_HAND) + 12] * 15
+
+
+def test_a_recording_may_begin_and_end_inside_a_step(tmp_path: Path) -> None:
+    loop, step = Loop(), [*forward(5), *backward(5), *BY_HAND]
+    loop.run(*step[40:])
+    for _ in range(10):
+        loop.pause()
+        loop.run(*step)
+    assert counts(loop.steps(tmp_path)) == [len(step)] * 10
+
+
+@pytest.mark.parametrize("seed", [13, 89, 7])
+def test_frequent_kernels_without_an_order_are_no_steps(tmp_path: Path, seed: int) -> None:
+    loop, random = Loop(), np.random.default_rng(seed)
+    kinds, number = int(random.integers(3, 60)), int(random.integers(50, 3000))
+    loop.run(*(f"k{n}" for n in random.zipf(1.5, number) % kinds))
+    assert loop.steps(tmp_path).empty
 
 
 def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path: Path) -> None:
