@@ -225,15 +225,17 @@ def test_the_picture_grows_with_forty_lines() -> None:
 
 @pytest.mark.parametrize("columns", [2, 3])
 def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
-    panels = [Panel(f"n {n}", (line((8192, 1.0), (131072, 2.0)),)) for n in range(columns)]
+    lengths = [2.0**n for n in range(10, 18)]
+    panels = [Panel(f"n {n}", (line(*((length, 1.0) for length in lengths)),)) for n in range(columns)]
     ends = []
-    for group in drawn(chart_of(*panels)).findall("./g/g"):
+    chart = chart_of(*panels)
+    for group in drawn(replace(chart, x=replace(chart.x, is_log=True))).findall("./g/g"):
         left = float(group.get("transform", "").partition("(")[2].partition(" ")[0])
         ends += [(left + float(each.get("x", 0)) - text_width(each.text or "") / 2,
                   left + float(each.get("x", 0)) + text_width(each.text or "") / 2)
                  for each in group.iter("text") if each.get("class") == "tick middle"]  # fmt: skip
     ends.sort()
-    assert len(ends) == 2 * columns and all(right[0] - left[1] > 10 for left, right in itertools.pairwise(ends))
+    assert len(ends) > 2 * columns and all(right[0] - left[1] > 8 for left, right in itertools.pairwise(ends))
 
 
 def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:

@@ -126,7 +126,7 @@ def _legend_below(chart: doc.Chart, y: float, width: float) -> tuple[list[Markup
         text = element("text", name, x=sign.width + 6, y=12)
         parts.append(element("g", sign.content, text, transform=f"translate({x:g} {y:g})", class_=classes))
         x += room
-    return parts, y + _ROW if parts else y
+    return parts, y + _ROW + 4 if parts else y
 
 
 def _columns(chart: doc.Chart) -> int:

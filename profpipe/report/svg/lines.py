@@ -89,8 +89,9 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     left, right, bottom = x.start - 12, x.end + 12, y.start
     parts = list(value_grid(chart.y, y, left, right))
     xs = sorted({mark.x for mark in chart.marks})
+    room = max(text_width(position(value, chart.x)) for value in xs) + 12
     # The largest is always named.
-    step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
+    step = math.ceil(len(xs) * room / (x.end - x.start))
     is_round = chart.has_round_ticks or chart.kind is doc.ChartKind.ROOFLINE
     for value in x.ticks() if is_round else xs[::-1][::step]:
         text = position(value, chart.x)
