@@ -23,7 +23,7 @@ from profpipe.ingest import reader, registry
 from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.states import states
 from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
-from profpipe.results.schema import STEP_PREFIX, STEPS, Tables, empty, frame
+from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
@@ -132,8 +132,8 @@ def test_replays_of_a_graph_are_steps_and_the_eager_passes_before_are_not(tmp_pa
 def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables]) -> None:
     tables = loops["ddp"]
     numbers, steady = metrics(tables), tables.steps[tables.steps["state"] == "steady"]
+    assert numbers["step_time", ""] == steady.groupby("step")["wall_ns"].mean().median()
     medians = steady.groupby("rank")["wall_ns"].median()
-    assert numbers["step_time", ""] == medians.mean()
     assert [numbers["step_time", f"rank {rank}"] for rank in (0, 1)] == medians.tolist()
     launches = sum(value for (metric, _), value in numbers.items() if metric == "step_launches")
     copies = sum(value for (metric, name), value in numbers.items() if metric == "step_launches" and "[CUDA" in name)
@@ -817,9 +817,9 @@ def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
     assert set(tables.steps["copy_ns"]) == {100}
 
 
-def one_rank(export: Export, pid: int, device: int, period: int) -> None:
+def one_rank(export: Export, pid: int, device: int, period: int, first: int = 0) -> None:
     for n in range(10):
-        export.range(period * n, period * n + period, f"step_{n}", pid)
+        export.range(period * n, period * n + period, f"step_{first + n}", pid)
         export.call(period * n + 10, period * n + 12, n + 1, pid)
         export.kernel(period * n + 20, period * n + 70, n + 1, "k", pid, deviceId=device)
 
@@ -836,13 +836,102 @@ def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path: Path) 
     assert (numbers["step_kernel_time", "k"], numbers["step_launches", "k"]) == (50, 1)
 
 
-def trace(folder: Path, rank: int, kernel: str, period: int) -> Path:
-    """A trace of torch.profiler of one rank of two, with six steps."""
+def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path: Path) -> None:
+    """Layers on two devices: the second one begins when the first has finished, and ends each step."""
+    export = Export()
+    for n in range(10):
+        at = 1000 * n + (100 if n == 5 else 0)
+        export.range(1000 * n, 1000 * n + 1000, f"step_{n}")
+        for device, begin, end in ((0, 20, 320), (1, 400, 500)):
+            correlation = 2 * n + device + 1
+            export.call(1000 * n + 10 + device, 1000 * n + 12 + device, correlation)
+            export.kernel(at + begin, at + end, correlation, f"k{device}", deviceId=device)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(tables.steps["rank"]) == {0} and set(tables.steps["device"]) == {0, 1}
+    assert set(tables.timeline["rank"]) == {0}
+    states_of = tables.steps.groupby("step")["state"]
+    assert (states_of.nunique() == 1).all() and states_of.first()[5] == "outlier"
+    numbers = metrics(tables)
+    assert numbers["step_time", ""] == 1000 and ("step_time", "rank 0") not in numbers
+    # A kernel of one of the two devices counts half.
+    assert (numbers["step_kernel_time", "k0"], numbers["step_kernel_time", "k1"]) == (150, 50)
+    assert numbers["step_outlier_idle_launch", "rank 0 device 1 step 4"] == pytest.approx(100)
+
+
+def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tmp_path: Path) -> None:
+    """Rank 1 lacks the first two steps, and one of its steps takes longer."""
+    lengths = [[100] * 14, [300, 300, *[100] * 5, 400, *[100] * 6]]
+    files = [trace(tmp_path, rank, "k", own, first=2 * rank) for rank, own in enumerate(lengths)]
+    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
+    steps = reader.combine(result.tables for result in results).steps
+    by_state = {state: set(own["step"]) for state, own in steps.groupby("state")}
+    steady = {*range(4, 14)} - {9}
+    assert by_state == {"unmatched": {0, 1, 14, 15}, "warmup": {2, 3}, "outlier": {9}, "steady": steady}
+    assert (steps.groupby("step")["state"].nunique() == 1).all()
+
+
+def test_ranks_without_a_common_number_have_no_steady_step(tmp_path: Path) -> None:
+    export = Export()
+    for rank, pid in enumerate((20, 30)):
+        one_rank(export, pid, rank, 200, first=20 * rank)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(tables.steps["state"]) == {"unmatched"} and set(tables.timeline["rank"]) == {0, 1}
+    assert ("step_time", "") not in metrics(tables)
+
+
+def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
+    place = {"workload": "w", "case": "c", "profiler": "plain", "rule": "optimizer"}
+    rows = [
+        {**place, "source": f"rank{rank}", "process": rank, "step": n, "wall_ns": 100.0, "state": state}
+        for rank in range(2)
+        for n, state in enumerate(["warmup"] * 4 + ["steady"] * 6)
+    ]
+    steps = reader.combine([Tables(steps=frame(STEPS, rows))]).steps
+    assert steps["state"].tolist() == [row["state"] for row in rows]
+
+
+def test_the_time_of_ranks_that_wait_in_turn_is_even() -> None:
+    """The mean over the ranks is 60 in each step, while each rank has steps of 30 and 90."""
+    place = {"workload": "w", "case": "c", "profiler": "nsys", "rule": "optimizer", "source": "s", "state": "steady"}
+    rows = [
+        {**place, "process": rank, "step": n, "wall_ns": 90.0 if n % 2 == rank else 30.0}
+        for rank in range(2)
+        for n in range(12)
+    ]
+    numbers = metrics(reader.combine([Tables(steps=frame(STEPS, rows))]))
+    assert (numbers["step_time", ""], numbers["step_spread", ""]) == (60, pytest.approx(1.0, abs=0.5))
+
+
+@pytest.mark.parametrize(("steps", "has_interval"), [(4, False), (5, True)])
+def test_fewer_than_five_steady_steps_have_no_interval(steps: int, has_interval: bool) -> None:
+    place = {"workload": "w", "case": "c", "profiler": "nsys", "source": "s", "process": 1, "state": "steady"}
+    rows = [{**place, "step": n, "wall_ns": 100.0 * (1 + n)} for n in range(steps)]
+    row = reader.combine([Tables(steps=frame(STEPS, rows))]).metrics.set_index("metric").loc["step_time"]
+    assert (pd.notna(row["ci_low"]), pd.notna(row["ci_high"])) == (has_interval, has_interval)
+
+
+def test_figures_of_checks_become_metrics_as_they_are() -> None:
+    place = {"run": "r", "workload": "w", "case": "", "profiler": "nsys", "source": "s", "process": 7}
+    value = {"metric": "check_late_end", "subject": "stream 7", "value": 3.0, "unit": "1", "n": 2}
+    figures = frame(STEP_FIGURES, [{**place, **value}])
+    steps = [
+        {**place, "process": pid, "step": n, "state": "steady", "wall_ns": 1.0} for pid in (7, 8) for n in range(3)
+    ]
+    for tables in (Tables(step_figures=figures), Tables(step_figures=figures, steps=frame(STEPS, steps))):
+        found = reader.combine([tables]).metrics
+        (row,) = found[found["metric"] == "check_late_end"].to_dict("records")
+        assert {name: row[name] for name in value} == value and (row["run"], row["workload"]) == ("r", "w")
+
+
+def trace(folder: Path, rank: int, kernel: str, period: int | list[int], first: int = 0) -> Path:
+    """A trace of torch.profiler of one rank of two, with six steps or one of each length."""
     events: list[dict[str, Any]] = []
-    for n in range(6):
-        t = period * n
+    lengths = [period] * 6 if isinstance(period, int) else period
+    starts = itertools.accumulate(lengths, initial=0)
+    for n, (t, length) in enumerate(zip(starts, lengths, strict=False), start=first):
         base = {"ph": "X", "pid": 100 + rank, "tid": 1}
-        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": t, "dur": period})
+        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": t, "dur": length})
         args = {"correlation": n + 1}
         call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": t + 1, "dur": 2, "args": args}
         events.append({**base, **call})
