@@ -67,14 +67,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts, for tests of text: drawing takes most of the time of a report."""
-    from profpipe.report.plots import matplotlib_charts
-
-    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
-
-
-@pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
     """For a workload's module: the names of the ranges that it opens from then on, in order."""
 

@@ -278,7 +278,6 @@ def _every_alteration() -> list[Any]:
     return [pytest.param(*each, marks=() if i < _QUICK else pytest.mark.slow) for i, each in enumerate(drawn)]
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("command", "place", "kind"), _every_alteration())
 def test_an_altered_folder_is_read_or_refused(
     folder: Folder, command: str, place: str, kind: str, capsys: pytest.CaptureFixture[str]
@@ -294,7 +293,6 @@ def test_an_altered_folder_is_read_or_refused(
 _AT_ONCE = 5
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_any_value_of_run_json_may_be_altered(folder: Folder, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder.run / "run.json").read_text()
@@ -356,7 +354,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_any_cell_of_a_table_may_be_altered(
     examples: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]

@@ -61,7 +61,6 @@ def test_the_examples_take_at_most_6_mb_together() -> None:
 QUICK = ("h200-attention", "sparsity_lengths")
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     "example",
     [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in EXAMPLES],
@@ -83,7 +82,7 @@ OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|s
 
 
 def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
-    paths = [path for path in example.rglob("*") if path.is_file() and path.suffix != ".png"]
+    paths = [path for path in example.rglob("*") if path.is_file()]
     texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix != ".parquet"}
     texts |= {path.name: pd.read_parquet(path).to_csv() for path in paths if path.suffix == ".parquet"}
     assert {name: found for name, text in texts.items() if (found := OF_A_MACHINE.findall(text))} == {}

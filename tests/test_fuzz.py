@@ -142,7 +142,6 @@ def test_damaged_pipeline_files_are_read_or_refused(tmp_path: Path) -> None:
     fuzz.end()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     fuzz = Fuzz(share=0.25)
     made = tmp_path_factory.mktemp("made")

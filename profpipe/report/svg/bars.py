@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html.markup import cut, element, empty, flat
-from profpipe.report.html.palette import key_class
-from profpipe.report.html.scales import Scale, svg
-from profpipe.report.html.tips import quantity
-from profpipe.report.plots.bars import bar_labels, bar_totals, common_limit, fits
-from profpipe.report.units import Unit, percent
+from profpipe.report.markup import cut, element, empty, flat, join
+from profpipe.report.svg.palette import key_class
+from profpipe.report.svg.scales import LETTER, Drawing, Scale, text_width
+from profpipe.report.svg.tips import quantity
+from profpipe.report.units import Unit, number, percent
 
 _WIDTH, _ROW, _BAR, _TOP, _BOTTOM = 860, 40, 26, 8, 44
-_LETTER = 7.0
-#: The most room for the names of the bars, and the room for the sums at the right.
-_LEFT, _RIGHT = 260, 92
+#: The most room for the names of the bars, and their letters in it.
+_LEFT = 260
+_MOST = int(_LEFT / LETTER) - 2
 #: A piece from this width on has its share written into it.
 _WRITTEN = 44
 
 
-def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
+def picture(chart: doc.Chart, panel: doc.Panel) -> Drawing:
     """Return the bars of the only panel. A bar that dwarfs the others has its own scale."""
-    names, totals = chart.x.labels, bar_totals(chart)
-    left = min(_LEFT, max(_LETTER * len(flat(name)) for name in names) + 16)
+    names, totals, sums = list(map(flat, chart.x.labels)), _totals(chart), bar_labels(chart)
+    left = min(_LEFT, max(map(text_width, names)) + 16)
     bottom = _TOP + _ROW * len(names)
-    x = Scale(0.0, common_limit(totals), left, _WIDTH - _RIGHT)
-    parts = [_axis(chart, x, bottom)]
-    parts += [
-        _bar(chart, panel, row, x, total, text)
-        for row, (total, text) in enumerate(zip(totals, bar_labels(chart), strict=True))
-    ]
-    return svg(parts, _WIDTH, bottom + _BOTTOM, chart.title, "bars")
+    x = Scale(0.0, _common_limit(totals), left, _WIDTH - max(map(text_width, sums)) - 16)
+    bars = [_bar(chart, panel, row, x, total, text) for row, (total, text) in enumerate(zip(totals, sums, strict=True))]
+    return Drawing(join([_axis(chart, x, bottom), *bars]), _WIDTH, bottom + _BOTTOM)
+
+
+def bar_labels(chart: doc.Chart) -> list[str]:
+    """Return the sum that stands behind each bar."""
+    totals, size = _totals(chart), (chart.y.unit or Unit("", 1.0)).size
+    limit = _common_limit(totals)
+    return [number(total / size) + ("" if _fits(total, limit) else ", own scale") for total in totals]
+
+
+def _totals(chart: doc.Chart) -> list[float]:
+    marks = [mark for each in chart.panels[0].series for mark in each.marks]
+    return [sum(mark.y for mark in marks if mark.x == row) for row in range(len(chart.x.labels))]
+
+
+def _common_limit(totals: Sequence[float]) -> float:
+    """Return the longest bar of the common scale."""
+    # Of two bars the longer one: neither dwarfs the other.
+    middle = sorted(totals)[len(totals) // 2]
+    return max(total for total in totals if total <= 3 * middle) or 1.0
+
+
+def _fits(total: float, limit: float) -> bool:
+    return total <= 1.02 * limit
 
 
 def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:
@@ -49,12 +69,11 @@ def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:
 def _bar(chart: doc.Chart, panel: doc.Panel, row: int, x: Scale, total: float, sum_text: str) -> Markup:
     name, top = flat(chart.x.labels[row]), _TOP + row * _ROW + (_ROW - _BAR) / 2
     case = chart.x.cases[row] if chart.x.cases else ""
-    has_own_scale = not fits(total, x.high)
+    has_own_scale = not _fits(total, x.high)
     scale = Scale(0.0, total, x.start, x.end) if has_own_scale else x
-    most = int(_LEFT / _LETTER) - 2
-    title = element("title", cut(name, 2000)) if len(name) > most else ""
+    title = element("title", cut(name, 2000)) if len(name) > _MOST else ""
     parts: list[Markup] = [
-        element("text", title, cut(name, most), x=x.start - 8, y=top + _BAR / 2 + 4, class_="name end",
+        element("text", title, cut(name, _MOST), x=x.start - 8, y=top + _BAR / 2 + 4, class_="name end",
                 data_case=case or None)
     ]  # fmt: skip
     start = 0.0

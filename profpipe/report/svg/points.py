@@ -1,21 +1,25 @@
-"""Points: strips of samples or steps, and values with their intervals."""
+"""Points: strips of samples or steps, values with their intervals, and the course of a time over runs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.html.lines import marker
-from profpipe.report.html.markup import cut, element, empty, flat
-from profpipe.report.html.palette import line_classes
-from profpipe.report.html.scales import Scale, label, svg, value_grid
-from profpipe.report.html.tips import quantity, tip
+from profpipe.report.markup import cut, element, empty, flat, join
+from profpipe.report.svg.lines import marker
+from profpipe.report.svg.palette import line_classes
+from profpipe.report.svg.scales import LETTER, Drawing, Scale, text_width, tick, value_grid
+from profpipe.report.svg.tips import quantity, tip
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 66, 16, 12, 40
-_STRIP = 210
+#: Heights of the plots.
+_STRIP, _COURSE = 210, 190
+#: Labels below a course at most.
+_LABELS = 6
 
 #: Intervals of a forest plot that are longer than this many times the largest difference are cut.
 _WIDE = 2.5
@@ -23,10 +27,10 @@ _WIDE = 2.5
 #: Points of a strip beyond which each pixel shows its least and its largest value.
 _MOST_POINTS = 1500
 
-_ROW, _BAR, _LETTER, _NAMES, _VALUES = 30, 18, 7.0, 300, 150
+_ROW, _BAR, _NAMES, _VALUES = 30, 18, 300, 150
 
 
-def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
+def strip(chart: doc.Chart, panel: doc.Panel) -> Drawing:
     """Return the values of a panel over their number, as points."""
     marks = [mark for series in panel.series for mark in series.marks]
     ys = [mark.y for mark in marks] + [each.value for each in chart.references]
@@ -54,7 +58,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
         parts.append(_group(series, own, colour))
     for each in chart.references:
         parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end halo"))
-    return svg(parts, _WIDTH, bottom + _BOTTOM, panel.name_in(chart), "strip")
+    return Drawing(join(parts), _WIDTH, bottom + _BOTTOM)
 
 
 def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
@@ -68,10 +72,10 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
         yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)
 
 
-def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
+def intervals(chart: doc.Chart, panel: doc.Panel) -> Drawing:
     """Return a row for each label of the x axis: the value, its interval, and both in words."""
     names = [flat(name) for name in chart.x.labels]
-    left = min(_NAMES, max((_LETTER * len(name) for name in names), default=0) + 20)
+    left = min(_NAMES, max(map(text_width, names), default=0) + 20)
     marks = [mark for series in panel.series for mark in series.marks]
     low, high = _ends(chart, marks)
     bottom = _TOP + _ROW * len(names)
@@ -79,7 +83,7 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
     parts: list[Markup] = []
     for value in x.ticks(chart.y.quantity):
         parts.append(empty("line", x1=x(value), x2=x(value), y1=_TOP, y2=bottom, class_="grid"))
-        parts.append(element("text", label(value, chart.y), x=x(value), y=bottom + 17, class_="tick middle"))
+        parts.append(element("text", tick(value, chart.y), x=x(value), y=bottom + 17, class_="tick middle"))
     parts += _bands(chart, x, bottom)
     parts.append(element("text", _short(chart.y.title), x=(left + x.end) / 2, y=bottom + 35, class_="label middle"))
     classes = line_classes(chart)
@@ -87,7 +91,7 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
         colour, shape = classes[series.key]
         rows = [_row(chart, series, mark, names, x, shape) for mark in series.marks]
         parts.append(_group(series, rows, colour))
-    return svg(parts, _WIDTH, bottom + _BOTTOM, panel.name_in(chart), chart.kind.value)
+    return Drawing(join(parts), _WIDTH, bottom + _BOTTOM)
 
 
 def _ends(chart: doc.Chart, marks: Sequence[doc.Mark]) -> tuple[float, float]:
@@ -124,7 +128,7 @@ def _bands(chart: doc.Chart, x: Scale, bottom: float) -> Iterator[Markup]:
 
 def _row(chart: doc.Chart, series: doc.Series, mark: doc.Mark, names: Sequence[str], x: Scale, shape: str) -> Markup:
     y = _TOP + _ROW * (mark.x + 0.5)
-    most = int(_NAMES / _LETTER) - 3
+    most = int(_NAMES / LETTER) - 3
     name = names[int(mark.x)]
     title = element("title", cut(name, 2000)) if len(name) > most else ""
     parts = [element("text", title, cut(name, most), x=x.start - 10, y=y + 4, class_="name end",
@@ -160,3 +164,55 @@ def _group(series: doc.Series, parts: Sequence[Markup], colour: str) -> Markup:
 
 def _short(text: str, most: int = 70) -> str:
     return cut(flat(text), most)
+
+
+# --- courses ------------------------------------------------------------------------------------------------------
+
+
+def course(chart: doc.Chart, panel: doc.Panel) -> Drawing:
+    """Return the times of a case over runs, with the band of the noise around each level, and the changes.
+
+    The marks of a level have the same ``low`` and ``high``, the ends of its band.
+    """
+    marks = [mark for series in panel.series for mark in series.marks]
+    ends = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
+    room = 0.12 * (max(ends) - min(ends)) or 0.02 * max(ends) or 1.0
+    # Changes are named above the points.
+    top = _TOP + 10
+    y = Scale(max(min(ends) - room, 0.0), max(ends) + room, top + _COURSE, top)
+    x = Scale(marks[0].x, max(marks[-1].x, marks[0].x + 1), _LEFT + 14, _WIDTH - _RIGHT - 32)
+    parts = [*_course_grid(chart, marks, x, y), *_levels(marks, x, y)]
+    colour, _ = line_classes(chart)[panel.series[0].key]
+    path = "M" + "L".join(f"{x(mark.x):g} {y(mark.y):g}" for mark in marks)
+    own = [empty("path", d=path, class_="line")]
+    own += [marker("circle", x(mark.x), y(mark.y), bool(mark.flags), tip(mark, chart)) for mark in marks]
+    parts.append(element("g", *own, class_=f"series {colour}"))
+    return Drawing(join(parts), _WIDTH, top + _COURSE + _BOTTOM)
+
+
+def _course_grid(chart: doc.Chart, marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Iterator[Markup]:
+    yield from value_grid(chart.y, y, _LEFT, _WIDTH - _RIGHT)
+    step = -(-len(marks) // _LABELS)
+    for mark in marks[::-1][::step]:
+        # The label is the date and the run.
+        text = cut(flat(chart.x.labels[int(mark.x)].partition(" ")[0]), 16)
+        yield element("text", text, x=x(mark.x), y=y.start + 17, class_="tick middle")
+
+
+def _levels(marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Iterator[Markup]:
+    """Yield the band of each level, and the changes between two of them."""
+    half = (x(marks[1].x) - x(marks[0].x)) / 2 if len(marks) > 1 else 14
+    before: float | None = None
+    for (low, high), group in itertools.groupby(marks, key=lambda mark: (mark.low, mark.high)):
+        own = list(group)
+        if low is None or high is None:
+            continue
+        left, right = x(own[0].x) - half, x(own[-1].x) + half
+        yield empty("rect", x=left, y=y(high), width=right - left, height=y(low) - y(high), class_="band")
+        level = (low * high) ** 0.5
+        yield empty("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="ref level")
+        if before is not None:
+            yield empty("line", x1=left, x2=left, y1=y.end, y2=y.start, class_="change")
+            text = f"{100 * (level / before - 1):+.1f} %"
+            yield element("text", text, x=left + 5, y=y.end - 8, class_="tick")
+        before = level

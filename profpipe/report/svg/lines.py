@@ -8,37 +8,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html.markup import cut, element, empty, flat, join
-from profpipe.report.html.palette import line_classes, series_class
-from profpipe.report.html.scales import Scale, label, svg, value_grid
-from profpipe.report.html.tips import tip
-from profpipe.report.plots.lines import position, value_range
-from profpipe.report.plots.style import spread
+from profpipe.report.markup import cut, element, empty, flat, join
+from profpipe.report.svg.palette import line_classes, series_class
+from profpipe.report.svg.scales import LINE, Drawing, Scale, position, spread, text_width, tick, value_grid, value_range
+from profpipe.report.svg.tips import tip
 
-#: Width and height of a panel that stands alone, and of one of several.
-_ALONE, _BESIDE = (760, 360), (440, 270)
+#: Width and height of a panel that stands alone, of one of two in a row, and of one of three.
+_SIZES = {1: (760, 360), 2: (440, 270), 3: (330, 250)}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 40
-#: The width of a letter, and the height of a line of text.
-_LETTER, _LINE = 6.6, 15
+#: Letters of a name behind its line.
+_NAME = 40
 
 #: A peak further above the marks would press the lines flat.
 _NEAR = 1.4
 
 
-def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
-    """Return the picture of a panel."""
-    is_alone = len(chart.panels) == 1
-    width, height = _ALONE if is_alone else _BESIDE
-    names = [cut(flat(series.name), 30) for series in panel.series]
-    has_names = is_alone and len(names) > 1 and chart.kind is doc.ChartKind.LINES
-    right = max(_LETTER * len(name) for name in names) + 26 if has_names else _RIGHT
+def picture(chart: doc.Chart, panel: doc.Panel, columns: int = 2) -> Drawing:
+    """Return the picture of a panel, one of ``columns`` in a row unless it stands alone."""
+    width, height = _SIZES[1 if len(chart.panels) == 1 else columns]
+    names = [cut(flat(series.name), _NAME) for series in panel.series]
+    has_names = names_lines(chart)
+    if has_names:
+        height = max(height, _TOP + _BOTTOM + LINE * len(names))
+    right = max(map(text_width, names)) + 38 if has_names else _RIGHT
     x, y = _scales(chart, width - right, height)
     parts = [_grid(chart, x, y), _references(chart, x, y), *_roofs(chart, x, y)]
     classes = line_classes(chart)
-    parts += [_series(each, classes, chart, x, y) for each in sorted(panel.series, key=lambda s: not s.is_rejected)]
+    ordered = sorted(panel.series, key=lambda series: (not series.is_rejected, series.is_baseline))
+    parts += [_series(each, classes, chart, x, y) for each in ordered]
     if has_names:
         parts.append(_end_labels(panel.series, classes, x, y))
-    return svg(parts, width, height, panel.name_in(chart), "lines")
+    return Drawing(join(parts), width, height)
+
+
+def names_lines(chart: doc.Chart) -> bool:
+    """Return True if the names of the lines stand at their ends."""
+    return chart.kind is doc.ChartKind.LINES and len(chart.panels) == 1 and any(each.name for each in chart.series)
 
 
 def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale]:
@@ -76,7 +81,7 @@ def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
             d = f"M{start[0]:g} {start[1]:g}L{ridge[0]:g} {ridge[1]:g}H{x.end + 12:g}"
             yield empty("path", d=d, class_="roof")
             # Below the line where the next line above is near.
-            apart, above = (14 if ridge[1] - above < 2 * _LINE else -6), ridge[1]
+            apart, above = (14 if ridge[1] - above < 2 * LINE else -6), ridge[1]
             yield element("text", cut(flat(each.name), 40), x=x.end + 8, y=ridge[1] + apart, class_="tick end")
 
 
@@ -84,8 +89,9 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     left, right, bottom = x.start - 12, x.end + 12, y.start
     parts = list(value_grid(chart.y, y, left, right))
     xs = sorted({mark.x for mark in chart.marks})
+    room = max(text_width(position(value, chart.x)) for value in xs) + 12
     # The largest is always named.
-    step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
+    step = math.ceil(len(xs) * room / (x.end - x.start))
     is_round = chart.has_round_ticks or chart.kind is doc.ChartKind.ROOFLINE
     for value in x.ticks() if is_round else xs[::-1][::step]:
         text = position(value, chart.x)
@@ -105,7 +111,7 @@ def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
             continue
         kind = each.kind.value
         parts.append(empty("line", x1=left, x2=right, y1=y(each.value), y2=y(each.value), class_=f"ref {kind}"))
-        name = each.name or (f"peak {label(each.value, chart.y)}" if each.kind is doc.ReferenceKind.PEAK else "")
+        name = each.name or (f"peak {tick(each.value, chart.y)}" if each.kind is doc.ReferenceKind.PEAK else "")
         if name:
             parts.append(element("text", cut(flat(name), 40), x=left + 6, y=y(each.value) - 5, class_="tick"))
     return element("g", *parts)
@@ -133,7 +139,8 @@ def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: d
 def marker(shape: str, x: float, y: float, is_hollow: bool, text: str, case: str = "") -> Markup:
     """Return the mark of a point; its text is shown beside a pointer."""
     kind = "mark hollow" if is_hollow else "mark"
-    return empty("path", d=f"M{x:g} {y:g}{_SHAPES[shape]}", class_=kind, data_tip=text, data_case=case or None)
+    return empty("path", d=f"M{x:g} {y:g}{_SHAPES[shape]}", class_=kind, data_tip=text or None,
+                 data_case=case or None)  # fmt: skip
 
 
 #: Paths around a point.
@@ -150,26 +157,29 @@ _SHAPES = {
 
 
 def swatch(shape: str, has_line: bool = True) -> Markup:
-    """Return the mark of a series for the legend."""
+    """Return the mark of a series for the legend, 24 pixels wide and 16 high."""
     line = empty("path", d="M1 8h22", class_="line") if has_line else ""
-    return element(
-        "svg", line, marker(shape, 12, 8, False, ""), viewBox="0 0 24 16", class_="swatch", aria_hidden="true"
-    )
+    return join([line, marker(shape, 12, 8, False, "")])
 
 
 def _end_labels(every: Sequence[doc.Series], classes: Mapping[str, tuple[str, str]], x: Scale, y: Scale) -> Markup:
-    """Return the names of the lines at their right ends, in the order in which the lines end."""
-    heights = spread([y(series.marks[-1].y) for series in every], _LINE, y.end + 4, y.start)
+    """Return the names of the lines at their right ends, in the order in which the lines end.
+
+    Colours repeat from nine lines on, and markers do not.
+    """
+    heights = spread([y(series.marks[-1].y) for series in every], LINE, y.end + 4, y.start)
     parts = []
     for series, height in zip(every, heights, strict=True):
-        colour, _ = classes[series.key]
+        if not series.name:
+            continue
+        colour, shape = classes[series.key]
         mark = series.marks[-1]
-        name = cut(flat(series.name), 30)
         tie = ""
         # A tie from further left would cross other lines.
         if x(mark.x) >= x.end - 1:
             d = f"M{x(mark.x) + 6:g} {y(mark.y):g}L{x.end + 14:g} {height:g}h3"
             tie = empty("path", d=d, class_="tie")
-        text = element("text", name, x=x.end + 20, y=height + 4, class_="end-label")
-        parts.append(element("g", tie, text, class_=series_class(series, colour), data_series=series.key))
+        text = element("text", cut(flat(series.name), _NAME), x=x.end + 32, y=height + 4, class_="end-label")
+        own = tie, marker(shape, x.end + 23, height, False, ""), text
+        parts.append(element("g", *own, class_=series_class(series, colour), data_series=series.key))
     return join(parts)

@@ -1,20 +1,20 @@
-"""Classes of the style sheet by the key of a series: the colours, light and dark, stand in report.css."""
+"""Classes of the style sheet by the key of a series: the colours, light and dark, in chart.css."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from profpipe.report import document as doc
-from profpipe.report.html.markup import anchor
+from profpipe.report.markup import anchor
 
-#: Colours of lines in report.css: ``s0`` to ``s7``. More lines than colours have another stroke.
+#: Colours of lines in chart.css: ``s0`` to ``s7``. More lines than colours have another stroke.
 COLOURS = 8
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
 
-#: Verdicts, whose colours report.css names, and their markers.
+#: Verdicts, whose colours chart.css names, and their markers.
 VERDICTS = {"slower": "circle", "faster": "square", "inconclusive": "diamond", "same": "triangle"}
 
-#: Kernel classes and parts of a step whose colours report.css names: ``k-gemm``.
+#: Kernel classes and parts of a step whose colours chart.css names: ``k-gemm``.
 KEYS = frozenset((
     "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "sparse", "softmax", "copy",
     "elementwise", "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import format_value
-from profpipe.report.html.markup import cut, flat
+from profpipe.report.markup import cut, flat
 from profpipe.report.units import Unit, size_unit, time_unit
 
 #: Points of a strip up to which the table lists each of them.
