@@ -11,6 +11,7 @@
   plans/       `run --dry-run` and `list` of pipeline.yaml and each file in pipelines/
   help/        `--help` of each command, and the schema of a pipeline file
   compare/     `compare` of pairs of examples and of recordings, as text and as JSON
+  assets/      styles and scripts of report.html, once
   runs/        with --runs: a run of CPU cases, the same run killed and resumed, its history, and `report` of a run's
                folder that the code of the inputs wrote
 
@@ -177,8 +178,26 @@ class Net:
         text = re.sub(r"\b20\d{6}T\d{6}Z", "DATE", text)
         if times:
             text = re.sub(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?", "DATE", text)
+            text = re.sub(r"\b[0-9a-f]{16,}\b", "HASH", text)
             text = re.sub(r" +", " ", re.sub(r"\d+(\.\d+)?|null", "N", text))
+        if path.suffix == ".html":
+            text = self._without_assets(text)
         target.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    def _without_assets(self, page: str) -> str:
+        """Keep styles and scripts once, not in each page: one changed colour would make every page differ."""
+        assets = self.kept / "assets"
+        assets.mkdir(exist_ok=True)
+        parts = re.split(r"(?<=<style>)(.*?)(?=</style>)|(?<=<script>)(.*?)(?=</script>)", page, flags=re.DOTALL)
+        kept = []
+        for number, (text, style, script) in enumerate(
+            zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True)
+        ):
+            kept.append(re.sub(r"sha256-[\w+/=]+", "HASH", text))
+            if asset := style or script:
+                name = "style.css" if style else "script.js"
+                (assets / f"{number}-{name}").write_text(asset, encoding="utf-8", errors="surrogateescape")
+        return "ASSET".join(kept)
 
     def keep_texts(self, folder: Path, name: str) -> None:
         for path in sorted(folder.iterdir()):
