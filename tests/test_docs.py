@@ -67,8 +67,8 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(language, rest.partition("file=")[2].strip(), match["body"], text[: match.start()].count("\n") + 1)
 
 
-#: Pages whose commands take the longest. CI runs the other pages.
-EXHAUSTIVE = ("CONTRIBUTING.md", "docs/parallel.md", "docs/programs.md")
+#: The pages with runs whose commands CI runs, besides pages without a run. `make test-all` runs every page.
+OF_CI = ("README.md", "CONTRIBUTING.md", "docs/your-own-program.md")
 
 
 def pages_with_commands() -> Iterator[Any]:
@@ -77,8 +77,7 @@ def pages_with_commands() -> Iterator[Any]:
         commands = "".join(block.body for block in blocks(text_of(page)) if block.language == "console")
         is_slow = re.search(r"^\$ (?!.*--dry-run)(?!.*\|\| true).*profpipe run |auto_profile", commands, re.MULTILINE)
         if commands:
-            marks = [*[pytest.mark.slow] * bool(is_slow), *[pytest.mark.exhaustive] * (page in EXHAUSTIVE)]
-            yield pytest.param(page, marks=marks)
+            yield pytest.param(page, marks=pytest.mark.exhaustive if is_slow and page not in OF_CI else ())
 
 
 @dataclass(frozen=True)
