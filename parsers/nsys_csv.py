@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import bounds, kernel_classes
+from profpipe.ingest import bounds, foreign_files, kernel_classes
 from profpipe.ingest.nsys import kernel_rows, range_rows, stats_output
 from profpipe.results import schema
 
@@ -61,6 +61,7 @@ def parse(path: Path) -> schema.Tables:
     try:
         return _parse(stats_output.decode(path.read_bytes()).split("\n"))
     except stats_output.Damaged as damage:
+        foreign_files.refuse(path)
         raise errors.UnreadableFile(path, str(damage), _REMEDY) from damage
 
 

@@ -44,7 +44,9 @@ def sniff(path: Path) -> bool:
     if not head.startswith(bounds.SQLITE_HEAD):
         return False
     try:
-        return any(_is_ours(table) for table in columns.Database(path).tables())
+        tables = columns.Database(path).tables()
+        # nvprof has tables of the same names, and its own one of texts.
+        return "StringTable" not in tables and any(map(_is_ours, tables))
     except columns.FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
         return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
@@ -263,7 +265,7 @@ def _checks(export: columns.Source, work: activities.Work, calls: activities.Cal
     of_work = dict(groups(work.process))
     for process, own in groups(calls.process[calls.launches]):
         # nsys may record a call twice, under its name with and without a version.
-        launched = np.unique(calls.correlation[calls.launches[own]])
+        launched = pd.unique(calls.correlation[calls.launches[own]])
         done = np.isin(launched, work.correlation[of_work[process]]) if process in of_work else np.zeros(1, dtype=bool)
         lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
         found += [{**check, "process": process} for check in lost]
@@ -294,8 +296,14 @@ def _origin(export: columns.Source, work: activities.Work, placed: attribution.A
         unattributed_ns=float(total - attributed),
         attribution=_count_placements(placed, is_kernel),
         device=_device(export, work),
-        without_kernels="" if is_kernel.any() else "no kernels in this file",
+        without_kernels="" if is_kernel.any() else _without_kernels(work),
     )
+
+
+def _without_kernels(work: activities.Work) -> str:
+    others = int((work.is_kind("memcpy") | work.is_kind("memset")).sum())
+    only = f", only {others} {'copy or set' if others == 1 else 'copies and sets'}" if others else ""
+    return f"no kernels in this file{only}"
 
 
 def _count_placements(placed: attribution.Attribution, is_kernel: npt.NDArray[np.bool_]) -> dict[schema.Placement, int]:

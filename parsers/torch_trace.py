@@ -1,5 +1,7 @@
 """Read Chrome traces of torch.profiler (Kineto), plain or gzipped, from torch 1.8 on, of CUDA, ROCm and CPUs.
 
+Traces of jax.profiler of a GPU are read as if Kineto had written them (``profpipe.ingest.torch.xla``).
+
 The format is Kineto's ``output_json.cpp``: ``ts`` and ``dur`` are microseconds, whatever ``displayTimeUnit`` is. A GPU
 event has the correlation id of the runtime or driver call that launched it, and the ``External id`` of the operator
 around that call.
@@ -21,6 +23,7 @@ from profpipe.ingest import (
     attribution,
     bounds,
     comm_overlap,
+    foreign_files,
     groupby,
     json_stream,
     kernel_classes,
@@ -33,7 +36,10 @@ from profpipe.ingest.steps import operations, partition, reconcile, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
 
-FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
+FORMATS = (
+    "torch.profiler Chrome trace (.json, .json.gz)",
+    "Chrome trace of jax.profiler, of a GPU (.trace.json.gz)",
+)
 
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _CONV = kernel_classes.CONVOLUTION
@@ -44,6 +50,10 @@ _CONVOLUTION = re.compile(r"aten::\w*conv(olution|\d|_(transpose|depthwise|tbc))
 _BACKEND = re.compile(r"aten::(?!convolution$|_convolution$|conv\d|conv_)")
 _LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
 _RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."
+_OF_ANOTHER_TOOL = (
+    "profpipe reads no Chrome traces of other tools. Record with torch.profiler, or with nsys: "
+    "nsys profile -t cuda,nvtx -o OUT COMMAND."
+)
 
 
 def sniff(path: Path) -> bool:
@@ -62,6 +72,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     and for one without GPU events, operators and ranges.
     """
     trace = events.read(path)
+    tool = _tool(trace)
     launches = _launches(trace)
     on_gpu = not launches.empty
     if not on_gpu:
@@ -72,6 +83,9 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         launches = ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False, convolves=False)
     ranges = _ranges(trace)
     if launches.empty and not len(ranges.start):
+        foreign_files.refuse(path)
+        if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
+            raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
     calls = _calls(trace, launches)
     placed = attribution.attribute(ranges, calls)
@@ -90,15 +104,15 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     # The rank that torch.distributed gave the process.
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
-    found = steps.of_processes(pids).tables(profiler="torch", rank=rank if type(rank) is int and rank >= 0 else pd.NA)
+    found = steps.of_processes(pids).tables(profiler=tool, rank=rank if type(rank) is int and rank >= 0 else pd.NA)
     if merged := {int(pids(np.array([code]))[0]): rank for code, rank in trace.process_ranks.items()}:
         for table in ("steps", "timeline"):
             found[table] = found[table].assign(rank=found[table]["process"].map(merged).astype("Int64"))
     return schema.Tables(
-        kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler="torch"),
+        kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler=tool),
         **found,
-        ranges=range_rows.assign(profiler="torch"),
-        metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
+        ranges=range_rows.assign(profiler=tool),
+        metrics=schema.frame(schema.METRICS, metrics).assign(profiler=tool),
         origin=_origin(trace, launches, rows, placed),
     )
 
@@ -272,7 +286,7 @@ def _ranges(trace: events.Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
     recorded = [_decoded(text) for text in trace.texts]
-    names = [_range_name(text) for text in recorded]
+    names = [trace.rows.step_names.get(text) or _range_name(text) for text in recorded]
     name, process = ranges["name"].astype(int).to_numpy(), trace.process_codes[thread]
     return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, process, name, names, recorded)
 
@@ -418,14 +432,18 @@ def _origin(
     listed = [device for device in listed if device.get("id") in used] or listed
     names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
     return schema.Origin(
-        format=FORMATS[0],
-        tool="torch",
+        format=FORMATS[bool(trace.rows)],
+        tool=_tool(trace),
         attribution=_count_placements(launches, placed),
         device=", ".join(names).encode("utf-8", "replace").decode(),
         notes=(*_notes(trace, launches), *placed.paths.notes()),
         details=("ROCm: device numbers are HSA agent ids, which count CPUs too",) if is_rocm else (),
         without_kernels="no GPU events: CPU operators, each with its self time" if on_cpu else "",
     ).with_sums(kernels["duration_ns"], kernels["case"] != "")
+
+
+def _tool(trace: events.Trace) -> str:
+    return "jax" if trace.rows else "torch"
 
 
 def _count_placements(launches: pd.DataFrame, placed: attribution.Attribution) -> dict[schema.Placement, int]:

@@ -106,6 +106,13 @@ def is_disk_full(text: str) -> bool:
     return bool(_DISK_FULL_TEXT.search(text))
 
 
+def explain_disk_full(text: str) -> tuple[str, str]:
+    """Return what stopped a write, and the remedy, from a text with the message of a full disk."""
+    if os.strerror(errno.EFBIG) in text:
+        return "a file reached the limit of its size", "Raise the limit (ulimit -f)"
+    return "the disk was full", "Free some space"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``Did you mean 'seqlen'?``, or the list of known words if none is close."""
     known = sorted(set(known))

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 import forked
 import markdown_it
+import pandas as pd
 import pytest
 import yaml
 
@@ -55,6 +56,16 @@ def build(params):
         raise RuntimeError("asked to fail")
     count = 2000 * params["n"] * (100 + params["extra"] + int(os.environ.get("EXTRA", 0)))
     return lambda: sum(range(count // 100))
+"""
+#: The time of a process is from 0.2 to 20 ms.
+SCATTERS = """
+import random, time
+
+PARAMS = {"n": 1, "extra": 0}
+seconds = 2e-4 * 100 ** random.random()
+
+def build(params):
+    return lambda: time.sleep(seconds)
 """
 PIPELINE = """
 version: 1
@@ -190,6 +201,51 @@ def test_a_case_without_times_passes_no_gate_unless_it_was_skipped(outcome, expe
     tables = tables_of({"d": around(0), "e": []}, {"e": (outcome, "")})
     found = pairs.analyze(tables, run_of(1, Undecided.PASS))
     assert (found.gate, [case.case for case in found.open]) == (expected, ["e"])
+
+
+@pytest.mark.parametrize("lacks", ["A", "B"])
+def test_a_case_whose_steps_one_side_lacks_leaves_the_gate_undecided(lacks):
+    both = tables_of({"a": around(0)})
+    steps = both.metrics[~both.metrics["subject"].str.endswith(lacks)]
+    metrics = pd.concat([both.metrics.assign(metric="process_wall"), steps], ignore_index=True)
+    found = pairs.analyze(Tables(both.cases, metrics=metrics), run_of(5, Undecided.PASS))
+    assert (found.gate, [case.case for case in found.open]) == (Gate.UNDECIDED, ["a"])
+
+
+def test_first_pairs_that_chose_the_length_are_no_part_of_a_verdict():
+    ratios = {"a": [1.5, 0.6, 1.4, 0.7, *around(3)]}
+    found = pairs.analyze(tables_of(ratios), run_of(pairs=12, longer=("w",)))
+    assert found.cases[0].judgement.verdict is Verdict.SLOWER and found.cases[0].judgement.pairs == 8
+    assert pairs.analyze(tables_of(ratios), run_of(pairs=12)).cases[0].judgement.verdict is Verdict.INCONCLUSIVE
+    for gate, chosen in ((None, {("w", "a")}), (5, {("w", "a")}), (300, set())):
+        assert pairs.choose_again(tables_of(ratios), run_of(gate, pairs=8), Block.FIRST) == chosen
+
+
+def test_a_page_says_what_the_machine_resolves_where_no_pairs_on_offer_decide():
+    data, run = tables_of({"d": around(2, spread=40)}), run_of()
+    found = pairs.analyze(data, run)
+    page = "".join(map(Markdown().section, render.build_pairs(found, data, run).sections))
+    resolved = 100 * found.cases[0].judgement.resolution
+    assert f"This machine resolves {resolved:.2g} % for `w/d`: pin the clock, close other programs, or measure" in page
+    assert "over 20" in page and "To measure inconclusive cases alone" not in page
+
+
+@pytest.mark.slow
+def test_pairs_are_longer_after_first_ones_that_scatter(project):
+    (project / "sums.py").write_text(SCATTERS)
+    assert ab(project, "--aa", "--pairs", "8", "--captures", "0").returncode in (0, 5)
+    data, run = loaded(project)
+    assert run.ab.longer == ("sums",) and run.ab.pairs == 12
+    assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 13) for side in "AB"}
+    assert set(data.verdicts["pairs"]) == {8}
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "The first 4 pairs of `sums` scattered. The later ones are longer and alone count." in page
+
+
+def test_a_gate_without_a_case_or_an_end_is_undecided():
+    assert pairs.analyze(Tables(), run_of(5, Undecided.PASS)).gate is Gate.UNDECIDED
+    unfinished = replace(run_of(5, Undecided.PASS), ended=None)
+    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate is Gate.UNDECIDED
 
 
 def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
@@ -807,6 +863,10 @@ def test_a_revision_that_does_not_exist_is_refused(project, tmp_path):
         (("--b", "python:nowhere"), "--b: python:nowhere does not exist."),
         (("--b", "git:nowhere"), "--b: git:nowhere names no commit of"),
         (("--b", "set:n=1"), "workload 'sums': "),
+        (
+            ("--aa", "--gate", "5", "--pairs", "7"),
+            "--gate: cannot decide with --pairs 7: 8 pairs are the least that can",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_runs(project, arguments, message, monkeypatch, capsys):
@@ -829,8 +889,10 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     assert verdicts_of(project) == {"n=1": "slower", "n=2": "slower"}
     assert "the gate of 5 % failed: sums/n=" in done.stderr
     data, run = loaded(project)
-    assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 17) for side in "AB"}
-    assert len(run.jobs) == 32 and run.ended
+    # On a busy machine the first pairs scatter, and longer ones follow.
+    count = 12 if run.ab.longer else 8
+    assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 2 * count + 1) for side in "AB"}
+    assert len(run.jobs) == 4 * count and run.ended
     assert run.ab.b.specs == ("env:EXTRA=200",)
     # The order is drawn: some pairs begin with A, others with B.
     firsts = [job.folder[-1] for job in run.jobs[::2]]

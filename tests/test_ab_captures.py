@@ -100,8 +100,8 @@ def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(proje
 
 @pytest.mark.slow
 def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
-    done = profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2", "--gate", "1000")
-    assert done.returncode in (0, 5), done.stdout + done.stderr
+    done = profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
     data, run = loaded(project)
     assert list(data.verdicts["case"]) == ["n=1", "n=2"] and set(data.verdicts["pairs"]) == {2}
     assert len([job for job in run.jobs if job.folder.endswith("B-nsys")]) == 1

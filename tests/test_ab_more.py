@@ -331,9 +331,9 @@ def environment():
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
 
 
-def further_subjects(data, case):
+def further_subjects(data, case, begin):
     rows = data.metrics[(data.metrics["case"] == case) & (data.metrics["metric"] == "time")]
-    return {subject for subject in rows["subject"] if int(subject.split()[1]) > 8}
+    return {subject for subject in rows["subject"] if int(subject.split()[1]) >= begin}
 
 
 @pytest.mark.slow
@@ -350,18 +350,19 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     data, manifest = store.load(run)
     assert manifest.ended and manifest.ab.more == 10
     undecided = pairs.choose_again(*before, Block.FURTHER)
-    subjects = {f"pair {number} {side}" for number in range(9, 19) for side in "AB"}
+    begin = pair_blocks.first_further(manifest.ab)
+    subjects = {f"pair {number} {side}" for number in range(begin, begin + 10) for side in "AB"}
     assert ("naps", "n=1") in undecided
     for case in ("n=1", "n=2"):
-        assert further_subjects(data, case) == (subjects if ("naps", case) in undecided else set())
+        assert further_subjects(data, case, begin) == (subjects if ("naps", case) in undecided else set())
     assert (project / "visits").read_text().splitlines().count("1") == 20 * pair_blocks.VISITS
     document = json.loads(done.stdout)
     assert {case["case"]: case["further_pairs"] for case in document["cases"]}["n=1"] == 10
     # The time of a process is the mean of the medians of its visits.
-    events = run / "raw" / "naps" / "pair-09" / "A" / "events.jsonl"
+    events = run / "raw" / "naps" / f"pair-{begin:02d}" / "A" / "events.jsonl"
     measured = rounds.load_earlier_rounds(events, {"n=1"})["n=1"]["time"]
     mean = statistics.fmean(statistics.median(visit.values_ns) for visit in measured.values())
-    rows = data.metrics[(data.metrics["subject"] == "pair 9 A") & (data.metrics["case"] == "n=1")]
+    rows = data.metrics[(data.metrics["subject"] == f"pair {begin} A") & (data.metrics["case"] == "n=1")]
     assert len(measured) == pair_blocks.VISITS and list(rows["value"]) == pytest.approx([mean])
     again = forked.run(project, "resume", "out/latest", "--more", "10", env=environment())
     assert again.returncode == 0 and "has nothing left to do" in again.stdout
@@ -385,8 +386,10 @@ def test_a_run_that_is_killed_in_its_further_pairs_goes_on(project):
     done = forked.run(project, "resume", env=environment(), timeout=400)
     assert done.returncode == 0, done.stderr
     data, manifest = store.load(project / "out" / "latest")
-    assert further_subjects(data, "n=1") == {f"pair {number} {side}" for number in range(9, 19) for side in "AB"}
-    assert len({job.folder for job in manifest.jobs}) == len(manifest.jobs) == 36
+    begin = pair_blocks.first_further(manifest.ab)
+    subjects = {f"pair {number} {side}" for number in range(begin, begin + 10) for side in "AB"}
+    assert further_subjects(data, "n=1", begin) == subjects
+    assert len({job.folder for job in manifest.jobs}) == len(manifest.jobs) == 2 * (begin + 9)
     assert {case.case: case.further_pairs for case in pairs.analyze(data, manifest).cases}["n=1"] == 10
 
 

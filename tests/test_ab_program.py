@@ -96,11 +96,11 @@ def test_variables_and_a_folder_of_a_side_and_what_repeats_them(project: Path) -
 
 @pytest.mark.slow
 def test_the_file_keeps_the_steps_and_names_no_folder_of_this_machine(project: Path) -> None:
-    gate = ("--gate", "2", "--inconclusive", "pass")
+    gate = ("--pairs", "8", "--gate", "2", "--inconclusive", "pass")
     ab(project, "--aa", *gate, "--measure-steps", "3", "--stop", "--env", "SEEN", "--", "python", "bench.py")
     text = (project / "out" / "latest" / "pipeline.yaml").read_text(encoding="utf-8")
     assert text.startswith(
-        "# Repeats the run in this folder: profpipe ab pipeline.yaml --aa --pairs 1 --gate 2 --inconclusive pass\n"
+        "# Repeats the run in this folder: profpipe ab pipeline.yaml --aa --gate 2 --inconclusive pass\n"
     )
     workload = yaml.safe_load(text)["workloads"]["bench"]
     assert workload["steps"] == {"measure": 3, "stop": True} and workload["cwd"] == "../.."

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -456,6 +457,40 @@ def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(pro
 
 
 @pytest.mark.slow
+def test_a_run_that_is_stopped_does_not_wait_for_a_long_report(project, monkeypatch, capsys):
+    def stop_in_a_case(run):
+        while not list((project / "out").glob("2*/raw/*/*/events.jsonl")):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.chdir(project)
+    threading.Thread(target=stop_in_a_case, args=(project,), daemon=True).start()
+    with monkeypatch.context() as patched:
+        patched.setattr(rendering, "write_report", lambda *_: time.sleep(600))
+        begin = time.monotonic()
+        assert cli.main(["run", "--set", "n=1", "--set", "do=hang"]) == 130
+    assert time.monotonic() - begin < 60
+    folder = os.path.relpath((project / "out" / "latest").resolve())
+    assert f"report {folder}`. To continue: " in capsys.readouterr().err
+    assert cli.main(["report", "out/latest"]) == 1 and (project / "out" / "latest" / "SUMMARY.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [b"bad\xff", "größe".encode()])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    folder.mkdir()
+    (folder / "sums.py").write_text(WORKLOAD)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    for env in ({}, {"LC_ALL": "C"}):
+        assert profpipe(folder, "run", "--set", "n=1", env=env).returncode == 0
+        assert profpipe(folder, "resume", "out/latest", env=env).returncode == 0
+        assert profpipe(folder, "compare", "latest", "latest", "--gate", "5", env=env).returncode == 0
+    assert profpipe(tmp_path, "run", f"{folder}/pipeline.yaml", "--out", f"{folder}/other").returncode == 0
+    assert profpipe(tmp_path, "report", f"{folder}/other/latest").returncode == 0
+
+
+@pytest.mark.slow
 def test_resume_without_an_unfinished_run_is_an_error(project):
     assert profpipe(project, "run").returncode == 0
     done = profpipe(project, "resume")
@@ -668,7 +703,7 @@ def test_a_gate_without_comparable_cases_is_undecided(project):
     first, second = sorted(path.name for path in (project / "out").glob("2*"))
     assert profpipe(project, "compare", first, second).returncode == 0
     done = profpipe(project, "compare", first, second, "--gate", "5")
-    assert done.returncode == 5 and "nothing to judge" in done.stderr
+    assert done.returncode == 5 and "1 case of A has no time of its kind in B: sums/do=work,n=1" in done.stderr
     assert profpipe(project, "compare", first, first, "--gate", "nan").returncode == 2
 
 

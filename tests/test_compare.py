@@ -13,6 +13,7 @@ from profpipe.analysis.compare_runs import (
     compare_runs,
     plain_processes,
 )
+from profpipe.analysis.verdict import Gate
 from profpipe.report import comparison_text
 from profpipe.results import schema
 from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest
@@ -33,6 +34,8 @@ BEFORE = run_with(same=(100.0, 99.0, 101.0), slow=(100.0, 99.0, 101.0), gone=(1.
 AFTER = run_with(same=(101.0, 100.0, 102.0), slow=(110.0, 109.0, 111.0), new=(1.0, 1.0, 1.0), bare=(120.0, None, None))
 
 
+#: AFTER lacks a case.
+GONE = {GateCause.ABSENT: ("w/gone",)}
 ENDED = Manifest(ended="2026-11-20T06:00:00+00:00", machine=Machine(gpus=(Gpu(name="NVIDIA H200"),)))
 
 
@@ -64,9 +67,9 @@ def test_a_difference_within_the_intervals_is_noise():
 def test_a_gate_fails_for_slower_cases_but_not_for_noise():
     found = compared(BEFORE, AFTER)
     assert found.find_gate_causes(0.5) == {GateCause.SLOWER: ("w/slow", "w/bare")}
-    assert found.find_gate_causes(25) == {}
+    assert found.find_gate_causes(25) == GONE
     wide = known(0.08, "same", "slow", "bare")
-    assert compared(BEFORE, AFTER, wide).find_gate_causes(0.5) == {}
+    assert compared(BEFORE, AFTER, wide).find_gate_causes(0.5) == GONE
 
 
 def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
@@ -74,9 +77,9 @@ def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
     assert {change.name: change.is_beyond_noise for change in found.changes} == {
         "w/same": False, "w/slow": None, "w/bare": None,
     }  # fmt: skip
-    assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare")}
-    assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",)}
-    assert found.find_gate_causes(25) == {}
+    assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare"), **GONE}
+    assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",), **GONE}
+    assert found.find_gate_causes(25) == GONE
     assert "+10.0%  no verdict\n" in comparison_text.text(found)
     assert "2 cases are more than 0.5 % slower, and how far runs" in comparison_text.gate_text(found, 0.5)
 
@@ -85,7 +88,7 @@ def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may
     of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {Source.PAIRS: 8})) for case in ("same", "slow", "bare")}
     found = compared(BEFORE, run_with(same=(110.0, 109.0, 111.0), slow=(104.0, 103.0, 105.0)), of_pairs)
     assert {change.name: change.is_beyond_noise for change in found.changes} == {"w/same": None, "w/slow": False}
-    assert found.find_gate_causes(1) == {GateCause.UNDECIDED: ("w/same",)}
+    assert found.find_gate_causes(1) == {GateCause.UNDECIDED: ("w/same",), GateCause.ABSENT: ("w/gone", "w/bare")}
 
 
 def test_a_difference_below_the_floor_of_a_verdict_is_noise_however_calm_the_processes():
@@ -215,11 +218,22 @@ def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference(
         assert found.changed_params == () and len(found.changes) == 3
 
 
-def test_cases_missing_in_the_second_run_are_named_and_pass_a_gate():
+def test_cases_missing_in_the_second_run_are_named_and_leave_a_gate_undecided():
     found = compared(BEFORE, AFTER)
-    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none in B" in comparison_text.text(found)
-    assert comparison_text.gate_text(found, 25) == ""
+    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison_text.text(found)
+    assert (
+        comparison_text.gate_text(found, 25)
+        == "the gate is undecided: 1 case of A has no time of its kind in B: w/gone"
+    )
+    assert found.judge_gate(25) is Gate.UNDECIDED and found.judge_gate(5) is Gate.FAILED
     assert "2 cases are more than 5 % slower" in comparison_text.gate_text(found, 5)
+
+
+def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
+    wall = Tables(metrics=BEFORE.metrics.assign(metric="process_wall"))
+    for a, b in ((BEFORE, wall), (wall, BEFORE)):
+        found = compared(a, b)
+        assert found.changes == () and len(found.absent) == 4 and found.judge_gate(100) is Gate.UNDECIDED
 
 
 def test_different_gpus_are_named():

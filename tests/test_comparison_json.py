@@ -56,9 +56,11 @@ def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest
     cases = cases_of(document)
     assert cases["slow"]["ratio"] == pytest.approx(1.1) and cases["slow"]["difference_ns"] == pytest.approx(1e5)
     assert [cases[name]["verdict"] for name in cases] == [None] * 3
-    assert [cases[name]["gate"] for name in ("slow", "same", "gone")] == ["undecided", "passed", "passed"]
+    assert [cases[name]["gate"] for name in ("slow", "same", "gone")] == ["undecided", "passed", "undecided"]
     assert [cases[name].get("is_beyond_noise") for name in ("slow", "same", "gone")] == [None, False, None]
-    assert document["warnings"] == [{"kind": "not_compared", "text": "w/gone: has a time in A and none in B"}]
+    assert document["warnings"] == [
+        {"kind": "not_compared", "text": "w/gone: has a time in A and none of the same kind in B"}
+    ]
 
 
 def test_groups_of_runs_have_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

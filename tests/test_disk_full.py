@@ -272,6 +272,33 @@ def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path,
     assert "has nothing left to do" in profpipe(tmp_path, "resume", folder.name).stdout
 
 
+#: A file longer than the limit: Python ignores the signal, and another program ends by it.
+TOO_LONG = """
+import resource
+import signal
+import sys
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+if "killed" in sys.argv:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+with open("long", "wb") as file:
+    file.write(bytes(1 << 21))
+    file.flush()
+    file.write(bytes(1 << 21))
+"""
+
+
+@pytest.mark.parametrize(("argument", "reason"), [("", "File too large"), ("killed", "killed by SIGXFSZ: File too la")])
+def test_the_limit_of_a_files_size_is_not_called_a_full_disk(tmp_path: Path, argument: str, reason: str) -> None:
+    (tmp_path / "long.py").write_text(TOO_LONG)
+    done = profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "long.py", argument)
+    assert (
+        "1 case failed because a file reached the limit of its size. Raise the limit (ulimit -f), then" in done.stderr
+    )
+    data, _ = store.load((tmp_path / "out" / "latest").resolve())
+    assert set(data.cases["status"]) == {"failed"} and reason in data.cases["reason"].iloc[0]
+
+
 def in_own_namespace(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script], cwd=folder, capture_output=True, text=True,

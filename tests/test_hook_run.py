@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pandas as pd
 import pytest
 from hooked import LOOP
-from program import profpipe, rows
+from program import ROOT, profpipe, rows
 
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
@@ -145,6 +147,21 @@ own.export_chrome_trace("log/mine.json")
     assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.csv"))
 
 
+def test_a_trace_that_cannot_be_copied_fails_its_case_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    pipeline(tmp_path, f"open('log/' + {'n' * 245!r} + '.json', 'w').write('{{}}')", profilers=["torch"], hook=False)
+    given = json.loads((tmp_path / "pipeline.yaml").read_text())
+    del given["workloads"]["loop"]["steps"]
+    given["workloads"]["loop"]["collect"] = "log/*.json"
+    given["workloads"]["other"] = {"command": [sys.executable, "-c", ""], "profilers": ["plain"], "hook": False}
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(given))
+    assert "internal error" not in forked.run(tmp_path, "run", "pipeline.yaml", "--out", "out").stderr
+    ended = {row["workload"]: (row["status"], row["reason"]) for row in rows(tmp_path / "out/latest/cases.csv")}
+    assert ended["other"] == ("ok", "")
+    assert ended["loop"][0] == "failed"
+    assert ended["loop"][1].startswith("a file of collect: cannot be copied: [Errno 36] File name too long: '")
+
+
 def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
     pipeline(tmp_path, "print('no torch')", profilers=["plain"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
@@ -187,3 +204,52 @@ def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path: Path, nsy
 @pytest.fixture
 def nsys_on_path(nsys: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(nsys.parent), os.environ["PATH"]])}
+
+
+# --- a program with a profiler ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_trace_of_a_programs_own_profiler_is_the_capture_of_torch(tmp_path: Path) -> None:
+    profpipe(
+        tmp_path, "run", "-p", "torch", "--", sys.executable, ROOT / "tests" / "data" / "reported" / "own_profiler.py"
+    )
+    folder = tmp_path / "out" / "latest"
+    (case,) = rows(folder / "cases.csv")
+    assert (case["status"], case["profiler"]) == ("ok", "torch")
+    # The program's schedule records three steps.
+    assert sum(row["state"] != "other" for row in rows(folder / "steps.csv")) == 3
+    assert "the program uses torch.profiler itself" in (folder / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+PROFILES_ITSELF = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+layer = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+with profile(activities=[ProfilerActivity.CPU]) as own:
+    for _ in range(30):
+        layer(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_trace_that_the_program_exports_is_taken_and_stays_where_the_program_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROFILES_ITSELF + "own.export_chrome_trace('own.json.gz')\n", encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py")
+    (taken,) = (tmp_path / "out" / "latest" / "raw" / "train" / "torch").glob("*.pt.trace.json.gz")
+    theirs, ours = (json.loads(gzip.decompress(path.read_bytes())) for path in (tmp_path / "own.json.gz", taken))
+    assert len(theirs["traceEvents"]) == len(ours["traceEvents"]) > 100
+    assert "ok" in {row["status"] for row in rows(tmp_path / "out" / "latest" / "cases.csv")}
+
+
+@pytest.mark.slow
+def test_a_profiler_that_leaves_no_trace_is_the_reason_of_the_missing_capture(tmp_path: Path) -> None:
+    # The process ends without the end of its profiler, and without that of Python.
+    program = PROFILES_ITSELF.replace("with profile", "import os\nwith profile") + "    os._exit(0)\n"
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "torch", "--", sys.executable, "train.py")
+    (case,) = rows(tmp_path / "out" / "latest" / "cases.csv")
+    assert case["status"] == "skipped" and "collect:" in case["reason"]
+    assert case["reason"].startswith("nothing was recorded: the program uses torch.profiler itself")

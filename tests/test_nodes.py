@@ -178,8 +178,8 @@ def test_ranks_that_files_do_not_state_follow_the_tasks_and_not_the_process_ids(
         made = [{**place, **case, "step": step, "start_ns": 0.0, "wall_ns": 1.0 + task} for step in range(3)]
         return Tables(steps=schema.frame(schema.STEPS, made))
 
-    # Twelve nodes with two GPUs, whose processes have falling ids.
-    read = [steps_of(task, device, 100 - task) for task in range(12) for device in range(2)]
+    # Twelve nodes with two processes of one GPU each, which have falling ids.
+    read = [steps_of(task, device, 100 - 2 * task - device) for task in range(12) for device in range(2)]
     steps = reader.combine(read).steps
     found = steps[["source", "device", "rank"]].drop_duplicates()
     ranks = {(int(re.findall(r"task(\d+)", s)[0]), int(d)): int(r) for s, d, r in found.itertuples(index=False)}

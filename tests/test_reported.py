@@ -131,9 +131,10 @@ def test_a_process_whose_kernels_were_not_recorded_is_named(folders: dict[str, P
     assert steps_of(folders, name).empty
 
 
-def test_the_devices_of_a_process_share_its_steps(folders: dict[str, Path]) -> None:
+def test_the_devices_of_a_process_are_no_ranks_and_share_its_steps(folders: dict[str, Path]) -> None:
     steps = steps_of(folders, "one_process_four_gpus.sqlite")
     assert steps["process"].nunique() == 1 and steps["device"].nunique() == 4
+    assert set(steps["rank"]) == {0}
 
 
 def test_the_range_and_the_stride_that_make_a_step_are_said(folders: dict[str, Path]) -> None:

@@ -23,7 +23,7 @@ from profpipe.ingest import reader, registry
 from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.states import states
 from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
-from profpipe.results.schema import STEP_PREFIX, STEPS, Tables, empty, frame
+from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
@@ -132,8 +132,8 @@ def test_replays_of_a_graph_are_steps_and_the_eager_passes_before_are_not(tmp_pa
 def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables]) -> None:
     tables = loops["ddp"]
     numbers, steady = metrics(tables), tables.steps[tables.steps["state"] == "steady"]
+    assert numbers["step_time", ""] == steady.groupby("step")["wall_ns"].mean().median()
     medians = steady.groupby("rank")["wall_ns"].median()
-    assert numbers["step_time", ""] == medians.mean()
     assert [numbers["step_time", f"rank {rank}"] for rank in (0, 1)] == medians.tolist()
     launches = sum(value for (metric, _), value in numbers.items() if metric == "step_launches")
     copies = sum(value for (metric, name), value in numbers.items() if metric == "step_launches" and "[CUDA" in name)
@@ -141,6 +141,26 @@ def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables
     kernel_ns = {name: value for (metric, name), value in numbers.items() if metric == "step_kernel_time"}
     of_kernels = sum(value for name, value in kernel_ns.items() if "[CUDA" not in name)
     assert of_kernels == pytest.approx(steady.groupby("rank")["kernel_ns"].mean().mean())
+
+
+VARY = ROOT / "tests" / "data" / "steps_vary"
+
+
+@pytest.mark.parametrize("kind", ["varlen_infer", "varlen_own", "decode_long"])
+def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_path: Path, kind: str) -> None:
+    steps = parsed(unzipped(VARY / f"{kind}.sqlite.gz", tmp_path)).steps
+    known = json.loads((VARY / "truth.json").read_text())[kind]
+    # A prefill is other work. The first one comes before the first step.
+    own = [(kernels, ns) for label, kernels, ns, _ in known if label != "prefill"]
+    prefills = [(kernels, ns) for label, kernels, ns, _ in known if label == "prefill"][1:]
+    found = steps[steps["state"] != "other"]
+    assert list(found[["kernels", "kernel_ns"]].itertuples(index=False, name=None)) == own
+    other = steps[steps["state"] == "other"]
+    assert list(other[["kernels", "kernel_ns"]].itertuples(index=False, name=None)) == prefills
+    last = [(row, following[3]) for row, following in itertools.pairwise(known) if row[0] != "prefill"]
+    assert found["wall_ns"].iloc[:-1].median() == pytest.approx(
+        np.median([end - row[3] for row, end in last]), rel=0.02
+    )
 
 
 # --- recordings of many tools ----------------------------------------------------------------------------------------
@@ -461,6 +481,10 @@ class Loop(Export):
             self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
             self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
 
+    def pause(self) -> None:
+        """Let the host do something else for the time of five launches."""
+        self.launches += 5
+
     def steps(self, folder: Path, grids: bool = False) -> pd.DataFrame:
         also = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ"} if grids else None
         return parsed(self.write_sqlite(folder / "x.sqlite", also=also)).steps
@@ -583,6 +607,106 @@ def test_a_long_evaluation_does_not_hide_the_optimizers(tmp_path: Path) -> None:
     assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [238]
 
 
+def test_lengths_of_input_that_take_turns_are_no_turns_of_optimizers(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(16):
+        loop.run(*STEP, *[f"length_{n % 4}"] * (n % 4), ADAM, ADAM)
+    assert counts(loop.steps(tmp_path)) == [22, 23, 24, 25] * 4
+
+
+# --- patterns without an optimizer: steps around an anchor ---
+
+LAYER = ["norm", "qkv_{}", "attention", "out_{}", "add", "norm", "up_{}", "gelu", "down_{}", "add"]
+
+
+def forward(length: int, layers: int = 4) -> list[str]:
+    """A pass over an input: its length chooses the matrix kernels, and adds some."""
+    split = ["split"] if length < 3 else []
+    return ["embed", *([*(name.format(length) for name in LAYER), *split] * layers), "norm", f"head_{length}"]
+
+
+def backward(length: int, layers: int = 4) -> list[str]:
+    return ["loss", "loss_back", *([f"back_{length}", "gelu_back", f"weight_{length}", "norm_back", "add"] * layers)]
+
+
+BY_HAND = ["scale", "subtract"] * 12
+
+
+@pytest.mark.parametrize("lengths", ["random", "turns", "one"])
+@pytest.mark.parametrize("kind", ["train", "infer", "accumulate"])
+def test_steps_with_inputs_of_any_length_are_found(tmp_path: Path, kind: str, lengths: str) -> None:
+    loop, random = Loop(), np.random.default_rng(3)
+    loop.run("init", "init", "fill")
+    numbers = {"random": random.integers(0, 9, 100), "turns": np.arange(100) * 2 % 9, "one": np.full(100, 5)}[lengths]
+    inputs = iter(numbers.tolist())
+    known = []
+    for _ in range(18):
+        parts = {"train": lambda n: forward(n) + backward(n), "infer": lambda n: [*forward(n), "argmax"]}
+        of_input = parts.get(kind, parts["train"])
+        step = [name for _ in range(4 if kind == "accumulate" else 1) for name in of_input(next(inputs))]
+        step += [] if kind == "infer" else BY_HAND
+        loop.pause()
+        loop.run(*step)
+        known.append(len(step))
+    assert counts(loop.steps(tmp_path)) == known
+
+
+def test_an_evaluation_after_each_fifth_step_is_other_work(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(20):
+        loop.pause()
+        loop.run(*forward(5), *backward(5), *BY_HAND)
+        if n % 5 == 4:
+            loop.pause()
+            loop.run(*forward(5), "accuracy")
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [len(forward(5) + backward(5) + BY_HAND)] * 20
+    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [len(forward(5)) + 1] * 3
+
+
+def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(20):
+        loop.run(*forward(5), *backward(5), *BY_HAND, *(["norm_of_gradients"] if n % 5 == 4 else []))
+    assert len(counts(loop.steps(tmp_path))) == 20
+
+
+@pytest.mark.parametrize("layers", [3, 12, 40])
+def test_the_layers_of_a_step_are_no_steps(tmp_path: Path, layers: int) -> None:
+    loop = Loop()
+    for _ in range(12):
+        loop.run(*(["norm", "embed"] + [f"l{n}" for n in range(14)] * layers + ["norm", "head", "argmax"]))
+    assert counts(loop.steps(tmp_path)) == [14 * layers + 5] * 12
+
+
+def test_communication_comes_anywhere_between_the_kernels_of_a_step(tmp_path: Path) -> None:
+    loop, random = Loop(), np.random.default_rng(4)
+    for _ in range(15):
+        step = [*forward(5), *backward(5), *BY_HAND]
+        for place in sorted(random.integers(1, len(step), 12).tolist(), reverse=True):
+            step.insert(place, NCCL)
+        loop.pause()
+        loop.run(*step)
+    assert counts(loop.steps(tmp_path)) == [len(forward(5) + backward(5) + BY_HAND) + 12] * 15
+
+
+def test_a_recording_may_begin_and_end_inside_a_step(tmp_path: Path) -> None:
+    loop, step = Loop(), [*forward(5), *backward(5), *BY_HAND]
+    loop.run(*step[40:])
+    for _ in range(10):
+        loop.pause()
+        loop.run(*step)
+    assert counts(loop.steps(tmp_path)) == [len(step)] * 10
+
+
+@pytest.mark.parametrize("seed", [13, 89, 7])
+def test_frequent_kernels_without_an_order_are_no_steps(tmp_path: Path, seed: int) -> None:
+    loop, random = Loop(), np.random.default_rng(seed)
+    kinds, number = int(random.integers(3, 60)), int(random.integers(50, 3000))
+    loop.run(*(f"k{n}" for n in random.zipf(1.5, number) % kinds))
+    assert loop.steps(tmp_path).empty
+
+
 def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path: Path) -> None:
     """A step that holds the sequence twice, then once, and so on, may not be what the user means."""
     loop = Loop()
@@ -693,9 +817,9 @@ def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
     assert set(tables.steps["copy_ns"]) == {100}
 
 
-def one_rank(export: Export, pid: int, device: int, period: int) -> None:
+def one_rank(export: Export, pid: int, device: int, period: int, first: int = 0) -> None:
     for n in range(10):
-        export.range(period * n, period * n + period, f"step_{n}", pid)
+        export.range(period * n, period * n + period, f"step_{first + n}", pid)
         export.call(period * n + 10, period * n + 12, n + 1, pid)
         export.kernel(period * n + 20, period * n + 70, n + 1, "k", pid, deviceId=device)
 
@@ -712,13 +836,102 @@ def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path: Path) 
     assert (numbers["step_kernel_time", "k"], numbers["step_launches", "k"]) == (50, 1)
 
 
-def trace(folder: Path, rank: int, kernel: str, period: int) -> Path:
-    """A trace of torch.profiler of one rank of two, with six steps."""
+def test_devices_of_one_process_are_one_rank_and_share_its_steps(tmp_path: Path) -> None:
+    """Layers on two devices: the second one begins when the first has finished, and ends each step."""
+    export = Export()
+    for n in range(10):
+        at = 1000 * n + (100 if n == 5 else 0)
+        export.range(1000 * n, 1000 * n + 1000, f"step_{n}")
+        for device, begin, end in ((0, 20, 320), (1, 400, 500)):
+            correlation = 2 * n + device + 1
+            export.call(1000 * n + 10 + device, 1000 * n + 12 + device, correlation)
+            export.kernel(at + begin, at + end, correlation, f"k{device}", deviceId=device)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(tables.steps["rank"]) == {0} and set(tables.steps["device"]) == {0, 1}
+    assert set(tables.timeline["rank"]) == {0}
+    states_of = tables.steps.groupby("step")["state"]
+    assert (states_of.nunique() == 1).all() and states_of.first()[5] == "outlier"
+    numbers = metrics(tables)
+    assert numbers["step_time", ""] == 1000 and ("step_time", "rank 0") not in numbers
+    # A kernel of one of the two devices counts half.
+    assert (numbers["step_kernel_time", "k0"], numbers["step_kernel_time", "k1"]) == (150, 50)
+    assert numbers["step_outlier_idle_launch", "rank 0 device 1 step 4"] == pytest.approx(100)
+
+
+def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tmp_path: Path) -> None:
+    """Rank 1 lacks the first two steps, and one of its steps takes longer."""
+    lengths = [[100] * 14, [300, 300, *[100] * 5, 400, *[100] * 6]]
+    files = [trace(tmp_path, rank, "k", own, first=2 * rank) for rank, own in enumerate(lengths)]
+    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
+    steps = reader.combine(result.tables for result in results).steps
+    by_state = {state: set(own["step"]) for state, own in steps.groupby("state")}
+    steady = {*range(4, 14)} - {9}
+    assert by_state == {"unmatched": {0, 1, 14, 15}, "warmup": {2, 3}, "outlier": {9}, "steady": steady}
+    assert (steps.groupby("step")["state"].nunique() == 1).all()
+
+
+def test_ranks_without_a_common_number_have_no_steady_step(tmp_path: Path) -> None:
+    export = Export()
+    for rank, pid in enumerate((20, 30)):
+        one_rank(export, pid, rank, 200, first=20 * rank)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(tables.steps["state"]) == {"unmatched"} and set(tables.timeline["rank"]) == {0, 1}
+    assert ("step_time", "") not in metrics(tables)
+
+
+def test_the_warmup_that_the_user_declared_stays_on_several_ranks() -> None:
+    place = {"workload": "w", "case": "c", "profiler": "plain", "rule": "optimizer"}
+    rows = [
+        {**place, "source": f"rank{rank}", "process": rank, "step": n, "wall_ns": 100.0, "state": state}
+        for rank in range(2)
+        for n, state in enumerate(["warmup"] * 4 + ["steady"] * 6)
+    ]
+    steps = reader.combine([Tables(steps=frame(STEPS, rows))]).steps
+    assert steps["state"].tolist() == [row["state"] for row in rows]
+
+
+def test_the_time_of_ranks_that_wait_in_turn_is_even() -> None:
+    """The mean over the ranks is 60 in each step, while each rank has steps of 30 and 90."""
+    place = {"workload": "w", "case": "c", "profiler": "nsys", "rule": "optimizer", "source": "s", "state": "steady"}
+    rows = [
+        {**place, "process": rank, "step": n, "wall_ns": 90.0 if n % 2 == rank else 30.0}
+        for rank in range(2)
+        for n in range(12)
+    ]
+    numbers = metrics(reader.combine([Tables(steps=frame(STEPS, rows))]))
+    assert (numbers["step_time", ""], numbers["step_spread", ""]) == (60, pytest.approx(1.0, abs=0.5))
+
+
+@pytest.mark.parametrize(("steps", "has_interval"), [(4, False), (5, True)])
+def test_fewer_than_five_steady_steps_have_no_interval(steps: int, has_interval: bool) -> None:
+    place = {"workload": "w", "case": "c", "profiler": "nsys", "source": "s", "process": 1, "state": "steady"}
+    rows = [{**place, "step": n, "wall_ns": 100.0 * (1 + n)} for n in range(steps)]
+    row = reader.combine([Tables(steps=frame(STEPS, rows))]).metrics.set_index("metric").loc["step_time"]
+    assert (pd.notna(row["ci_low"]), pd.notna(row["ci_high"])) == (has_interval, has_interval)
+
+
+def test_figures_of_checks_become_metrics_as_they_are() -> None:
+    place = {"run": "r", "workload": "w", "case": "", "profiler": "nsys", "source": "s", "process": 7}
+    value = {"metric": "check_late_end", "subject": "stream 7", "value": 3.0, "unit": "1", "n": 2}
+    figures = frame(STEP_FIGURES, [{**place, **value}])
+    steps = [
+        {**place, "process": pid, "step": n, "state": "steady", "wall_ns": 1.0} for pid in (7, 8) for n in range(3)
+    ]
+    for tables in (Tables(step_figures=figures), Tables(step_figures=figures, steps=frame(STEPS, steps))):
+        found = reader.combine([tables]).metrics
+        (row,) = found[found["metric"] == "check_late_end"].to_dict("records")
+        assert {name: row[name] for name in value} == value and (row["run"], row["workload"]) == ("r", "w")
+
+
+def trace(folder: Path, rank: int, kernel: str, period: int | list[int], first: int = 0) -> Path:
+    """A trace of torch.profiler of one rank of two, with six steps or one of each length."""
     events: list[dict[str, Any]] = []
-    for n in range(6):
-        t = period * n
+    lengths = [period] * 6 if isinstance(period, int) else period
+    starts = itertools.accumulate(lengths, initial=0)
+    for n, (t, length) in enumerate(zip(starts, lengths, strict=False), start=first):
         base = {"ph": "X", "pid": 100 + rank, "tid": 1}
-        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": t, "dur": period})
+        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": t, "dur": length})
         args = {"correlation": n + 1}
         call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": t + 1, "dur": 2, "args": args}
         events.append({**base, **call})

@@ -70,6 +70,11 @@ def wait_until_gone(pids: list[int], wait_s: float) -> list[int]:
     return left
 
 
+def supervisor_of(runner: subprocess.Popen[str]) -> int:
+    (pid,) = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    return int(pid)
+
+
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A runner, and the processes of its job, all of which ignore signals."""
@@ -96,11 +101,17 @@ def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> Non
     assert wait_until_gone(pids, 2.0) == []
 
 
+def test_a_supervisor_that_is_stopped_ends_what_it_started_when_the_runner_is_killed(started) -> None:
+    runner, pids = started
+    os.kill(supervisor_of(runner), signal.SIGSTOP)
+    runner.kill()
+    assert wait_until_gone(pids, 2.0) == []
+
+
 @pytest.mark.slow
 def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started) -> None:
     runner, pids = started
-    (supervisor,) = (int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split())
-    os.kill(supervisor, signal.SIGKILL)
+    os.kill(supervisor_of(runner), signal.SIGKILL)
     output, _ = runner.communicate(timeout=30)
     assert output.startswith("crashed killed by SIGKILL") and runner.returncode == 0
     assert wait_until_gone(pids, 0.0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from report_study import (
 )
 
 from profpipe.analysis import kernel_breakdown
-from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, Measure, WorkloadFindings
+from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, Measure, Shape, WorkloadFindings
 from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
 from profpipe.measure.flags import Flag
+from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import cases as cases_section, flags, kernel_share, other_classes, switch_cost, times
@@ -135,6 +137,17 @@ def test_the_delay_of_the_power_is_explained_where_power_is_shown(watts: float |
     assert any(text.startswith("Power is read") for text in texts(cases_section.cases(workload, workload))) is (
         watts is not None
     )
+
+
+def test_the_size_of_a_shape_is_computed_a_few_times_however_many_shapes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"impl={impl},n={n}" for n in range(1, 301) for impl in ("a", "b")]
+    found = only(tables(metrics=[metric_row(name, "time", 1e6) for name in names]), "a")
+    calls, size = itertools.count(), Shape.size.fget
+    monkeypatch.setattr(Shape, "size", property(lambda shape: (next(calls), size(shape))[1]))
+    assert 0 < len(selection.shapes(found)) < 300
+    assert next(calls) < 10 * 300
 
 
 def test_of_shapes_with_the_same_work_the_longest_is_the_largest() -> None:

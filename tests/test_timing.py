@@ -6,8 +6,10 @@ clocks and its allocator follow the test.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import resource
 import sys
 import time
 import weakref
@@ -307,6 +309,23 @@ def test_the_range_is_closed_and_the_error_is_raised_if_the_callable_fails() -> 
     assert open_ranges == []
 
 
+def test_a_second_case_costs_no_page_faults_for_the_flush_of_the_caches() -> None:
+    timers = [CpuTimer() for _ in range(3)]
+    before = []
+    for timer in timers:
+        with timer:
+            timer.flush()
+        before.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    assert before[-1] - before[0] < timers[0].flush_bytes / resource.getpagesize() / 10
+
+
+@pytest.mark.parametrize("times", [[0], [3000, 1000]])
+def test_a_clock_that_stands_or_goes_back_measures_nothing(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> None:
+    monkeypatch.setattr(time, "perf_counter_ns", itertools.cycle(times).__next__)
+    with pytest.raises(RuntimeError, match=r"perf_counter measured a time of -?[0-9]+ ns: the clock is too coarse, or"):
+        on_cpu(lambda: None, 3, Log().annotate)
+
+
 def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_process_can_have_filled_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -435,7 +454,7 @@ def test_a_full_load_is_reported_with_the_samples(gpu: StandInGpu) -> None:
     assert not on_gpu(gpu, kernels(gpu, 1, 20_000)).fully_loaded
     named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate}
     assert not sampling.sample(gpu.call, device="cuda", prior=PriorMeasurement(keeps_clock=True), **named).fully_loaded
-    assert not sampling.sample(lambda: None, device="cpu", **named).fully_loaded
+    assert not sampling.sample(gpu.call, device="cpu", **named).fully_loaded
 
 
 def test_the_gpu_is_loaded_until_times_are_stable_or_half_the_budget_is_spent(gpu: StandInGpu) -> None:

@@ -296,3 +296,37 @@ def test_the_benchmark_prints_the_tables_of_the_documentation():
     begins = ("| processes vary", "| groups", "| runs", "| visits in a process")
     heads = [line for line in done.stdout.splitlines() if line.startswith(begins)]
     assert len(heads) == 7 and all(head in page for head in heads)
+
+
+@pytest.mark.parametrize("difference", [0.65, -2.0])
+def test_pairs_scatter_by_their_spread_and_never_by_their_difference(difference: float) -> None:
+    assert verdict.scatters([difference + value for value in (-0.3, 0.1, 0.2, -0.1)])
+    assert not verdict.scatters([difference + value for value in (-0.01, 0.0, 0.01, 0.02)])
+    assert verdict.scatters([difference + value for value in (-0.01, 0.0, 0.01, 0.02)], percent=1)
+
+
+@pytest.mark.parametrize("sizes", [(0.3, 0.1, 0.2, 0.05), (0.01, 0.02, 0.03, 0.02)])
+def test_the_order_of_the_sides_never_changes_whether_pairs_scatter(sizes: tuple[float, ...]) -> None:
+    signed = (
+        [size * sign for size, sign in zip(sizes, signs, strict=True)] for signs in itertools.product((1, -1), repeat=4)
+    )
+    assert len({verdict.scatters(values) for values in signed}) == 1
+
+
+@pytest.mark.parametrize(("spread", "later"), [(0.03, 0.01), (0.05, 0.03), (0.4, 0.4)])
+def test_to_choose_longer_pairs_by_the_first_ones_gives_no_more_false_verdicts(spread: float, later: float) -> None:
+    generator, false = random.Random(3), 0
+    for _ in range(2000):
+        first = [generator.gauss(0, spread) for _ in range(4)]
+        judged = [generator.gauss(0, later) for _ in range(8)]
+        if not verdict.scatters(first):
+            judged = [*first, *(generator.gauss(0, spread) for _ in range(4))]
+        false += verdict.judge(judged).verdict in (Verdict.FASTER, Verdict.SLOWER)
+    assert false / 2000 <= 2 / 2**8 + 3 * math.sqrt(2 / 2**8 / 2000)
+
+
+def test_what_a_machine_resolves_is_half_the_interval_or_the_floor() -> None:
+    noisy = verdict.judge([-0.3, 0.2, 0.1, -0.1, 0.3, -0.2, 0.05, 0.0])
+    assert noisy.resolution == pytest.approx(math.expm1(0.3), rel=0.2)
+    assert verdict.judge([0.0001 * value for value in range(8)]).resolution == verdict.LEAST_FLOOR
+    assert verdict.judge([0.1, 0.2]).resolution is None

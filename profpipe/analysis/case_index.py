@@ -78,7 +78,7 @@ class CaseIndex:
     flags: Mapping[Key, tuple[str, ...]]
     #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps, and of recordings.
     step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
-    #: The ranks whose mean the totals are, where they are means.
+    #: The GPUs, or processes without one, whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
     #: The processes behind the times of a case that several processes repeated.
     process_counts: Mapping[Key, int]
@@ -122,8 +122,9 @@ class CaseIndex:
             # A rule may have both a global and a local estimate.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
         counts = kernel_totals.count_ranks(tables.kernels) if is_command else {}
-        in_steps = tables.steps.groupby(["case", "profiler"], sort=False)["rank"].nunique().reset_index()
-        counts |= {(case, profiler): n for case, profiler, n in rows(in_steps, "case", "profiler", "rank")}
+        places = tables.steps[["case", "profiler", "rank", "device"]].drop_duplicates()
+        in_steps = places.groupby(["case", "profiler"], sort=False).size()
+        counts |= {(str(case), str(profiler)): int(n) for (case, profiler), n in in_steps.items()}
         sums = kernel_totals.sum_kernels(tables.kernels)
         totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}

@@ -64,7 +64,8 @@ def case_results(
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
-    cases = {id: _with_node_mark(case, nodes, cases, data) for id, case in cases.items()}
+    if nodes.of_cases:
+        cases = {id: _with_node_mark(case, nodes, cases, data) for id, case in cases.items()}
     shared = shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):

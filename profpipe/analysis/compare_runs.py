@@ -102,7 +102,14 @@ class GateCause(Enum):
     CHANGED_PARAMS = "changed_params"
     #: Cases may be slower, and whether that is chance or drift is not known.
     UNDECIDED = "undecided"
+    #: Cases of A that have no time in B to compare with.
+    ABSENT = "absent"
     NOTHING_TO_JUDGE = "nothing_to_judge"
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if the gate neither passes nor fails."""
+        return self in (GateCause.UNDECIDED, GateCause.ABSENT, GateCause.NOTHING_TO_JUDGE)
 
 
 class JudgedChange(Protocol):
@@ -125,7 +132,7 @@ class Comparison(Generic[_Change]):
     """The runs of B compared with those of A. Cases are given by name."""
 
     changes: tuple[_Change, ...]
-    #: Cases with a time in A that failed in B, and those that have no time in B for another reason.
+    #: Cases with a time in A that failed in B, and those without a time of the same kind in B for another reason.
     lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     changed_params: tuple[ChangedCase, ...] = ()
@@ -148,19 +155,18 @@ class Comparison(Generic[_Change]):
             GateCause.LOST: self.lost,
             GateCause.CHANGED_PARAMS: [case.name for case in self.changed_params],
         }
-        if found := {cause: tuple(names) for cause, names in causes.items() if names}:
-            return found
-        if undecided or not self.changes:
-            return {GateCause.UNDECIDED if undecided else GateCause.NOTHING_TO_JUDGE: undecided}
-        return {}
+        # A case that fails the gate decides it, whatever is not known of the others.
+        for own in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
+            if found := {cause: tuple(names) for cause, names in own.items() if names}:
+                return found
+        return {} if self.changes else {GateCause.NOTHING_TO_JUDGE: ()}
 
     def judge_gate(self, percent: float) -> Gate:
         """Return the result of a gate of ``percent``."""
         causes = self.find_gate_causes(percent).keys()
         if not causes:
             return Gate.PASSED
-        is_open = causes <= {GateCause.UNDECIDED, GateCause.NOTHING_TO_JUDGE}
-        return Gate.UNDECIDED if is_open else Gate.FAILED
+        return Gate.UNDECIDED if all(cause.is_open for cause in causes) else Gate.FAILED
 
 
 def compare_runs(
@@ -188,8 +194,9 @@ def compare_cases(
 ) -> Comparison[_Change]:
     """Compare each case of A that has a time with those of B. ``judge`` compares two that have the same parameters.
 
-    A case is lost if it failed in a run of B, and not compared if its parameters differ between runs. One without
-    stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
+    A case is lost if it failed in a run of B, and absent if B lacks its time, or has that of the process alone where A
+    has that of the steps. It is not compared if its parameters differ between runs. One without stored parameters, such
+    as one of a file that was ingested, counts as one with the same parameters.
     """
     times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
     failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
@@ -204,7 +211,7 @@ def compare_cases(
         other = next((own for own in params if own != params[0]), None)
         if key in failed:
             lost[name] = failed[key]
-        elif not after:
+        elif not after or len({case.metric for case in (*before, *after)}) > 1:
             absent.append(name)
         elif other is not None:
             changed.append(_changed_case(name, params[0], other))
@@ -260,6 +267,8 @@ class TimedCase:
     time: Measure
     params: Mapping[str, Any]
     is_inaccurate: bool
+    #: Name of the time in the table `metrics`.
+    metric: str
 
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -300,8 +309,8 @@ def timed_cases(data: Tables) -> dict[Key, TimedCase]:
     failed = failed_cases(data)
     numbers = times[["value", "ci_low", "ci_high"]].astype(float).to_numpy().tolist()
     return {
-        key: TimedCase(Measure(median, None, low, high), params.get(key, {}), key in inaccurate)
-        for key, (median, low, high) in zip(_keys(times), numbers, strict=True)
+        key: TimedCase(Measure(median, None, low, high), params.get(key, {}), key in inaccurate, metric)
+        for key, metric, (median, low, high) in zip(_keys(times), times["metric"], numbers, strict=True)
         if key not in failed and not math.isnan(median)
     }
 

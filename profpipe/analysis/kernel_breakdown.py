@@ -16,7 +16,7 @@ from profpipe.config.kernel_categories import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
 #: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.
-PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
+PREFERENCE = ("nsys", "rocprof", "torch", "jax", "ncu")
 
 #: SageAttention and SpargeAttn subtract the mean of K before quantising it. PyTorch computes that mean in a kernel
 #: with a general name (sageattention/core.py, ``smooth_k``).

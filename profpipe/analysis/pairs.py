@@ -96,12 +96,13 @@ class PairFindings:
     @property
     def gate(self) -> Gate | None:
         """The result of the gate; None without one."""
-        if not self.gates:
+        if self.percent is None:
             return None
-        if self.failed or (self.open and self.undecided is Undecided.FAIL):
+        lacks_cases = not self.gates or not self.is_complete
+        if self.failed or ((self.open or lacks_cases) and self.undecided is Undecided.FAIL):
             return Gate.FAILED
         is_left = self.undecided is Undecided.REPORT or any(map(_lacks_times, self.open))
-        return Gate.UNDECIDED if self.open and is_left else Gate.PASSED
+        return Gate.UNDECIDED if lacks_cases or (self.open and is_left) else Gate.PASSED
 
     @property
     def without_kernels(self) -> tuple[CaseVerdict, ...]:
@@ -143,9 +144,12 @@ def choose_again(data: Tables, run: Manifest, block: Block) -> set[tuple[str, st
 
     ``Block.GATE``: the first block fails the gate. ``Block.FURTHER``: the earlier blocks leave the case undecided, and
     so do the further pairs that were judged so far. Such a case is not measured for the gate. With a gate, a case that
-    passes it needs no further pairs.
+    passes it needs no further pairs. ``Block.FIRST``: the first pairs scatter by more than the gate can bear.
     """
     assert run.ab is not None
+    if block is Block.FIRST:
+        trial = _measured(_until(data, pair_blocks.TRIAL), run.ab)
+        return {key for key, case in trial.items() if verdict.scatters(case.log_ratios, run.ab.gate)}
     if block is Block.GATE:
         first = _until(data, run.ab.pairs)
         failing = {key for key, case in _measured(first, run.ab).items() if _fails_by_time(case, run.ab)}
@@ -247,7 +251,9 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
         blocks = grouped(
-            (pair_blocks.block_of(number, settings), pair) for number, pair in sorted(pairs.items()) if len(pair) == 2
+            (pair_blocks.block_of(number, settings), pair)
+            for number, pair in sorted(pairs.items())
+            if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
         )
         first, gate, further = (blocks.get(block, []) for block in Block)
         floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
@@ -311,10 +317,8 @@ def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str,
 
 
 def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[str, dict[int, dict[str, float]]]:
-    """Return the first of ``schema.TIMES`` that both sides of some pair have, else the one that exists."""
-    known = [name for name in schema.TIMES if name in by_metric]
-    complete = [name for name in known if any(len(pair) == 2 for pair in by_metric[name].values())]
-    name = [*complete, *known][0]
+    """Return the first of ``schema.TIMES`` that a side has. Where the other side lacks it, nothing is compared."""
+    name = next(name for name in schema.TIMES if name in by_metric)
     return name, by_metric[name]
 
 

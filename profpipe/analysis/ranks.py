@@ -11,7 +11,7 @@ from profpipe.measure.statistics import worse_of
 from profpipe.results.schema import DEVICE_PREFIX, RANK_PREFIX
 
 #: The profilers that know single launches, the most trusted first: nsys sees all processes.
-_LAUNCH_PROFILERS = ("nsys", "torch")
+_LAUNCH_PROFILERS = ("nsys", "torch", "jax")
 
 #: The metric of a rank's times; ``time`` has those of the slowest rank, which are the case's (``measure.rounds``). Runs
 #: before 0.2 have each process's own as ``time``.

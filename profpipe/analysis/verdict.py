@@ -39,6 +39,10 @@ POWER: Final = 0.8
 #: More pairs than these are not worth a forecast.
 MOST_PAIRS: Final = 1000
 
+#: How far the largest of 8 values of a normal distribution is from their mean (1.42 standard deviations), by the
+#: standard deviation of the sizes of values around 0 (0.603 of that of the values).
+_REACH: Final = 1.42 / 0.603
+
 _NORMAL: Final = statistics.NormalDist()
 
 
@@ -97,6 +101,16 @@ class Judgement:
     def percent(self) -> float:
         """Positive: B takes longer than A."""
         return (self.ratio - 1) * 100
+
+    @property
+    def resolution(self) -> float | None:
+        """The smallest difference that so many pairs like these tell from chance, as a ratio minus 1.
+
+        It is half the width of the interval, or the floor. None without an interval.
+        """
+        if self.ci_low is None or self.ci_high is None:
+            return None
+        return max(self.floor, self.ci_high / self.ratio - 1, self.ratio / self.ci_low - 1)
 
 
 _LEVELS: Final = Levels()
@@ -206,6 +220,17 @@ def spread(log_ratios: Sequence[float]) -> float:
     """
     # Half of a normal distribution lies within 0.6745 standard deviations.
     return math.expm1(statistics.median(map(abs, log_ratios)) / _NORMAL.inv_cdf(0.75))
+
+
+def scatters(log_ratios: Sequence[float], percent: float | None = None) -> bool:
+    """Return True if a first block of pairs like these cannot resolve ``percent``, or 5 % without a gate.
+
+    The interval of 8 pairs reaches from the smallest to the largest. Only the spread of the sizes counts: neither the
+    difference nor the signs change it, so that pairs of the same code are as often all positive after this choice as
+    before. No gate needs less than the least floor.
+    """
+    limit = math.log1p(max(LEAST_FLOOR, 0.05 if percent is None else percent / 100))
+    return len(log_ratios) > 1 and _REACH * statistics.stdev(map(abs, log_ratios)) > limit
 
 
 def _equivalence_p(log_ratios: Sequence[float], limit: float) -> float:

@@ -178,6 +178,9 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
         raise ConfigError("--pairs", f"{args.pairs} pairs are too many for an exact test.", remedy)
     if args.more:
         arguments.check_more(args.more)
+    elif args.gate is not None and args.pairs < _PAIRS:
+        what = f"cannot decide with --pairs {args.pairs}: {_PAIRS} pairs are the least that can decide."
+        raise ConfigError("--gate", what, f"Ask for --pairs {_PAIRS} or more, or for further pairs: --more 20.")
     if args.junit:
         arguments.check_output_file("--junit", args.junit)
     if args.json == arguments.STDOUT and args.quiet:

@@ -6,9 +6,11 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from profpipe import profilers
 from profpipe.analysis import pairs
@@ -16,7 +18,7 @@ from profpipe.analysis.cases import comparisons
 from profpipe.commands import recording, rendering
 from profpipe.commands.rendering import Result
 from profpipe.config import yaml
-from profpipe.errors import Interrupted, ProfpipeError
+from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
 from profpipe.job import Missing, count_cases, readable
 from profpipe.results import folders, manifest, store
 from profpipe.results.manifest import Manifest
@@ -25,6 +27,9 @@ from profpipe.runner import guided_ncu, plan, session
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.session import Session
+
+#: How long a run that the user has stopped may take for its report.
+_REPORT_S: Final = 3
 
 
 def with_comparisons(request: RunRequest) -> RunRequest:
@@ -67,7 +72,8 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
     except KeyboardInterrupt:
         # While jobs run, interrupts are counted and not raised. This one came while the report was written.
         what = "Interrupted before SUMMARY.md was written. The measurements are kept."
-        raise Interrupted(f"{what} To write the report: {resume_command(run.folder)}") from None
+        remedy = f"To write the report: `{_command('report', run.folder)}`."
+        raise Interrupted(f"{what} {remedy} To continue: {resume_command(run.folder)}") from None
 
 
 def _carry_out(run: Session, args: argparse.Namespace) -> Result:
@@ -78,11 +84,17 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
         except Interrupted as interrupt:
             stop = Interrupted(f"{interrupt} To continue: {resume_command(run.folder)}")
     if stop is None and (failed := len(run.disk_full_cases)):
-        remedy = f"Free some space, then continue: {resume_command(run.folder)}"
-        stop = ProfpipeError(f"{count_cases(failed)} failed because the disk was full. {remedy}")
+        what, remedy = explain_disk_full(" ".join(run.data.cases["reason"]))
+        then = f"{remedy}, then continue: {resume_command(run.folder)}"
+        stop = ProfpipeError(f"{count_cases(failed)} failed because {what}. {then}")
     if stop is None:
         run.end()
+    elif isinstance(stop, Interrupted):
+        # Who ends a run, such as a batch system, does not wait for the report of thousands of cases.
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(_REPORT_S)
     result = write_results(run.folder, run.request, run.data, run.manifest, run.data)
+    signal.alarm(0)
     if stop is None:
         run.manifest.save(run.folder)
     rendering.print_result(result, args, stop.exit_code if stop else None)
@@ -117,5 +129,9 @@ def write_results(
 
 def resume_command(folder: Path) -> str:
     """Return the command that resumes a run, as the user can type it. auto_profile.sh does not put profpipe on PATH."""
+    return _command("resume", folder)
+
+
+def _command(name: str, folder: Path) -> str:
     program = ["profpipe"] if shutil.which("profpipe") else [sys.executable, "-m", "profpipe"]
-    return shlex.join([*program, "resume", yaml.shown(folder)])
+    return shlex.join([*program, name, yaml.shown(folder)])

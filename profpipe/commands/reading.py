@@ -28,6 +28,11 @@ from profpipe.stdio import visible_line
 _EXPORT_S = 3600.0
 
 _NAMED_RANGES = 5
+_RECORD_AGAIN = "Record again, with the program using the GPU while it is recorded."
+_START_AGAIN = (
+    "Check that nsys is as new as the driver, that this user may profile the GPU, and that no other profiler uses it. "
+    "Then record again."
+)
 
 
 def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "") -> int:
@@ -155,7 +160,8 @@ def _refuse_empty(result: reader.Read | reader.Refusal) -> reader.Read | reader.
         return result
     notes = result.tables.origin.notes
     what = "holds no kernels, copies or ranges" + (f" ({notes[0].rstrip('.')})" if notes else "")
-    return reader.Refusal(result.source, what, "Record again, with the program using the GPU while it is recorded.")
+    has_failed = bool(notes) and notes[0].startswith("nsys: ") and not notes[0].startswith("nsys: No ")
+    return reader.Refusal(result.source, what, _START_AGAIN if has_failed else _RECORD_AGAIN)
 
 
 def _lines(result: reader.Read) -> Iterator[str]:

@@ -142,7 +142,7 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
     if result.pairs is not None and result.pairs.gate in (Gate.FAILED, Gate.UNDECIDED):
         cases = result.pairs.failed or result.pairs.open
-        why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED]))
+        why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED])) or "cases are missing"
         more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
         state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
         print(f"profpipe: the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)

@@ -98,10 +98,11 @@ class TorchTrace(Capture):
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = False
         self._range: Any = None
+        self._others: Optional[torch_profiler.Others] = None
         if given.is_collected:
             self._is_over = True
         else:
-            torch_profiler.make_room_for_others(self._is_own, self._make_room, record)
+            self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
 
     def begin(self, rule: str, number: int) -> None:
         if self._is_over:
@@ -135,6 +136,8 @@ class TorchTrace(Capture):
             self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
             self._export()
         self._is_over = True
+        if self._others is not None:
+            self._others.finish()
 
     def _prepare(self) -> None:
         """Load CUPTI one step before the first one that counts, for this takes up to a second."""
@@ -143,7 +146,8 @@ class TorchTrace(Capture):
             return  # the numbers started again
         if torch.autograd._profiler_enabled():
             self._is_over = True
-            torch_profiler.note_other(self.record)
+            assert self._others is not None
+            self._others.want()
             return
         self._profile = torch_profiler.new(self.settings)
         self._profile.prepare_trace()
@@ -166,10 +170,12 @@ class TorchTrace(Capture):
         return profiler is getattr(self._profile, "profiler", None)
 
     def _make_room(self) -> bool:
-        """End the trace for the program's own profiler."""
+        """End the trace for the program's own profiler. Return whether there is none of profpipe's."""
         was_over, self._is_over = self._is_over, True
         if self._is_on:
+            self.record.note("the program uses torch.profiler itself, which ended profpipe's trace")
             self._export()
+            return False
         return not was_over
 
 

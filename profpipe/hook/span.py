@@ -42,8 +42,8 @@ class _Span:
         self._end_s = self._begin_s + self._for_s
         self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: process.describe(given))
         self._reset()
-        if given.profiler == "torch":
-            torch_profiler.make_room_for_others(self._is_own, self._make_room, self._record)
+        if given.profiler == "torch" and not given.is_collected:
+            self._others = torch_profiler.Others(given, self._record, self._is_own, self._make_room)
 
     def _reset(self) -> None:
         self._profile: Any = None
@@ -87,6 +87,11 @@ class _Span:
         self._is_cut.wait(max(0.0, self._end_s - time.monotonic()))
 
     def _record_trace(self) -> None:
+        if sys.modules["torch"].autograd._profiler_enabled():
+            self._others.want()
+            self._wait()
+            self._others.finish()
+            return
         self._profile = self._new_profile()
         self._is_on = True
         self._profile.prepare_trace()
@@ -127,8 +132,11 @@ class _Span:
         """End the span: a process has one profiler, and the program starts another one."""
         if not self._has_begun or not self._thread.is_alive():
             return False
+        was_on = self._is_on
         self._cut()
-        return True
+        if was_on:
+            self._record.note("the program uses torch.profiler itself, which ended profpipe's trace")
+        return not was_on
 
     def _finish(self, pid: int) -> None:
         """Export what was recorded, if the program ends inside the span. A forked child inherits this function."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import os
+import shutil
 import sys
 from typing import Any, Callable
 
@@ -11,10 +13,9 @@ from profpipe.hook import clock, settings
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
-_OTHER_PROFILER = (
-    "the program uses torch.profiler itself, and a process has one profiler: profpipe's was not used. "
-    "Name the trace that the program writes under `collect:`, or turn its profiler off"
-)
+#: The runner looks for the first words where a process left no trace.
+_NOT_USED = "the program uses torch.profiler itself, and a process has one profiler: profpipe's was not used"
+_TAKEN = "The trace is the one that the program's own torch.profiler recorded"
 
 
 def new(given: Settings, **options: Any) -> Any:
@@ -30,44 +31,120 @@ def new(given: Settings, **options: Any) -> Any:
 
 def export(profile: Any, given: Settings) -> None:
     """Write the trace of this process."""
-    name = f"{given.stem}.{given.place}{_process_name()}.pt.trace.json.gz"
     # Renamed when complete, so that the trace of a killed process is not read.
-    partial = os.path.join(given.folder, f"partial-{name}")
+    partial = os.path.join(given.folder, f"partial-{_trace_name(given)}")
     profile.export_chrome_trace(partial)
-    os.replace(partial, os.path.join(given.folder, name))
+    os.replace(partial, os.path.join(given.folder, _trace_name(given)))
 
 
-def _process_name() -> str:
-    """Return the part of a file's name that stands for this process: its rank, or its id."""
+def _trace_name(given: Settings) -> str:
+    """Return the name of this process's trace, with its rank or its id."""
     number = settings.rank()
-    return f"rank{number}" if number is not None else str(os.getpid())
+    process = f"rank{number}" if number is not None else str(os.getpid())
+    return f"{given.stem}.{given.place}{process}.pt.trace.json.gz"
 
 
-def make_room_for_others(is_own: Callable[[Any], bool], make_room: Callable[[], bool], record: Record) -> None:
-    """Call ``make_room`` when the program starts torch.profiler itself: a process has one profiler.
+class Others:
+    """The program's own torch.profiler: profpipe's makes room for it, for a process has one profiler.
 
-    ``is_own`` says whether a profiler is profpipe's. ``make_room`` returns whether profpipe's was given up.
+    ``is_own`` says whether a profiler is profpipe's. ``make_room`` is called when the program starts another one, and
+    returns whether profpipe's was given up. Then the first trace that the program exports is profpipe's trace too, else
+    the last one that it recorded: torch writes a trace only once.
     """
-    kind = sys.modules["torch"].autograd.profiler.profile
 
-    def before(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
+    def __init__(
+        self, given: Settings, record: Record, is_own: Callable[[Any], bool], make_room: Callable[[], bool]
+    ) -> None:
+        self._settings, self._record = given, record
+        self._is_own, self._make_room = is_own, make_room
+        self._is_wanted = self._is_over = False
+        #: The profiler whose trace is neither written nor dropped, and the one that profpipe wrote.
+        self._stopped: Any = None
+        self._written: Any = None
+        kind = sys.modules["torch"].autograd.profiler.profile
+        self._export = kind.export_chrome_trace
+        wrappers = {
+            "_prepare_trace": self._starting, "__enter__": self._starting, "__exit__": self._stopping,
+            "export_chrome_trace": self._exporting,
+        }  # fmt: skip
+        for method, wrapper in wrappers.items():
+            original = getattr(kind, method, None)
+            if original is not None:
+                setattr(kind, method, functools.wraps(original)(wrapper(original)))
+
+    def want(self) -> None:
+        """Take the program's trace in place of profpipe's."""
+        self._is_wanted = True
+        self._record.note(_NOT_USED)
+
+    def finish(self) -> None:
+        """Write the trace that the program recorded last, if it has written none."""
+        self._is_over = True
+        if self._stopped is not None:
+            self._write()
+
+    def _write(self) -> None:
+        profiler, self._stopped = self._stopped, None
+        path = os.path.join(self._settings.folder, f"partial-{os.getpid()}.json")
+        self._export(profiler, path)
+        self._written = profiler
+        self._take(path)
+        os.remove(path)
+
+    def _take(self, path: str) -> None:
+        """Make a copy of the trace in ``path`` the trace of this process."""
+        name = _trace_name(self._settings)
+        partial = os.path.join(self._settings.folder, f"partial-{name}")
+        with open(path, "rb") as trace, (open if _is_zipped(path) else gzip.open)(partial, "wb") as copy:
+            shutil.copyfileobj(trace, copy)
+        os.replace(partial, os.path.join(self._settings.folder, name))
+        self._is_wanted, self._stopped = False, None
+        self._record.note(_TAKEN)
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # the program's own profiler must work all the same
+            self._record.error(error, "torch.profiler of the program")
+
+    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_own(profiler):
-                try:
-                    if make_room():
-                        note_other(record)
-                except Exception as error:  # the program's own profiler must start all the same
-                    record.error(error, "torch.profiler of the program")
+            def act() -> None:
+                if self._make_room():
+                    self.want()
+
+            if not self._is_own(profiler):
+                self._guard(act)
             return original(profiler, *args, **kwargs)
 
         return call
 
-    for method in ("_prepare_trace", "__enter__"):
-        original = getattr(kind, method, None)
-        if original is not None:
-            setattr(kind, method, before(original))
+    def _stopping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(profiler, *args, **kwargs)
+            if self._is_wanted and not self._is_own(profiler) and getattr(profiler, "kineto_results", None) is not None:
+                self._stopped = profiler
+                if self._is_over:  # profpipe ends the program, whose profiler was still on
+                    self._guard(self._write)
+            return result
+
+        return call
+
+    def _exporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if profiler is self._written:
+                own = os.path.join(self._settings.folder, _trace_name(self._settings))
+                with gzip.open(own) as trace, open(path, "wb") as copy:
+                    shutil.copyfileobj(trace, copy)
+                return None
+            result = original(profiler, path, *args, **kwargs)
+            if self._is_wanted and not self._is_own(profiler):
+                self._guard(lambda: self._take(os.fspath(path)))
+            return result
+
+        return call
 
 
-def note_other(record: Record) -> None:
-    record.note(_OTHER_PROFILER)
+def _is_zipped(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"

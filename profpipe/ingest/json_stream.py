@@ -74,6 +74,15 @@ class _Zip(gzip.GzipFile):
         return self._counted(super().read1(size))
 
 
+#: What some writers put into JSON: backslashes of paths that begin no escape (PyTorch before 2.1 on Windows), and C's
+#: words for no number. An escape is matched whole, so that its second backslash begins no other one.
+_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_FLAWS = re.compile(
+    rf"{_ESCAPE}|(?P<stray>\\)|(?:(?<=[:,\[])|\A)(?P<blank>\s*)(?P<number>[-+]?(?i:nan|inf)(?:\(\w*\))?)(?=\s*[,\]}}])"
+)
+#: A part of the text that ends so may be cut inside a flaw, or inside an escape. No flaw is longer.
+_BEGUN, _LONGEST_FLAW = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?|[:,\[]\s*[-+]?[a-zA-Z()]*\s*)\Z"), 32
+
 _BLANK = " \t\r\n"
 _BLANKS = re.compile(r"[ \t\r\n]+")
 
@@ -107,7 +116,9 @@ class _Text:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._text, self._at = stream, "", 0
-        self._decode = json.JSONDecoder().raw_decode
+        self._is_flawed = False
+        # A name may hold a line end or another control character as it is.
+        self._decode = json.JSONDecoder(strict=False).raw_decode
 
     def elements(self, key: str) -> Iterator[tuple[str, Any]]:
         self.expect("[")
@@ -126,16 +137,36 @@ class _Text:
     def value(self) -> Any:
         while True:
             self.peek()
+            place = 0
             try:
                 value, end = self._decode(self._text, self._at)
-            except ValueError:
+            except ValueError as error:
                 end = len(self._text)
+                place = getattr(error, "pos", self._at) - self._at
+                if self._at + place + _LONGEST_FLAW <= end and self._mends(place):
+                    continue
             # A value at the end of this part may go on in the next one, such as a number.
             if end < len(self._text):
                 self._at = end
                 return value
-            if len(self._text) - self._at > _LONGEST_VALUE or not self._more():
+            if len(self._text) - self._at > _LONGEST_VALUE or not (self._more() or self._mends(place)):
                 raise ValueError("the text is cut or damaged in the middle of a value")
+
+    def _mends(self, place: int) -> bool:
+        """Mend the text from here on where the decoder stopped at a flaw, ``place`` characters from here."""
+        rest = self._text[self._at :]
+        # The decoder points at a stray backslash, behind that of a ``\\u``, and at a number behind its blanks.
+        flaws = (_FLAWS.match(rest, at) for at in (place, max(0, place - 1), len(rest[:place].rstrip(_BLANK))))
+        if self._is_flawed or not any(flaw and (flaw["stray"] or flaw["number"]) for flaw in flaws):
+            return False
+        self._is_flawed = True
+        self._text, self._at = self._mended(rest), 0
+        return True
+
+    def _mended(self, text: str) -> str:
+        while _BEGUN.search(text, max(0, len(text) - _LONGEST_FLAW)) and (more := self._stream.read(_LONGEST_FLAW)):
+            text += more
+        return _FLAWS.sub(_mend, text)
 
     def peek(self) -> str:
         """Return the next character that is no blank, empty at the end."""
@@ -158,5 +189,14 @@ class _Text:
 
     def _more(self) -> bool:
         chunk = self._stream.read(_CHUNK)
+        if self._is_flawed and chunk:
+            chunk = self._mended(chunk)
         self._text, self._at = self._text[self._at :] + chunk, 0
         return bool(chunk)
+
+
+def _mend(flaw: re.Match[str]) -> str:
+    if flaw["stray"]:
+        return "\\\\"
+    number = flaw["number"]
+    return f"{flaw['blank']}NaN" if number else flaw[0]

@@ -29,25 +29,28 @@ from profpipe.ingest.demangling import demangle
 
 _ANONYMOUS = "(anonymous namespace)"
 _INTEGERS = {"int", "bool", "unsigned", "signed", "long", "short", "char", "__int64"}
+#: A character of an identifier. Beyond ASCII every one is: names in any script stay whole, also with signs that Python
+#: counts as no letters, such as vowels of Devanagari.
+_LETTER = r"[\w$\x80-\U0010ffff]"
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<anonymous>\(anonymous namespace\))"
-    r"|(?P<word>operator\s*(?:\(\)|\[\]|<=>|->\*?|<<=?|>>=?|[-+*/%^&|=!<>]=?|~)|[A-Za-z_$~][\w$]*)"
+    rf"|(?P<word>operator\s*(?:\(\)|\[\]|<=>|->\*?|<<=?|>>=?|[-+*/%^&|=!<>]=?|~)|(?:~|(?![0-9]){_LETTER}){_LETTER}*)"
     r"|(?P<number>\d[\w.]*)|(?P<mark>::|&&|->|\.\.\.|.)",
     re.DOTALL,
 )
 _SUFFIXES = re.compile(r"(?:\.kd| \[clone \.kd\]| \(\.kd\))+$")
 #: A C++ name has an identifier with template arguments or a parameter list directly behind it.
-_CPP = re.compile(r"[\w>}]<|[\w>}]\(|^<unnamed>::|^void ")
+_CPP = re.compile(rf"(?:{_LETTER}|[>}}])[<(]|^<unnamed>::|^void ")
 _EDG_LOCAL = re.compile(r"\[(lambda\([^\[\]]*\)|unnamed type) \(instance (\d+)\)\]")
 _LLVM_LAMBDA = re.compile(r"'lambda(\d*)'(\((?:[^()]|\([^()]*\))*\))")
 _NSYS_COPY = re.compile(r"^\[CUDA memcpy ([HDAP])to([HDAP])\]$")
-_CALLABLE = re.compile(r"[\w$>}]$|operator\(\)$")
-_TAKES_ARGUMENTS = re.compile(r"[\w$}]$|^operator\(\)$")
-_WORD, _NEEDS_SPACE = re.compile(r"[\w$]"), re.compile(r"[\w$>}*&]$")
+_CALLABLE = re.compile(rf"(?:{_LETTER}|[>}}])$|operator\(\)$")
+_TAKES_ARGUMENTS = re.compile(rf"(?:{_LETTER}|\}})$|^operator\(\)$")
+_WORD, _NEEDS_SPACE = re.compile(_LETTER), re.compile(rf"(?:{_LETTER}|[>}}*&])$")
 _NUMBER_BEGINS, _SUFFIXED = re.compile(r"-?\d|-$"), re.compile(r"^(\d+)[uUlL]+$")
 _OPERATOR = re.compile(r"^operator\s+")
 _BOOLS = {"true": "1", "false": "0"}
-_NAMESPACE = re.compile(r"[A-Za-z_]\w*|\(anonymous namespace\)")
+_NAMESPACE = re.compile(rf"(?![0-9$]){_LETTER}+|\(anonymous namespace\)")
 _PLACES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
 
 

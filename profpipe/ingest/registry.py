@@ -14,7 +14,7 @@ import pandas as pd
 
 from profpipe import plugins
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import launch_order
+from profpipe.ingest import foreign_files, launch_order
 from profpipe.ingest.recording import Recording
 from profpipe.results import budget
 from profpipe.results.schema import Tables
@@ -66,6 +66,7 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
                     return parser
     if path.is_dir():
         raise UnreadableFile(path, "is a folder, and not one that a profiler wrote", "Name the files in it.")
+    foreign_files.refuse(path)
     with path.open("rb") as stream:
         head = stream.read(8)
     if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from pathlib import Path
 from typing import Final
@@ -30,11 +31,11 @@ class CpuTimer(DeviceTimer):
         self.flush_bytes = size if flush else 0
 
     def __enter__(self) -> CpuTimer:
-        self._buffer = ctypes.create_string_buffer(self.flush_bytes)
+        self._buffer = _flush_buffer(self.flush_bytes)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        del self._buffer
+        """Keep the buffer for the next case."""
 
     def flush(self) -> None:
         ctypes.memset(self._buffer, 0, self.flush_bytes)
@@ -48,6 +49,12 @@ class CpuTimer(DeviceTimer):
     def take_times_ns(self) -> list[float]:
         times, self._times_ns = self._times_ns, []
         return times
+
+
+@functools.cache
+def _flush_buffer(size: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the buffer of this process: a new one for each case would cost a page fault for every 4 KiB."""
+    return ctypes.create_string_buffer(size)
 
 
 def last_level_cache_bytes(caches: Path = _CACHES) -> int | None:

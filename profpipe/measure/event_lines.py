@@ -166,6 +166,11 @@ def _fits(value: Any) -> bool:
     return not isinstance(value, int) or value.bit_length() < 64
 
 
+def _are_times(value: Any) -> bool:
+    """Return True for times of a clock that neither stands nor goes back."""
+    return _are_numbers(value) and (not value or (min(value) >= 0 and max(value) > 0))
+
+
 _is_text, _is_mapping = _is_a(str), _is_a(dict)
 _are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
 
@@ -181,7 +186,7 @@ _HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
     "case_started": {"case": _is_text, "params": _optional(_are_params)},
     "samples": {
         "case": _is_text,
-        "values": _are_numbers,
+        "values": _are_times,
         "unit": lambda value: isinstance(value, str) and value in NS_PER,
         "metric": _optional(_is_text),
         "round": _optional(_is_count),
@@ -212,7 +217,7 @@ _HOOK: Final[Mapping[str, Mapping[str, _IsValid]]] = {
         "device_name": _optional(_is_text),
         "warmup": _optional(lambda value: value == 0 or _is_count(value)),
     },
-    "steps": {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_numbers},
+    "steps": {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
     "memory": dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _optional(_is_number)),
     "note": {"text": _is_text},
     "error": {"type": _is_text, "message": _is_text, "during": _is_text},

@@ -308,6 +308,8 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
     }
     for name, samples in earlier.items():
         timed[name].restore(samples)
+    # The collector would look through all of these after each visit.
+    gc.freeze()
     ended: set[str] = set()
     for number, case in plan.visits(cases):
         name = case["id"]
@@ -315,6 +317,7 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
             continue
         if worker.visit(case, functools.partial(time_case, worker, name, timed[name])):
             ended.add(name)
+            del timed[name]
 
 
 def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[str, Any]) -> CaseEnd | None:

@@ -220,6 +220,7 @@ def sample(
 
     On a GPU, calls outside any range come first: they profile the launch and load the GPU. Then ``on_start()`` is
     called, and sampling begins. A batch in which more than one sample in ten was not queued in time is taken again.
+    Raises RuntimeError where the clock stands or goes back.
     ``is_slowed()`` returns True while power or heat lowers the clock. Several processes start and repeat each batch
     together, so their ``rule`` must not depend on times.
     """
@@ -237,6 +238,9 @@ def sample(
             batch = timer.take_times_ns()
             if not timer.extend_hold(ranks):
                 values += batch
+        if values and (min(values) < 0 or statistics.median(values) <= 0):
+            what = f"{timer.clock} measured a time of {min(values):g} ns"
+            raise RuntimeError(f"{what}: the clock is too coarse, or the workload has replaced it")
         allocated, reserved = timer.peak_memory()
         flushed = f"{timer.flush_bytes} bytes written between samples to flush the caches"
         return Samples(

@@ -23,10 +23,10 @@ def document(
     found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest, gate: float | None, exit_code: int
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``names`` are the runs of each side, ``run`` is the last one of B."""
-    failed, passed = (None if gate is None else each.value for each in (Gate.FAILED, Gate.PASSED))
+    failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
     cases = [_case(change, gate) for change in found.changes]
     cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
-    cases += [{**_unknown(name), "gate": passed} for name in found.absent]
+    cases += [{**_unknown(name), "gate": undecided} for name in found.absent]
     cases += [
         {**_unknown(case.name), "differing_params": dict(case.differences), "gate": failed}
         for case in found.changed_params

@@ -56,7 +56,7 @@ def text(found: Compared | RecordingComparison) -> str:
 def missing(found: Compared) -> Iterator[str]:
     """Yield the cases that have a time in A alone."""
     yield from (f"{name}: has a time in A and failed in B" for name in found.lost)
-    yield from (f"{name}: has a time in A and none in B" for name in found.absent)
+    yield from (f"{name}: has a time in A and none of the same kind in B" for name in found.absent)
 
 
 def differences(found: Compared) -> Iterator[str]:
@@ -152,5 +152,8 @@ def _cause_text(cause: GateCause, cases: Sequence[str], found: Compared, percent
                 f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower, and how"
                 f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
             )
+        case GateCause.ABSENT:
+            lacks = f"{'has' if is_one else 'have'} no time of its kind in B"
+            return f"the gate is undecided: {count} of A {lacks}: {names}"
         case GateCause.NOTHING_TO_JUDGE:
             return "there is nothing to judge. Name runs of the same cases, all under plain."

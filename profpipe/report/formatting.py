@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -33,7 +34,15 @@ def shortened(text: str) -> str:
 
 def column_width(cells: Iterable[str]) -> int:
     """Return the width to which the cells of a column are padded. A very long cell is wider, and widens no other."""
-    return min(max(map(len, cells), default=0), _WIDEST)
+    return min(max(map(display_width, cells), default=0), _WIDEST)
+
+
+def display_width(text: str) -> int:
+    """Return the columns of a terminal that ``text`` takes: two for a letter of Chinese, none for a combining mark."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
 
 
 def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profpipe.report import document as doc, pages
-from profpipe.report.formatting import column_width, flag_letters, format_cell, format_head, format_number, shortened
+from profpipe.report.formatting import (
+    column_width,
+    display_width,
+    flag_letters,
+    format_cell,
+    format_head,
+    format_number,
+    shortened,
+)
 from profpipe.report.markdown import SUMMARY
 from profpipe.stdio import visible, visible_line
 
@@ -49,7 +57,10 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
     widths = [column_width(column) for column in zip(*rows, strict=True)]
     place = [str.rjust if is_numeric else str.ljust for is_numeric in are_numeric]
     return [
-        "  ".join(put(cell, width) for put, cell, width in zip(place, row, widths, strict=True)).rstrip()
+        "  ".join(
+            put(cell, width + len(cell) - display_width(cell))
+            for put, cell, width in zip(place, row, widths, strict=True)
+        ).rstrip()
         for row in rows
     ]
 

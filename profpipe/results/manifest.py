@@ -235,7 +235,8 @@ class PairsEntry:
     ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
     are the same. ``spreads`` has by workload and case how far pairs of the same code lie apart on this machine, as a
     ratio minus 1, where earlier A-A runs measured it. ``captures`` is the number of pairs in which ``profiler`` records
-    the kernels of both sides. ``more`` is the largest number of further pairs for a case that is undecided.
+    the kernels of both sides. ``more`` is the largest number of further pairs for a case that is undecided. ``longer``
+    are the workloads whose first pairs scattered: their later pairs are longer and alone count. ``pairs`` counts both.
     """
 
     a: SideEntry = SideEntry()
@@ -251,6 +252,7 @@ class PairsEntry:
     #: Set where ``captures`` is 0.
     no_captures: NoCaptures | None = None
     more: int = 0
+    longer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ class Block(Enum):
 FIRST_LOOK: Final = 10
 #: A case that is still undecided is judged again after so many more.
 LOOK_EVERY: Final = 5
-#: Visits to a case in each process of a further pair. A visit builds the case anew.
+#: The spread of so many first pairs chooses how long the later ones are.
+TRIAL: Final = 4
+#: Visits to a case in each process of a further or a longer pair. A visit builds the case anew.
 VISITS: Final = 8
 #: Further pairs that a page offers for cases that are undecided.
 OFFERED: Final = 20
@@ -33,6 +35,17 @@ def block_of(pair: int, settings: PairsEntry) -> Block:
     if pair <= settings.pairs:
         return Block.FIRST
     return Block.GATE if pair < first_further(settings) else Block.FURTHER
+
+
+def is_trial(pair: int, workload: str, settings: PairsEntry) -> bool:
+    """Return True for a pair that chose the length of the later pairs, and is no part of a verdict."""
+    return pair <= TRIAL and workload in settings.longer
+
+
+def is_long(pair: int, workload: str, settings: PairsEntry) -> bool:
+    """Return True if a process of the pair visits each case several times."""
+    is_longer = workload in settings.longer and pair > TRIAL
+    return is_longer or block_of(pair, settings) is Block.FURTHER
 
 
 def first_further(settings: PairsEntry) -> int:

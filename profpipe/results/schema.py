@@ -208,6 +208,8 @@ class StepState(str, Enum):
     OTHER = "other"
     #: The last step, where nothing says when it ends.
     LAST = "last"
+    #: Some ranks have no step of this number.
+    UNMATCHED = "unmatched"
 
 
 class Check(str, Enum):
@@ -239,7 +241,7 @@ STEPS: Final = _table(
     "steps",
     "one step of a program, by process and device",
     *_ORIGIN,
-    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    Column("rank", "Int64", "number of the process among those of the job, from 0"),
     _DEVICE,
     Column(
         "step",
@@ -249,7 +251,8 @@ STEPS: Final = _table(
     Column(
         "state",
         "str",
-        "warmup, steady, outlier, last (its end is unknown) or other (work between two steps)",
+        "warmup, steady, outlier, last (its end is unknown), other (work between two steps) or unmatched (some ranks"
+        " lack the step)",
         _values(StepState),
     ),
     Column(
@@ -296,7 +299,7 @@ TIMELINE: Final = _table(
     "timeline",
     "one event of the step, or of the iteration of a case, that the timeline shows",
     *_ORIGIN,
-    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    Column("rank", "Int64", "number of the process among those of the job, from 0"),
     _DEVICE,
     Column("stream", "Int64", "stream of an operation; NA if the tool does not record it"),
     Column("thread", "Int64", "thread of a call of the host; NA if the tool does not record it"),

@@ -86,7 +86,8 @@ class EventLog:
         elif kind == "case_started" and case not in self.ended:
             self.inside, self.inside_since = case, time.monotonic()
             turn = min(self._visits[case], self._rounds)
-            number = sum(visits >= turn for visits in self._visits.values())
+            # A case is in the table from its first visit on.
+            number = len(self._visits) if turn == 1 else sum(visits >= turn for visits in self._visits.values())
             self._listener.case_started(case, Visit(number, turn, self._rounds))
         elif kind == "case_ended":
             self.ended[case] = outcome = _outcome(event)

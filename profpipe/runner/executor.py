@@ -408,7 +408,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
     stopped: CaseOutcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
         # Without the values of the environment, which may be secrets: a log is often shared.
-        log.write(f"$ {job.shown(command)}\n".encode())
+        log.write(f"$ {job.shown(command)}\n".encode(errors="backslashreplace"))
         if command.runs_workload and job.script is None and (names := environment.left_out(os.environ, env)):
             log.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
         log.flush()
@@ -417,9 +417,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
             spared = process.find_descendants()
             started = child.start(command.argv, env, log, job.cwd)
         except (OSError, SupervisorError) as error:
-            cause = Cause.DISK_FULL if is_disk_full(str(error)) else Cause.NOT_STARTABLE
-            details = job.masked(f"could not be started: {error}")
-            stopped = CaseOutcome(Status.FAILED, cause, details)
+            stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
             stopped, was_due, ended = _attend(started, command, job, events, spared, context)
             # What a server returns when the runner ends it says nothing.
@@ -434,7 +432,10 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
                 if command.runs_workload and (events.inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
-            artifacts.collect(job, earlier_traces)
+            try:
+                artifacts.collect(job, earlier_traces)
+            except OSError as error:
+                stopped = stopped or _failed(job, Cause.FILE_MISSING, f"a file of collect: cannot be copied: {error}")
         # A program that failed has its own reason, which is the end of its output.
         has_ended = command.runs_workload and returncode == 0
         if has_ended and (why := hook_files.explain_missing_records(job, seconds)):
@@ -444,6 +445,11 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
         output_end = log.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))
+
+
+def _failed(job: Job, cause: Cause, details: str) -> CaseOutcome:
+    """Return the outcome of a command that the runner could not start or whose files it could not copy."""
+    return CaseOutcome(Status.FAILED, Cause.DISK_FULL if is_disk_full(details) else cause, job.masked(details))
 
 
 def _is_interrupted_too(returncode: int | None, context: Context) -> bool:

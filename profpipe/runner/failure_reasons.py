@@ -97,10 +97,11 @@ def is_sigkill(returncode: int | None) -> bool:
 
 def describe_disk_full(returncode: int, log: str) -> str:
     """Return how the process ended and its line about a full disk; empty where the disk was not the reason."""
-    if returncode != UNWRITTEN and not is_disk_full(log):
+    is_too_large = signal_name(returncode) == "SIGXFSZ"
+    if returncode != UNWRITTEN and not is_too_large and not is_disk_full(log):
         return ""
     line = next((line for line in reversed(_lines(log)) if is_disk_full(line)), "")
-    line = line if 0 < len(line) <= _MAX_LENGTH else os.strerror(errno.ENOSPC)
+    line = line if 0 < len(line) <= _MAX_LENGTH else os.strerror(errno.EFBIG if is_too_large else errno.ENOSPC)
     return f"{describe_returncode(returncode)}: {line}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from profpipe import origins, ranges
 from profpipe.job import Command, Job
+from profpipe.measure import event_lines
 from profpipe.results import atomic
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -92,14 +93,29 @@ def explain_missing_records(job: Job, seconds: float) -> str:
     """
     if not job.loads_hook:
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
-    why = _explain(job) if job.is_hooked else _explain_span(job, seconds)
-    if not why:
+    if why := _explain_other_profiler(job):
+        text = f"{NO_SPAN}{why}"
+    elif why := _explain(job) if job.is_hooked else _explain_span(job, seconds):
+        text = f"{NO_STEPS if job.is_hooked else NO_SPAN}{why}"
+    else:
         return ""
-    text = f"{NO_STEPS if job.is_hooked else NO_SPAN}{why}"
     lines = [{"hook": "started", "profiler": job.profiler, "rank": None}, {"hook": "note", "text": text}]
     content = "".join(json.dumps(line) + "\n" for line in lines)
     atomic.write_text(job.folder / f"hook.{job.stem}.none.jsonl", content)
     return text
+
+
+def _explain_other_profiler(job: Job) -> str:
+    """Return that the program has a profiler, where that left no trace and kept profpipe's from recording one."""
+    if job.profiler != "torch" or job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+        return ""
+    lines = (
+        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
+    )
+    notes = (str(line["text"]) for line in lines if isinstance(line, dict) and line["hook"] == "note")
+    note = next((text for text in notes if "uses torch.profiler itself" in text), "")
+    remedy = "Name the trace that the program writes under `collect:` in a pipeline file, or turn its profiler off."
+    return f"{note}, and that of the program left no trace. {remedy}" if note else ""
 
 
 def _explain(job: Job) -> str:

@@ -10,6 +10,8 @@ After the timed processes of each of the first pairs, a process of each side run
 
 After the first block, further blocks measure some of the cases again: those that would fail a gate, and those that are
 undecided. A process of a further pair visits each case several times, and its time is the mean of the visits' medians.
+Where the first pairs of a workload scatter, the later ones visit each case as often, and their time stays the median of
+all samples: single slow visits do not move it.
 """
 
 from __future__ import annotations
@@ -143,8 +145,11 @@ class PairSession(Session):
         """Run every process that is missing. Raises Interrupted where the user stops the run."""
         try:
             self._record_sources()
+            asked = self.settings.pairs - pair_blocks.TRIAL * bool(self.settings.longer)
+            self._run_block(range(1, asked + 1), None, listener)
             count = self.settings.pairs
-            self._run_block(range(1, count + 1), None, listener)
+            if added := [(name, case) for name in self.settings.longer for case, *_ in self._joined[name]]:
+                self._run_block(range(asked + 1, count + 1), added, listener)
             if again := self.choose_again(self.data, self.manifest, Block.GATE):
                 message = f"measuring again what would fail the gate, in {count} fresh pairs: {_shown(again)}"
                 listener.message(message)
@@ -226,13 +231,16 @@ class PairSession(Session):
     def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
         """Run the pairs, of the cases ``wanted`` or of all, and the captures of the first block."""
         timed, with_captures = self._side_jobs(), pairs[: self.settings.captures] if wanted is None else ()
-        if pair_blocks.block_of(pairs[0], self.settings) is Block.FURTHER:
-            timed = list(map(_with_visits, timed[0])), list(map(_with_visits, timed[1]))
         captured = self._side_jobs(self.settings.profiler) if with_captures else timed
         total = len(pairs) * sum(map(len, timed)) + len(with_captures) * sum(map(len, captured))
         number = 1
         for pair in pairs:
-            for sides_jobs in (timed, captured) if pair in with_captures else (timed,):
+            if pair == pair_blocks.TRIAL + 1:
+                self._choose_length(timed[0], listener)
+            long = {job.workload for job in timed[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
+            a, b = ([_with_visits(job) if job.workload in long else job for job in side] for side in timed)
+            own = a, b
+            for sides_jobs in (own, captured) if pair in with_captures else (own,):
                 # The jobs of a capture are chosen when the timed processes of the pair have ended.
                 every = self._jobs_of_pair(pair, *sides_jobs, wanted)
                 jobs = [job for job in every if not self._is_done(job)]
@@ -240,6 +248,22 @@ class PairSession(Session):
                     self._add_foreign_modules(outcome.job)
                     self._store(outcome, "")
                 number += sum(map(len, sides_jobs))
+
+    def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:
+        """Make the later pairs of a workload longer where its first pairs scatter, and add pairs for these.
+
+        The first pairs then are no part of a verdict, so the choice cannot favour a side. Pairs that an earlier version
+        has measured stay as they are.
+        """
+        if self.data.metrics["subject"].str.startswith(f"{schema.PAIR_PREFIX}{pair_blocks.TRIAL + 1} ").any():
+            return
+        noisy = {workload for workload, _ in self.choose_again(self.data, self.manifest, Block.FIRST)}
+        noisy &= {job.workload for job in jobs if _with_visits(job) != job}
+        if longer := tuple(sorted(noisy)):
+            pairs = self.settings.pairs + pair_blocks.TRIAL
+            self.manifest = replace(self.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
+            what = f"the first {pair_blocks.TRIAL} pairs scatter, so {pairs - pair_blocks.TRIAL} longer ones follow"
+            listener.message(f"{', '.join(longer)}: {what}")
 
     def _jobs_of_pair(
         self, pair: int, a: Sequence[Job], b: Sequence[Job], wanted: Collection[Key] | None

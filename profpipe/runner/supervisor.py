@@ -44,6 +44,8 @@ def main(control: socket.socket) -> None:
     """Serve the requests of the runner until it closes the socket."""
     control.set_inheritable(False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # A supervisor that is stopped does not see that the socket closes, so the kernel continues it then.
+    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     wakeup, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)

@@ -1,7 +1,7 @@
 """Findings on the steps of a program: what one step costs, and where its time goes.
 
-A figure of a case is the mean over its ranks, never their sum. Times are nanoseconds, sizes bytes, shares between 0 and
-1. ``None`` means not measured.
+A rank is a process. A figure of a case is the mean over its GPUs, never their sum. Times are nanoseconds, sizes bytes,
+shares between 0 and 1. ``None`` means not measured.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class StepPart(str, Enum):
     IDLE_OTHER = "idle_other"  # a dependency, or not recorded
 
 
+#: A profiler's overhead is known to this share of a step.
+_NEAR = 0.02
+
 IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
 
 
@@ -31,7 +34,7 @@ IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
 class Measure:
     """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations.
 
-    That of a steady step is the mean over the medians of the ranks, and ``n`` the number of steady steps of a rank.
+    That of a steady step is of the mean over the ranks, and ``n`` the number of steady steps.
     """
 
     ns: float
@@ -76,6 +79,9 @@ class StepParts:
     classes: Mapping[str, float] = field(default_factory=dict)
     #: The time in which communication runs, that beside computation included.
     communication_total_ns: float | None = None
+    #: The part of ``COMMUNICATION`` that other ranks or GPUs do not have in the same step: waiting for them. None where
+    #: one GPU alone is known. The rest is the transfer, at most.
+    waiting_ns: float | None = None
 
     @property
     def wall_ns(self) -> float:
@@ -84,6 +90,10 @@ class StepParts:
     @property
     def idle_ns(self) -> float:
         return sum(self.ns[part] for part in IDLE_PARTS)
+
+    @property
+    def transfer_ns(self) -> float:
+        return self.ns[StepPart.COMMUNICATION] - (self.waiting_ns or 0.0)
 
     def share(self, ns: float) -> float:
         """Return ``ns`` as a share of the step."""
@@ -114,10 +124,19 @@ class CopyTraffic:
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steady steps of one rank: their median time, the mean of their parts, and its peak memory in bytes."""
+    """The steady steps of one rank, or of one device of a rank with several.
+
+    They are their median time, the mean of their parts, and the peak memory in bytes. ``device`` is None where the rank
+    has one.
+    """
 
     rank: int
     time: Measure
+    device: int | None = None
+    #: In how many of the steady steps others wait for this one; and in how many it is the slowest: the one that takes
+    #: the longest without exposed communication.
+    waited_for: int = 0
+    slowest_in: int = 0
     parts: StepParts | None = None
     peak_memory: float | None = None
     #: The node of a cluster on which the rank ran; empty on one machine.
@@ -150,6 +169,7 @@ class StepOutlier:
     wall_ns: float
     median_ns: float
     excess: Mapping[OutlierCause, float] = field(default_factory=dict)
+    device: int | None = None
 
     @property
     def causes(self) -> tuple[OutlierCause, ...]:
@@ -168,13 +188,14 @@ class StepRow:
     wall_ns: float
     kernels: int | None
     parts: StepParts | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True)
 class UnevenSteps:
-    """How uneven steady steps are under one profiler, over all ranks; times in ns.
+    """How uneven steady steps are under one profiler; times in ns, each the mean over the ranks.
 
-    ``spread`` is the scaled median absolute deviation as a share of the median, of the rank with the most.
+    ``spread`` is that of ``step_spread``, as a share of the median.
     """
 
     spread: float
@@ -211,6 +232,8 @@ class CaseSteps:
     counts: Mapping[StepState, tuple[int, int]]
     #: The number of steps of the rank with the most: warm-up, steady ones and outliers.
     steps: int = 0
+    #: The number of different steps by profiler.
+    all_steps: Mapping[str, int] = field(default_factory=dict)
     coverage: float | None = None
     pattern_count: int | None = None
     #: By profiler, where steps are uneven under one.
@@ -220,6 +243,8 @@ class CaseSteps:
     parts: StepParts | None = None
     copies: tuple[CopyTraffic, ...] = ()
     ranks: tuple[RankSteps, ...] = ()
+    #: Why others wait for a rank in most of the time that they wait; None where that is unknown.
+    wait_cause: StepPart | None = None
     outliers: tuple[StepOutlier, ...] = ()
     rows: tuple[StepRow, ...] = ()
     #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
@@ -234,20 +259,35 @@ class CaseSteps:
         return self.counts.get(state, (0, 0))
 
     @property
-    def parts_without_profiler(self) -> StepParts | None:
-        """Return ``parts`` without the idle time that the profiler adds, where the step without a profiler is known.
+    def processes(self) -> int:
+        """The number of ranks."""
+        return len({rank.rank for rank in self.ranks})
 
-        Kernels and copies take the same time under a profiler, while the host launches later. So idle time goes until
-        the parts add up to the step without a profiler: first that of late launches, then that of other causes.
+    @property
+    def parts_without_profiler(self) -> StepParts | None:
+        """Return ``parts`` without the time that the profiler adds, where the step without a profiler is known.
+
+        Kernels and copies take the same time under a profiler, while the host launches later, and other ranks wait for
+        it. So time goes until the parts add up to the step without a profiler: first that of late launches and the
+        waiting in proportion, then other idle time. If that is too little, the parts stay as they are.
         """
         without = self._without_profiler(self.profiler)
         if self.parts is None or without is None:
             return self.parts
-        ns, added = dict(self.parts.ns), max(self.parts.wall_ns - without, 0.0)
-        for part in IDLE_PARTS:
+        ns, waiting = dict(self.parts.ns), self.parts.waiting_ns or 0.0
+        added = max(self.parts.wall_ns - without, 0.0)
+        late = ns[StepPart.IDLE_LAUNCH] + waiting
+        taken = min(late, added)
+        of_waiting = taken * waiting / late if late else 0.0
+        ns[StepPart.COMMUNICATION] -= of_waiting
+        ns[StepPart.IDLE_LAUNCH] -= taken - of_waiting
+        added -= taken
+        for part in IDLE_PARTS[1:]:
             taken = min(ns[part], added)
             ns[part], added = ns[part] - taken, added - taken
-        return replace(self.parts, ns=ns)
+        if added > _NEAR * without:
+            return self.parts
+        return replace(self.parts, ns=ns, waiting_ns=self.parts.waiting_ns and waiting - of_waiting)
 
     @property
     def overheads(self) -> Iterator[tuple[str, float]]:
@@ -275,7 +315,10 @@ class CaseSteps:
 
 @dataclass(frozen=True)
 class Recording:
-    """A whole recording of a case in which no step was found, on one rank, from its first operation to its last."""
+    """A whole recording of a case in which no step was found, on one GPU, from its first operation to its last.
+
+    ``rank`` is the number of the process, or ``GPU 1``, and the device too where the process has several.
+    """
 
     case: str
     rank: str
@@ -298,7 +341,8 @@ class StepFindings:
     """The steps of one workload, and the recordings in which none was found.
 
     ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
-    case, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums only.
+    case, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums only, and
+    where its launches ran ``one_by_one`` for the profiler to read its counters.
     """
 
     cases: tuple[CaseSteps, ...] = ()
@@ -306,6 +350,7 @@ class StepFindings:
     recordings: tuple[Recording, ...] = ()
     copies: Mapping[str, tuple[CopyTraffic, ...]] = field(default_factory=dict)
     has_launches: bool = True
+    one_by_one: bool = False
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""

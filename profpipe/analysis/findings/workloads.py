@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from profpipe.analysis.findings.agreement import Agreement
@@ -475,7 +476,7 @@ class WorkloadFindings:
         """True if kernel times are per call, not of a step or of everything."""
         return self.iteration is Iteration.CALL
 
-    @property
+    @cached_property
     def largest(self) -> Shape | None:
         """The shape with the largest ``size``; of equals the one with most timed cases, then the longest."""
         ranks = [(shape.size, len(shape.timed)) for shape in self.shapes]

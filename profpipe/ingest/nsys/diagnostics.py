@@ -15,6 +15,15 @@ from profpipe.ingest.nsys.columns import Source, read_rows
 
 #: nsys 2022 to 2026 say this of every capture that a range ends.
 _HARMLESS = re.compile(r"might (not )?have |events were lost\? no")
+_RELEVANT = re.compile(r"CUDA|CUPTI|NVTX|GPU|lost|dropped|driver|permission|privilege", re.IGNORECASE)
+#: Why nothing was recorded: the causes come before what follows from them, and NVTX last.
+_CAUSES = (
+    re.compile(r"(?!.*(?:metrics|sampling|switch)).*(?:permission|privilege|NVGPUCTRPERM)", re.IGNORECASE),
+    re.compile(r".*(?:driver|CUPTI|CUDA\b.*not supported)", re.IGNORECASE),
+    re.compile(r"(?!No |Not all ).*CUDA"),
+    re.compile(r".*CUDA"),
+    re.compile(""),
+)
 
 
 def notes(work: activities.Work, calls: activities.Calls, launches: attribution.Launches) -> list[str]:
@@ -57,7 +66,8 @@ def messages(export: Source, work: activities.Work) -> tuple[list[str], list[str
     """Return nsys's warnings about CUDA and NVTX: (reasons for doubt, harmless ones).
 
     A helper process without CUDA leaves messages too ("No CUDA events collected", "CUDA profiling might have not
-    been started correctly"). They are dropped where another process used the GPU.
+    been started correctly"). They are dropped where another process used the GPU. Where none did, they are reasons for
+    doubt, and the one that explains most comes first.
     """
     texts: Counter[str] = Counter()
     at_work = {str(process) for process in np.unique(work.process)}
@@ -66,7 +76,14 @@ def messages(export: Source, work: activities.Work) -> tuple[list[str], list[str
         line, process = " ".join(text.split()), "".join(of)
         is_helper = process.isdigit() and process != "0" and process not in at_work
         is_idle = bool(at_work) and (is_helper or line.startswith("No "))
-        if severity in ("2", "3") and re.search(r"CUDA|CUPTI|NVTX|GPU|lost|dropped", line) and not is_idle:
+        if severity in ("2", "3") and _RELEVANT.search(line) and not is_idle:
             texts[line[:200]] += 1
-    lines = [f"nsys: {text}" + (f" ({count}x)" if count > 1 else "") for text, count in texts.items()]
+    if not at_work:
+        ordered = sorted(texts, key=lambda text: next(rank for rank, cause in enumerate(_CAUSES) if cause.match(text)))
+        return [_counted(text, texts[text]) for text in ordered], []
+    lines = [_counted(text, count) for text, count in texts.items()]
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
+
+
+def _counted(text: str, count: int) -> str:
+    return f"nsys: {text}" + (f" ({count}x)" if count > 1 else "")

@@ -55,7 +55,7 @@ def of_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
     It is the step of ``like``, the window of another device, where that step is steady here too. ``steps`` are those of
     the device, with ``start_ns`` since ``first``. Where no step is steady, any step serves.
     """
-    states = (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.OTHER)
+    states = (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.UNMATCHED, StepState.OTHER)
     chosen = steps[steps["state"] == next(state.value for state in states if (steps["state"] == state.value).any())]
     is_same = chosen["step"] == (like.step if like else np.nan)
     row = chosen[is_same].iloc[0] if is_same.any() else chosen.iloc[typical(chosen["wall_ns"].to_numpy(dtype=float))]

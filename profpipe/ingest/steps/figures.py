@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,8 +27,12 @@ _PARTS: Final = ("compute", "communication", "copy", "idle_launch", "idle_blocke
 
 _CHECKS: Final = frozenset(check.value for check in schema.Check)
 
+#: An interval of fewer steps would say more than they can.
+_FEWEST_OF_INTERVAL: Final = 5
+
 _CASE: Final = ["workload", "profiler", "case"]
-_PLACE: Final = ["source", "process", "device"]
+_PROCESS: Final = ["source", "process"]
+_PLACE: Final = [*_PROCESS, "device"]
 
 #: What an outlier can have more of -> the column of `steps`.
 _OUTLIER_PARTS: Final = {
@@ -115,54 +119,64 @@ def _outliers(
 def with_metrics(tables: schema.Tables) -> schema.Tables:
     """Return the tables of a job, all its files together, with the ranks of its steps and the metrics of them.
 
-    Each process and device is a rank. A figure of the case is the mean over its ranks. Its interval is the mean of
-    theirs, since ranks that wait for each other have no independent steps.
+    Each process is a rank, and its devices share its steps. Steps have the same state on all ranks. The step time of a
+    case is that of the mean over its ranks by step; its other figures are means over its devices.
     """
     if tables.steps.empty and tables.step_figures.empty:
         # Cases of the harness have no steps.
         ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
         return replace(tables, timeline=ranked)
     steps = _with_ranks(tables.steps, schema.STEPS)
-    rows = [*_recordings(tables), *_checks(tables.step_figures)]
-    rows += [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
+    by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
+    if by_case:
+        steps = steps.assign(state=pd.concat([states.of_ranks(group) for _, group in by_case]))
+    figures = tables.step_figures[~tables.step_figures["metric"].isin(_CHECKS)]
+    rows = [*_checks(tables.step_figures), *_recordings(figures, steps)]
+    rows += [row for of, group in by_case for row in _step_times(of, steps.loc[group.index])]
     places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
-    placed = tables.step_figures.merge(places, on=[*_CASE, *_PLACE])
-    placed = placed[~placed["metric"].isin(_CHECKS)]
-    ranks = places.groupby(_CASE, sort=False).size()
+    placed = figures.merge(places.assign(rank=_subjects(places, _CASE)), on=[*_CASE, *_PLACE])
+    devices = places.groupby(_CASE, sort=False).size()
     for key, group in placed.groupby(_CASE, sort=False):
-        rows += _means(_named(key), group, int(ranks[key]))
+        rows += _means(_named(key), group, int(devices[key]))
     run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
     found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
     metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
     return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
 
 
-def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the recordings of cases without any step, by rank."""
-    figures = tables.step_figures
+def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the parts of the recordings of cases without any step, by rank and device."""
     figures = figures[figures["metric"].str.startswith(_RECORDING)]
-    with_steps = set(tables.steps[_CASE].itertuples(index=False, name=None))
+    with_steps = set(steps[_CASE].itertuples(index=False, name=None))
     for key, group in figures.groupby(_CASE, sort=False):
         if key not in with_steps:
             places = _in_order(group[_PLACE].drop_duplicates())
-            ranked = group.merge(places.assign(rank=range(len(places))), on=_PLACE)
-            for row in ranked.to_dict("records"):
-                yield {**_named(key), **_number_of(row), "subject": f"{schema.RANK_PREFIX}{row['rank']}"}
+            places = places.assign(rank=_combinations(places, _PROCESS)[0])
+            ranked = group.drop(columns="subject").merge(places.assign(subject=_subjects(places)), on=_PLACE)
+            yield from map(_of_case, ranked.to_dict("records"))
+
+
+def _subjects(places: pd.DataFrame, of: Sequence[str] = ()) -> pd.Series[Any]:
+    """Return ``rank 1`` for each place, ``rank 1 device 0`` where the rank ``of`` a case has several devices."""
+    several = places.duplicated([*of, "rank"], keep=False)
+    names = schema.RANK_PREFIX + places["rank"].astype(str)
+    return names.mask(several, names + f" {schema.DEVICE_PREFIX}" + places["device"].astype(str))
+
+
+def _of_case(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the row of a metric from one of ``schema.STEP_FIGURES``."""
+    return {name: row[name] for name in (*_CASE, "subject", "metric", "value", "unit", "n")}
 
 
 def _checks(figures: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield what recordings contradict themselves in; the subject is a name of a kernel, or the process."""
     for row in figures[figures["metric"].isin(_CHECKS)].to_dict("records"):
         process = "" if pd.isna(row["process"]) else f"process {row['process']}"
-        yield {**{key: row[key] for key in _CASE}, **_number_of(row), "subject": row["subject"] or process}
+        yield {**_of_case(row), "subject": row["subject"] or process}
 
 
 def _named(key: Any) -> dict[str, str]:
     return dict(zip(_CASE, key, strict=True))
-
-
-def _number_of(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("metric", "value", "unit", "n")}
 
 
 def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -193,69 +207,63 @@ def _in_order(places: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
-    """Number the processes and devices of each case: by the ranks that the files state, else by device and process."""
+    """Number the processes of each case: by the ranks that the files state, else by device and process."""
     # A merge over the texts of ten thousand rows takes ten times as long as one number for each row.
     code, firsts = _combinations(rows, [*_CASE, *_PLACE, "rank"])
-    places = rows[[*_CASE, *_PLACE, "rank"]].iloc[firsts]
-    if places.duplicated([*_CASE, *_PLACE]).any():
-        raise ValueError("a process and device of a case has two ranks")
-    places = places.reset_index(drop=True)
-    known = places.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
-    ordered = _in_order(places)
-    places = places.assign(number=(ordered.groupby(_CASE).cumcount()).astype("Int64"))
-    places["number"] = places["number"].where(~known, places["rank"])
-    return schema.frame(table, rows.reset_index(drop=True).assign(rank=places["number"].array[code]))
+    places = rows[[*_CASE, *_PLACE, "rank"]].iloc[firsts].reset_index(drop=True)
+    places = places.assign(number=_combinations(places, [*_CASE, *_PROCESS])[0])
+    if (places.groupby("number")["rank"].nunique(dropna=False) > 1).any():
+        raise ValueError("a process of a case has two ranks")
+    own = _in_order(places).drop_duplicates("number").set_index("number")
+    known = own.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
+    rank = own.groupby(_CASE).cumcount().astype("Int64").where(~known, own["rank"])
+    return schema.frame(table, rows.reset_index(drop=True).assign(rank=rank[places["number"]].array[code]))
 
 
 def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield the step time of a case, and of each rank where there are several."""
-    steady = steps[steps["state"] == StepState.STEADY.value]
-    times = [_typical(rank, group["wall_ns"]) for rank, group in steady.groupby("rank", sort=True)]
-    spreads = [time.pop("spread") for time in times]
-    if len(times) > 1:
-        yield from ({**of, "metric": "step_time", "unit": "ns", **time} for time in times)
-    if times:
-        mean = {key: _mean([time.get(key) for time in times]) for key in ("value", "ci_low", "ci_high")}
-        own = {**of, "unit": "ns", "subject": "", "n": min(time["n"] for time in times), **mean}
-        yield {**own, "metric": "step_time"}
-        yield {**of, "metric": "step_spread", "unit": "%", "subject": "", "value": max(spreads), "n": own["n"]}
-        if of["profiler"] == "plain":
-            # What a call is to a workload of the harness, a step is to a program: winners and ties follow from it.
-            yield {**own, "metric": "time"}
+    walls = states.walls_by_rank(steps)
+    walls = walls[walls.index.isin(steps.loc[steps["state"] == StepState.STEADY.value, "step"])]
+    if walls.empty:
+        return
+    of = {**of, "unit": "ns"}
+    if len(walls.columns) > 1:
+        for rank in walls:
+            time, _ = _typical(walls[rank])
+            yield {**of, "metric": "step_time", "subject": f"{schema.RANK_PREFIX}{rank}", **time}
+    time, spread = _typical(walls.mean(axis=1))
+    yield {**of, "metric": "step_time", "subject": "", **time}
+    yield {**of, "metric": "step_spread", "unit": "%", "subject": "", "value": spread, "n": time["n"]}
+    if of["profiler"] == "plain":
+        # What a call is to a workload of the harness, a step is to a program: winners and ties follow from it.
+        yield {**of, "metric": "time", "subject": "", **time}
 
 
-def _typical(rank: Any, wall_ns: pd.Series[Any]) -> dict[str, Any]:
-    """Return the median of steps and its interval; of uneven steps the mean, which is what the program takes a step.
+def _typical(wall_ns: pd.Series[Any]) -> tuple[dict[str, Any], float]:
+    """Return the median of steps with its interval, and their spread in percent.
 
-    Of steps that take 9 and 84 ms in turn, the median is one or the other.
+    Of uneven steps it is the mean, which is what the program takes a step: of steps that take 9 and 84 ms in turn, the
+    median is one or the other. The spread is the scaled median absolute deviation, or the distance of the mean from the
+    median where that is larger: with more short steps than long ones the deviation is that of the short ones.
     """
     ordered = sorted(map(float, wall_ns))
     median, deviation = states.spread(np.array(ordered))
-    spread = 100 * deviation / median if median else 0.0
-    if is_uneven := spread > schema.UNEVEN_STEPS:
-        interval = statistics.mean_interval(ordered)
-    else:
-        interval = statistics.median_interval(ordered)
-    low, high = interval or (None, None)
+    spread = 100 * max(deviation, abs(float(np.mean(ordered)) - median)) / median if median else 0.0
+    is_uneven = spread > schema.UNEVEN_STEPS
+    interval = statistics.mean_interval if is_uneven else statistics.median_interval
+    low, high = (interval(ordered) if len(ordered) >= _FEWEST_OF_INTERVAL else None) or (None, None)
     value = float(np.mean(ordered)) if is_uneven else median
-    name = f"{schema.RANK_PREFIX}{int(rank)}"
-    return {"subject": name, "n": len(ordered), "value": value, "ci_low": low, "ci_high": high, "spread": spread}
+    return {"n": len(ordered), "value": value, "ci_low": low, "ci_high": high}, spread
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+def _means(of: Mapping[str, str], figures: pd.DataFrame, devices: int) -> Iterator[dict[str, Any]]:
+    """Yield the mean over the devices of each figure, and the figures of single steps with their rank.
 
-
-def _means(of: Mapping[str, str], figures: pd.DataFrame, ranks: int) -> Iterator[dict[str, Any]]:
-    """Yield the mean over the ranks of each figure, and the figures of single steps with their rank.
-
-    A kernel that a rank never launches counts as none there.
+    A kernel that a device never runs counts as none there.
     """
     of_steps = figures[figures["step"].notna()]
     for row in of_steps.to_dict("records"):
-        subject = f"{schema.RANK_PREFIX}{row['rank']} step {row['step']}"
-        yield {**of, **_number_of(row), "subject": subject}
+        yield {**_of_case(row), "subject": f"{row['rank']} step {row['step']}"}
     of_ranks = figures[figures["step"].isna()]
     keys = ["metric", "subject", "unit"]
     code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))
@@ -267,5 +275,5 @@ def _means(of: Mapping[str, str], figures: pd.DataFrame, ranks: int) -> Iterator
     for (metric, subject, unit), total, count, n in zip(
         of_ranks[keys].iloc[firsts].itertuples(index=False), totals, counts.tolist(), least, strict=True
     ):
-        divisor = count if metric == COUNT_BY_PATTERN else ranks
+        divisor = count if metric == COUNT_BY_PATTERN else devices
         yield {**of, "metric": metric, "subject": subject, "unit": unit, "value": total / divisor, "n": n}

@@ -1,21 +1,24 @@
 """Steps without ranges: the shortest sequence of launches that recurs on a device, in the order of the launches.
 
-Optimizer kernels end a step, for most training loops run them once in each. Without them the steps are the repetitions
-of a sequence of kernels (name, grid, in a CUDA graph or not). At least three steps, twelve launches and half of the
-GPU's time in them: otherwise nothing recurs. TraceLens (inference_iteration_roots.py) has the first and the last limit.
+Optimizer kernels end a step, for most training loops run them once in each. Without them the steps lie around a kernel
+that runs once in each, and hold other kernels in equal number. Else they are the repetitions of a sequence of kernels
+(name, grid, in a CUDA graph or not). At least three steps, twelve launches and half of the GPU's time in them:
+otherwise nothing recurs. TraceLens (inference_iteration_roots.py) has the first and the last limit.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints
-from profpipe.ingest.steps import segments
+from profpipe.ingest.steps import likeness, segments
+from profpipe.ingest.steps.likeness import Tokens
 from profpipe.ingest.steps.operations import Timeline
 from profpipe.ingest.steps.segments import Segments
 from profpipe.results.schema import StepRule
@@ -36,6 +39,15 @@ _NEAR_SHARE: Final = 0.1
 #: Several optimizers that take turns, as in a GAN, are one step.
 _MOST_OPTIMIZERS: Final = 8
 _ALIKE: Final = 0.99
+#: A long recording shows in its last parts what a step holds.
+_LAST_PARTS: Final = 1024
+
+# --- anchors ---
+#: Most distances between the launches of an anchor differ from the median one by this share at most.
+_VARIES: Final = 0.25
+_ANCHORS: Final = 16
+#: Steps between anchors hold this share of the launches. Layers of a forward and a backward pass may hold half of them.
+_LEAST_SHARE: Final = 0.65
 
 # --- repetitions ---
 _LEAST_MATCH: Final = 0.5
@@ -45,8 +57,6 @@ _CANDIDATES: Final = 64
 _TRIES: Final = 3
 _ENOUGH: Final = 1 << 17
 _MOST: Final = 1 << 21
-
-Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,14 +77,14 @@ def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments
     if len(kernels) < LEAST_STEPS:
         return None
     name, launched = timeline.name[kernels].astype(np.int64), timeline.launched[kernels]
-    optimizes = is_optimizer[name]
-    parts = None
-    if optimizes.any():
-        parts = _by_optimizer(name, np.flatnonzero(optimizes))
+    grids = np.zeros(len(kernels), dtype=np.int64) if grid is None else grid[kernels]
+    shapes, _ = pd.factorize(_tokens(name, grids, launched))
+    parts = _by_optimizer(name, shapes, np.flatnonzero(is_optimizer[name]))
     if parts is None:
-        kernels = kernels[_graph_order(name, launched)]
-        grids = np.zeros(len(kernels), dtype=np.int64) if grid is None else grid[kernels]
-        parts = _by_repetition(_tokens(timeline.name[kernels], grids, launched))
+        order = _graph_order(name, launched)
+        kernels, name, grids = kernels[order], name[order], grids[order]
+        tokens, shapes = _tokens(name, np.zeros_like(grids), launched), _tokens(name, grids, launched)
+        parts = _by_anchor(tokens, shapes, ~timeline.communicates[kernels], launched) or _by_repetition(shapes)
     if parts is None or len(parts.begin) < LEAST_STEPS:
         return None
     found = _segments(parts, launched)
@@ -114,32 +124,26 @@ def _tokens(name: Ints, grid: Ints, launched: Int64s) -> Tokens:
 # --- optimizer kernels -----------------------------------------------------------------------------------------------
 
 
-def _by_optimizer(name: Tokens, places: Ints) -> _Parts | None:
+def _by_optimizer(name: Tokens, shape: Tokens, places: Ints) -> _Parts | None:
     """Return steps that each end with an optimizer's last kernel; ``places`` are those of the optimizers' kernels."""
-    distance = np.diff(places)
-    far = distance[distance > _NEAR]
+    far = (distance := np.diff(places))[distance > _NEAR]
     if len(far) < LEAST_STEPS - 1:
         return None
     # A long evaluation makes one distance much longer than a step, and an optimizer of many kernels, some of which are
     # not known as such, has short distances inside.
-    tried = [_at_ends(name, places, distance, largest) for largest in (int(far.max()), int(np.median(far)))]
-    found = [parts for parts in tried if parts is not None]
-    return max(found, key=lambda parts: _regularity(parts.end - parts.begin), default=None)
+    tried = [_at_ends(name, shape, places, largest) for largest in (int(far.max()), int(np.median(far)))]
+    lengths = [(parts, parts.end - parts.begin) for parts in tried if parts is not None]
+    regular = [(np.abs(each - np.median(each)) <= _LONGER * np.median(each)).mean() for _, each in lengths]
+    return lengths[int(np.argmax(regular))][0] if lengths else None
 
 
-def _regularity(length: Ints) -> float:
-    """Return the share of steps whose length is nearly the median one."""
-    return float((np.abs(length - np.median(length)) <= _LONGER * np.median(length)).mean())
-
-
-def _at_ends(name: Tokens, places: Ints, distance: Ints, largest: int) -> _Parts | None:
+def _at_ends(name: Tokens, shape: Tokens, places: Ints, largest: int) -> _Parts | None:
     """Cut after each group of optimizer kernels: the next one is further away than a part of ``largest``."""
-    last = np.flatnonzero(np.append(distance > max(_NEAR, _NEAR_SHARE * largest), True))
+    last = np.flatnonzero(np.append(np.diff(places) > max(_NEAR, _NEAR_SHARE * largest), True))
     end = places[last] + 1
     if len(end) < LEAST_STEPS:
         return None
-    # Compared without what lies before a step: an evaluation after each fifth one is no turn of five.
-    turn = _turn(name, _trimmed(name, end))
+    turn = _turn(shape[places], last)
     size = np.diff(np.concatenate([[-1], last]))
     if size[-1] < (1 - _LONGER) * size[-1 - turn]:
         # The recording ends inside the last optimizer.
@@ -148,40 +152,149 @@ def _at_ends(name: Tokens, places: Ints, distance: Ints, largest: int) -> _Parts
     return _trimmed(name, end) if len(end) >= LEAST_STEPS else None
 
 
-def _turn(name: Tokens, parts: _Parts) -> int:
-    """Return how many optimizers take turns: after how many parts a part recurs, looking at the last two thirds."""
-    # A part is compared by its hash: the sum of a random number for each name times the place in the part.
-    mark = np.random.default_rng(0).integers(1, 2**63, int(name.max()) + 1, dtype=np.uint64)[name]
-    marks, placed = (
-        np.concatenate([np.zeros(1, np.uint64), np.cumsum(values)])
-        for values in (mark, mark * np.arange(1, len(name) + 1, dtype=np.uint64))
-    )
-    begin, end = parts.begin, parts.end
-    part = placed[end] - placed[begin] - begin.astype(np.uint64) * (marks[end] - marks[begin])
-    part = part[len(part) // 3 :]
-    for turn in range(1, min(_MOST_OPTIMIZERS, len(part) // 2) + 1):
-        if (part[turn:] == part[:-turn]).mean() >= _ALIKE:
+def _turn(shape: Tokens, last: Ints) -> int:
+    """Return how many optimizers take turns: after how many groups the same kernels with the same grids recur.
+
+    Only the optimizers' kernels are compared: which others run can take turns too, as the lengths of the input do.
+    """
+    mark = np.random.default_rng(0).integers(1, 2**63, int(shape.max()) + 1, dtype=np.uint64)[shape]
+    group = np.add.reduceat(mark, np.concatenate([[0], last[:-1] + 1]))[len(last) // 3 :]
+    for turn in range(1, min(_MOST_OPTIMIZERS, len(group) // 2) + 1):
+        if (group[turn:] == group[:-turn]).mean() >= _ALIKE:
             return turn
     return 1
 
 
 def _trimmed(name: Tokens, end: Ints) -> _Parts:
-    """Return the steps up to each ``end``, without what lies before one that is longer than the typical step.
+    """Return the steps up to each ``end``, without what lies before one that holds more than the usual step.
 
-    A first step that is shorter than the typical one is left out: the recording began inside it.
+    A first step that holds less than the usual one is left out: the recording began inside it.
     """
     begin = np.concatenate([[0], end[:-1]])
-    length = end - begin
-    typical = int(np.bincount(length).argmax())
-    opening = int(np.bincount(name[begin[length == typical]]).argmax())
-    for step in np.flatnonzero(length > (1 + _LONGER) * typical).tolist():
-        starts = begin[step] + np.flatnonzero(name[begin[step] : end[step]] == opening)
-        if len(starts):
-            off = np.abs(end[step] - starts - typical)
-            begin[step] = starts[off.argmin()] if off.min() <= _LONGER * typical else starts[0]
-    whole = np.ones(len(begin), dtype=bool)
-    whole[0] = length[0] >= (1 - _LONGER) * typical
-    return _Parts(begin[whole], end[whole])
+    usual, _ = likeness.usual(name, begin[-_LAST_PARTS:], end[-_LAST_PARTS:])
+    regular, period = np.flatnonzero((usual > 0)[name]), int(usual.sum())
+    first, after = np.searchsorted(regular, begin), np.searchsorted(regular, end)
+    if not period:
+        return _Parts(begin, end)
+    more = np.maximum((after - first) / period, (end - begin) / np.median(end - begin))
+    longer = np.flatnonzero((more > 1 + _LONGER) & (after >= period))
+    ahead = int(np.median(regular[np.minimum(first, len(regular) - 1)] - begin))
+    start = np.maximum(regular[after[longer] - period] - ahead, begin[longer])
+    whole = likeness.shares(name, start, end[longer], usual) >= 1 - _TOLERANCE
+    # Where what is more lies inside the step, it begins with the kernel that most steps begin with.
+    opening = np.append(np.flatnonzero(name == np.bincount(name[begin]).argmax()), len(name))
+    opens = opening[np.searchsorted(opening, begin[longer])]
+    begin[longer] = np.where(whole, start, np.where(opens < end[longer], opens, begin[longer]))
+    cut = int(after[0] - first[0] < (1 - _LONGER) * period)
+    return _Parts(begin[cut:], end[cut:])
+
+
+# --- anchors ---------------------------------------------------------------------------------------------------------
+
+
+def _by_anchor(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s) -> _Parts | None:
+    """Return the shortest steps that each hold one launch of some kernel, and other kernels in equal number."""
+    places = np.flatnonzero(computes)
+    tokens, shapes = (pd.factorize(each[places])[0] for each in (tokens, shapes))
+    # A long recording has its steps in its last part too.
+    for start in dict.fromkeys((max(len(tokens) - _ENOUGH, 0), 0)):
+        last, last_shapes = tokens[start:], shapes[start:]
+        for token, near in _anchors(last):
+            anchors = _launches(last, token, near)
+            usual, share = likeness.usual(last, anchors[:-1], anchors[1:])
+            if share < _LEAST_SHARE or likeness.are_inner(last, last_shapes, anchors):
+                continue
+            # Only the kernels that each step launches equally often are compared.
+            regular = np.flatnonzero(np.isin(tokens, np.flatnonzero(usual)))
+            at = np.searchsorted(regular, _launches(tokens, token, near))
+            parts = _around(tokens[regular], at[at < len(regular)], places[regular], launched)
+            if len(parts.begin) >= LEAST_STEPS and (parts.end - parts.begin).sum() >= LEAST_COVERAGE * len(computes):
+                return parts
+    return None
+
+
+def _anchors(tokens: Tokens) -> Iterator[tuple[int, int]]:
+    """Yield kernels that recur after nearly equal numbers of launches, the most frequent first.
+
+    Beside each is how near launches count as one, as those of an optimizer by hand do.
+    """
+    order, ends = np.argsort(tokens, kind="stable"), np.cumsum(np.bincount(tokens))
+    found: dict[tuple[int, int], tuple[float, int]] = {}
+    for token, places in enumerate(np.split(order, ends[:-1])):
+        for near, least in ((0, _LEAST_MATCH), (_NEAR, 1 - _LONGER)):
+            distance = np.diff(places[np.diff(places, prepend=-len(tokens)) > near])
+            if len(distance) < LEAST_STEPS:
+                break
+            typical = float(np.median(distance))
+            regularity = float((np.abs(distance - typical) <= _VARIES * typical).mean())
+            reaches = typical >= _LEAST_LAUNCHES and typical * len(distance) >= LEAST_COVERAGE * len(tokens)
+            if reaches and regularity > found.get((-len(distance), near), (least, 0))[0]:
+                found[-len(distance), near] = regularity, token
+    # Of nearly equal numbers a kernel that runs once comes first.
+    for key in sorted(found, key=lambda key: (-round(4 * math.log2(-key[0])), key[1], key[0]))[:_ANCHORS]:
+        yield found[key][1], key[1]
+
+
+def _launches(tokens: Tokens, token: int, near: int) -> Ints:
+    """Return the places of a kernel, but for those that follow one by ``near`` or fewer places."""
+    places = np.flatnonzero(tokens == token)
+    return places[np.diff(places, prepend=-len(tokens)) > near]
+
+
+def _around(tokens: Tokens, at: Ints, places: Ints, launched: Int64s) -> _Parts:
+    """Return the steps around the anchors ``at``, as parts of all kernels: ``tokens`` lie at ``places``."""
+    length = np.diff(at)
+    period = int(np.median(length))
+    middle = at[np.abs(length - period).argmin()]
+    sequence = tokens[middle : middle + period]
+    usual = np.bincount(sequence, minlength=int(tokens.max()) + 1)
+    lead = _lead(tokens, at, sequence, np.diff(launched[places], prepend=launched[0]))
+    begin = (at - lead)[at >= lead]
+    whole = np.zeros(len(begin), dtype=bool)
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        reach = np.minimum(begin[half] + period, np.append(begin[half][1:], len(tokens)))
+        whole[half] = likeness.shares(tokens, begin[half], reach, usual) >= 1 - _TOLERANCE
+    # Work with the same anchor that holds less, such as a prefill, begins after the step before it, and ends with an
+    # anchor that ends a step.
+    reaches_back = ~whole[1:] & (whole[:-1] | (2 * lead > period))
+    begin[1:] = np.maximum(begin[1:], np.where(reaches_back, begin[:-1] + period, 0))
+    reach = np.append(begin[1:], len(tokens))
+    window = np.minimum(begin + period, reach)
+    joins = likeness.shares(tokens, begin, reach, usual) >= 1 - _LONGER
+    # What follows a whole step is other work, unless it lies inside the step.
+    whole = likeness.shares(tokens, begin, window, usual) >= 1 - _TOLERANCE
+    missing = np.maximum(usual - likeness.count(tokens, begin, reach, np.arange(len(usual))), 0).sum(axis=1)
+    holds = (missing <= _TOLERANCE * period) & (reach - begin <= 2 * period)
+    fours = likeness.fours(tokens)
+    usual_fours = np.bincount(fours[middle : middle + period], minlength=int(fours.max()) + 1)
+    is_step = (joins | whole | holds) & (likeness.shares(fours, begin, window, usual_fours) >= _LEAST_MATCH)
+    end = np.where(joins | ~whole, reach, window)[is_step]
+    begin = begin[is_step]
+    return _with_varying(places[begin], places[end - 1] + 1, begin[1:] == end[:-1])
+
+
+def _lead(tokens: Tokens, at: Ints, sequence: Tokens, gap: Int64s) -> int:
+    """Return how many tokens of a step come before its anchor: it begins as the loop does, or ends as the loop does.
+
+    Between two steps the host does more than between two kernels. ``gap`` is the time before each launch.
+    """
+    period = len(sequence)
+    before = tokens[max(at[0] - period, 0) : at[0]][::-1]
+    after = tokens[at[-1] : at[-1] + period]
+    back = int(np.append(before == sequence[::-1][: len(before)], False).argmin()) % period
+    onward = int(np.append(after == sequence[: len(after)], False).argmin()) % period
+    leads = back, (period - onward) % period
+    return max(leads, key=lambda lead: float(np.median(gap[(at - lead)[at >= lead]])))
+
+
+def _with_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
+    """Add the kernels between two steps that follow each other to the second one, as many as there usually are."""
+    between = begin[1:] - end[:-1]
+    ahead = int(np.median(between[follows])) if follows.any() else 0
+    follows = follows & (between <= ahead + _TOLERANCE * np.median(end - begin))
+    begin = np.maximum(begin - ahead, np.concatenate([[0], end[:-1]]))
+    begin[1:][follows] = end[:-1][follows]
+    return _Parts(begin, end)
 
 
 # --- repetitions -----------------------------------------------------------------------------------------------------

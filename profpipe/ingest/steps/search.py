@@ -71,7 +71,8 @@ def find(
         for process, by_device in operations.processes()
     ]
     checks: list[Figure] = [dict(check) for check in operations.checks]
-    steps, figures, window = [], [], None
+    figures: list[Figure] = []
+    window = None
     accounted: list[tuple[dict[str, int], Timeline, Accounts, bool]] = []
     for process, own_lines in lines:
         chosen, found = _choose(
@@ -90,9 +91,12 @@ def find(
         checks += [{**check, "process": process} for check in reconcile.of_coverage(chosen, placed)]
     if any(check["metric"] in reconcile.FORBID_STEPS for check in checks):
         accounted, figures = [], []
-    for place, line, accounts, ends in accounted:
-        frame = _with_states(accounts, ends).assign(**place)
-        steps.append(frame)
+    steps = [_with_states(accounts, ends).assign(**place) for place, _, accounts, ends in accounted]
+    if steps:
+        together = pd.concat(steps, ignore_index=True)
+        together = together.assign(state=states.of_ranks(together.assign(rank=together["process"])))
+        steps = [own for _, own in together.groupby(np.repeat(range(len(steps)), [len(frame) for frame in steps]))]
+    for frame, (place, line, accounts, _) in zip(steps, accounted, strict=True):
         window = excerpt.of_step(frame, origin, window)
         shown.add(line, window, **place)
         figures += [{**figure, **place} for figure in of_device(operations, line, accounts, frame)]

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from profpipe.results.schema import StepState
 
@@ -29,13 +30,13 @@ _EQUAL: Final = 0.5
 Floats = npt.NDArray[np.float64]
 
 
-def states(wall_ns: Floats) -> npt.NDArray[Any]:
-    """Return the state of each step of one device, in their order.
+def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
+    """Return the state of each step, in their order.
 
     The warm-up lasts until the time settles, and at least one step where there are several.
     """
     found = np.full(len(wall_ns), StepState.STEADY.value, dtype=object)
-    warm = count_warmup(wall_ns)
+    warm = max(count_warmup(wall_ns), least_warmup)
     found[:warm] = StepState.WARMUP.value
     rest = wall_ns[warm:]
     if len(rest):
@@ -45,6 +46,53 @@ def states(wall_ns: Floats) -> npt.NDArray[Any]:
         if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
             found[warm:][is_outlier] = StepState.OUTLIER.value
     return found
+
+
+def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Return the states of rows of `steps` of one case: a step has the same state on all ranks and devices.
+
+    The mean over the ranks decides, since it does not depend on which rank waits for which: of two ranks that are late
+    in turn, one has steps of 30 and 80 ms and the other has 80 and 30 ms. The warm-up is at least as long as the
+    shortest one that the rows have, which may be the user's. A step that is an outlier on every rank stays one. Steps
+    that some ranks lack are ``unmatched``. The rows of one device stay as they are.
+    """
+    state: pd.Series[Any] = rows["state"]
+    if len(rows[["rank", "device"]].drop_duplicates()) < 2:
+        return state
+    walls = walls_by_rank(rows)
+    # The end of the last step is unknown on all ranks where it is on one.
+    last = walls.dropna().index.intersection(rows.loc[state == StepState.LAST.value, "step"])
+    common = walls.dropna().drop(index=last)
+    warm = rows[(state == StepState.WARMUP.value) & rows["step"].isin(common.index)]
+    least = warm.groupby("rank")["step"].nunique().reindex(walls.columns, fill_value=0).min()
+    agreed = pd.Series(StepState.UNMATCHED.value, index=walls.index)
+    agreed[last] = StepState.LAST.value
+    agreed[common.index] = states(common.mean(axis=1).to_numpy(), int(least))
+    are_outliers = (state == StepState.OUTLIER.value).groupby(rows["step"]).all()
+    agreed[(agreed == StepState.STEADY.value) & are_outliers.reindex(agreed.index, fill_value=False)] = (
+        StepState.OUTLIER.value
+    )
+    return state.where(state == StepState.OTHER.value, rows["step"].map(agreed))
+
+
+def walls_by_rank(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the time in ns of each step of a case: a row for each number, a column for each rank."""
+    own = (_walls(each).rename(rank) for rank, each in rows.groupby("rank", sort=True))
+    return pd.concat(own, axis=1).sort_index().astype(np.float64)
+
+
+def _walls(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Return the time of each step of one rank by its number.
+
+    The step of a process with several devices begins with the first operation on any of them.
+    """
+    is_other = rows["state"] == StepState.OTHER.value
+    if rows["device"].nunique(dropna=False) < 2:
+        return rows[~is_other].groupby("step")["wall_ns"].mean()
+    ends = rows.assign(is_other=is_other, end_ns=rows["start_ns"] + rows["wall_ns"])
+    whole = ends.groupby(["step", "is_other"]).agg({"start_ns": "min", "end_ns": "max"}).sort_values("start_ns")
+    following = whole["start_ns"].shift(-1).fillna(whole["end_ns"])
+    return (following - whole["start_ns"]).xs(False, level="is_other")
 
 
 def count_warmup(wall_ns: Floats) -> int:

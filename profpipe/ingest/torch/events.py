@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds, json_stream, launch_order
+from profpipe.ingest import bounds, foreign_files, json_stream, launch_order
+from profpipe.ingest.torch import xla
 from profpipe.results import schema
 
 MISSING: Final = float("nan")
@@ -63,6 +65,8 @@ class Trace:
     top: dict[str, Any] = field(default_factory=dict)
     #: The ranks of a merged trace, by what its processes are named.
     ranks: dict[str, int] = field(default_factory=dict)
+    #: What the metadata says of devices and hosts, in a trace of XLA's profiler.
+    rows: xla.Rows = field(default_factory=xla.Rows)
     dropped: int = 0
     folded: int = 0
     #: ns to add to the times for the clock of the machine, which traces of several processes share.
@@ -71,6 +75,8 @@ class Trace:
     def add(self, event: dict[str, Any]) -> None:
         category = event.get("cat")
         if category is None or event.get("ph") != "X":
+            if event.get("ph") == "M":
+                self.rows.note(event)
             return
         sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
         if sort is None:
@@ -95,6 +101,10 @@ class Trace:
         else:
             values = (name, thread, start, dur, external)
         self.columns[sort].extend(values)
+
+    def add_of_xla(self, event: dict[str, Any]) -> None:
+        if (translated := self.rows.translate(event)) is not None:
+            self.add(translated)
 
     def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...], rank: int) -> None:
         name, kind, start, dur, external = seen
@@ -221,24 +231,36 @@ def _id(value: Any) -> float:
 
 def read(path: Path) -> Trace:
     """Read the whole trace. Raises ``UnreadableFile`` where the text or the zip ends early, or is no trace."""
-    trace, others = Trace(), 0
+    trace = Trace()
+    _read_events(path, trace, trace.add)
+    if trace.rows and not any(trace.columns.values()):
+        # Its events have no category: the rows, which the metadata names, say what each is.
+        trace.rows.check(path)
+        _read_events(path, trace, trace.add_of_xla)
+        for step in trace.rows.steps():
+            trace.add(step)
+    trace.settle()
+    if len(trace.names) > bounds.MOST_NAMES:
+        trace.fold_names()
+    return trace
+
+
+def _read_events(path: Path, trace: Trace, add: Callable[[dict[str, Any]], None]) -> None:
+    others = 0
     try:
         with json_stream.open_text(path) as stream:
             for key, value in json_stream.items(stream, unroll="traceEvents"):
                 if key != "traceEvents":
                     trace.top[key] = value
                 elif isinstance(value, dict) and "ph" in value:
-                    trace.add(value)
+                    add(value)
                 else:
                     others += 1
                     if others > bounds.MOST_OTHER_ENTRIES:
                         raise bounds.TooLarge(f"it has more than {bounds.MOST_OTHER_ENTRIES:,} entries without a phase")
     except json_stream.FAILURES as error:
+        foreign_files.refuse(path)
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UnreadableFile(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
-    trace.settle()
-    if len(trace.names) > bounds.MOST_NAMES:
-        trace.fold_names()
-    return trace

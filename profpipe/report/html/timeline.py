@@ -104,6 +104,6 @@ def lane_table(timeline: doc.Timeline) -> doc.Table:
         for key, (count, ns) in lane.totals.items()
     ]
     unit = time_unit(row[-1] for row in rows)
-    columns = [doc.label("group", "rank"), doc.label("lane"), doc.label("class"), doc.count("operations"),
+    columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),
                doc.Column("ns", "time", unit)]  # fmt: skip
     return doc.make_table("lanes", columns, rows)

@@ -199,6 +199,7 @@ _STATES = {
     StepState.OUTLIER: "outlier",
     StepState.OTHER: "between steps",
     StepState.LAST: "last, its end is unknown",
+    StepState.UNMATCHED: "not on all ranks",
 }
 
 

@@ -34,6 +34,9 @@ _WIDE_INTERVAL, _WIDE_SPREAD = 0.05, 0.10
 #: A winner with an error this many times the baseline's is reported, although the tolerance allows it.
 _LARGER_ERROR = 5
 
+#: Fewer steady steps stand beside the number of all steps.
+_FEWEST_STEPS = 5
+
 #: Faster kernels in slower calls that are named.
 _MOST_SLOWER_CALLS = 3
 
@@ -94,6 +97,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if workload.largest is None or not judged:
         if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
+        if only_copies := recording.without_kernels(workload):
+            return only_copies
         launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
         return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
     if not _has_comparison(workload):
@@ -139,6 +144,13 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield _capitalise(fill("{}.", doc.join(facts)))
     if remark := steps.remark(workload, win.best):
         yield remark
+    own = workload.steps.of(win.best.id)
+    if own and len(workload.cases) > 1:
+        why, share = steps.waiting(own)
+        if why:
+            yield _capitalise(
+                fill("{} ({} of {}).", why, share, steps.other_step(workload, win.best, own) or "its step")
+            )
 
 
 def _capitalise(text: doc.Text) -> doc.Text:
@@ -184,15 +196,23 @@ def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
 
 
 def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
-    """Return the time of a steady step of the only case, its interval and the number of steps."""
+    """Return the time of a steady step of the only case, its interval, the number of steps, and who waits for whom."""
     assert case.time is not None and workload.basis is not None
-    own = workload.steps.of(case.id)
+    own, n = workload.steps.of(case.id), case.time.n
     parts: list[doc.Text] = [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
-    parts += [f"{plural(case.time.n, 'steady step')}{of}"] if case.time.n else []
-    parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
+    if n:
+        # So few steps have no interval.
+        every = own.all_steps.get(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
+        parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
+    parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    return fill("A step takes {} ({}).", _duration(workload, case.time.ns), doc.join(parts, last=", "))
+    time = fill("A step takes {} ({})", _duration(workload, case.time.ns), doc.join(parts, last=", "))
+    why, share = steps.waiting(own) if own else ("", "")
+    if not own or not why:
+        return fill("{}.", time)
+    whole = steps.other_step(workload, case, own) or "the step"
+    return fill("{}, {} ({} of {}).", time, why, share, whole)
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
 def means_note(workload: WorkloadFindings) -> str:
     """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
     if (most := max((case.breakdown.ranks for case in workload.cases if case.breakdown), default=1)) > 1:
-        return f"Kernel times are means over {most} ranks; communication includes waiting for the others."
+        what = "GPUs" if any(len(own.ranks) > own.processes for own in workload.steps.cases) else "ranks"
+        return f"Kernel times are means over {most} {what}; communication includes waiting for the others."
     own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
     seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
     if len(seen) == len(set(seen)):

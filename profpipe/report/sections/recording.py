@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from profpipe.analysis.findings.steps import IDLE_PARTS, Contradiction, StepPart
 from profpipe.analysis.findings.workloads import CaseResult, Iteration, KernelBreakdown, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, percent, with_share
+from profpipe.report.inlines import duration, fill, literal, percent, with_share
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import count, size_unit, step_unit
@@ -33,6 +33,11 @@ def recording(workload: WorkloadFindings) -> doc.Section:
 
 
 def _reason(workload: WorkloadFindings) -> str:
+    if workload.steps.one_by_one:
+        return (
+            "No steps: the profiler ran the launches one by one to read its counters, so the time between them says"
+            " nothing about the program. Record without counters to see steps and idle time."
+        )
     if not workload.steps.has_launches:
         return (
             "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
@@ -86,8 +91,20 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield sum_of_kernels(workload, case, case.breakdown)
     copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
+    if copied and not kernels:
+        yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def without_kernels(workload: WorkloadFindings) -> doc.Text:
+    """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
+    copies = [copy for own in workload.steps.copies.values() for copy in own]
+    if not copies or any(case.breakdown for case in workload.cases):
+        return ""
+    named = (f"{count(copy.calls)} {literal(copy.name.strip('[]').removeprefix('CUDA '))}" for copy in copies)
+    of = [fill(f"{name} ({{}})", duration(copy.ns)) for name, copy in zip(named, copies, strict=True)]
+    return fill("No kernel was recorded, only {}.", doc.join(of))
 
 
 #: Metrics of the peak memory of a process, and whose memory it is.

@@ -11,7 +11,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, plural
 from profpipe.report.labels import case_text
-from profpipe.report.sections.steps import PART_NAMES
+from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
 from profpipe.report.units import Unit, number, percent, signed_percent, size_unit, step_unit
 from profpipe.results.schema import StepState
 
@@ -20,6 +20,11 @@ _RANKS = 16
 
 #: Below this difference the step times of ranks are equal: ranks that wait for each other end a step together.
 _EQUAL = 0.01
+
+#: From this share of a step on, a sentence names whom others wait for; and so many of them.
+_LEAST_WAITING, _MOST_WAITED_FOR = 0.02, 4
+
+_STATES = {StepState.OTHER: "between steps", StepState.UNMATCHED: "not on all ranks"}
 
 #: Outliers that have a sentence.
 _MOST_OUTLIERS = 3
@@ -97,73 +102,108 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     unit = step_unit(rank.time.ns for _, rank, _ in every)
     parts = {
         "time": "median step", "compute": "compute", "communication": "exposed communication",
-        "hidden": "hidden communication", "copy": "exposed copies", "idle": "idle",
+        "waiting": "waiting, part of it", "hidden": "hidden communication", "copy": "exposed copies", "idle": "idle",
     }  # fmt: skip
-    labels = [doc.label("case"), doc.label("rank"), doc.label("node")]
+    labels = [doc.label("case"), doc.label("rank"), doc.label("device", "GPU"), doc.label("node")]
     columns = [*labels, *(doc.Column(id, title, unit) for id, title in parts.items())]
+    columns.append(doc.words("waited_for", "others wait for it in"))
     columns.append(doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)))
+    steady = {case.id: own.count(StepState.STEADY)[0] for case, own in cases}
     rows = [
-        [case_text(case) if is_first else "", str(rank.rank), rank.node, rank.time.ns, *_parts(rank)]
+        [case_text(case) if is_first else "", str(rank.rank), "" if rank.device is None else str(rank.device),
+         rank.node, rank.time.ns, *_parts(rank, steady[case.id])]
         for case, rank, is_first in every
-    ]
+    ]  # fmt: skip
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
     whole = doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement)
     has_nodes = any(rank.node for _, rank, _ in every)
     whole = whole if has_nodes else whole.without("node")
+    shares_steps = [own for _, own in cases if len(own.ranks) > own.processes]
+    whole = whole if shares_steps else whole.without("device")
+    has_ranks = any(own.processes > 1 for _, own in cases)
+    whole = whole if has_ranks else whole.without("rank")
+    waits = any(rank.parts and rank.parts.waiting_ns is not None for _, rank, _ in every)
+    whole = whole if waits else whole.without("waited_for")
     table = doc.fold_if_long(whole.without("case") if is_lone else whole)
-    sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
+    # GPUs of one process that take turns are neither fast nor slow.
+    sentences = tuple(_slowest("" if is_lone else case_text(case), own) for case, own in cases if own.processes > 1)
+    sentences += tuple(filter(None, (_waited_for("" if is_lone else case_text(case), own) for case, own in cases)))
     unlike = dict.fromkeys(difference for _, own in cases for difference in own.unlike_nodes)
     sentences += tuple(fill(f"The nodes differ in {name}: {{}}.", doc.join(values)) for name, values in unlike)
-    summary = (
-        "The figures of a case are means over its ranks. Exposed communication contains waiting for slower ranks;"
-        " parts are means over steady steps."
-    )
+    what = "ranks" if has_ranks else "GPUs"
+    summary = f"The figures of a case are means over its {what}; parts are means over steady steps."
+    if shares_steps:
+        summary += " GPUs of one process share its steps."
+    if waits:
+        summary += f" Waiting is the exposed communication over the least one of all {what} in the same step, which is"
+        summary += " the transfer, at most."
     if has_nodes:
         summary += " Clocks of different nodes are not compared: steps of ranks are matched by their numbers."
-    return doc.make_section("step_ranks", "Ranks", (doc.Bullets(sentences), table), summary, workload.name)
+    title = "Ranks" if has_ranks else "GPUs"
+    return doc.make_section("step_ranks", title, (doc.Bullets(sentences), table), summary, workload.name)
 
 
-def _parts(rank: RankSteps) -> Iterator[float | str]:
+def _parts(rank: RankSteps, steady: int) -> Iterator[float | str]:
     """Yield the numbers of a rank after its time; empty where no profiler recorded them."""
     parts = rank.parts
     if parts is None:
-        yield from [""] * 5
+        yield from [""] * 7
     else:
         exposed, total = parts.ns[StepPart.COMMUNICATION], parts.communication_total_ns
-        yield from (parts.ns[StepPart.COMPUTE], exposed, "" if total is None else max(0.0, total - exposed))
-        yield from (parts.ns[StepPart.COPY], parts.idle_ns)
+        yield from (parts.ns[StepPart.COMPUTE], exposed, "" if parts.waiting_ns is None else parts.waiting_ns)
+        yield from ("" if total is None else max(0.0, total - exposed), parts.ns[StepPart.COPY], parts.idle_ns)
+        yield f"{rank.waited_for} of {plural(steady, 'step')}"
     yield "" if rank.peak_memory is None else rank.peak_memory
 
 
-def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
-    """Name the slowest rank: by its step time, or where these are equal by its time without communication."""
-    begin = fill("{}: ", case) if case else ""
+def _slowest(case: doc.Text, own: CaseSteps) -> doc.Text:
+    """Name the slowest rank: by its step time, or where these are equal by its time without communication.
+
+    It is the slowest in most of the steady steps.
+    """
+    begin, ranks, steady = fill("{}: ", case) if case else "", own.ranks, own.count(StepState.STEADY)[0]
     mean = sum(rank.time.ns for rank in ranks) / len(ranks)
     unit = step_unit([mean])
-    last, first = (pick(ranks, key=lambda rank: rank.time.ns) for pick in (max, min))
-    above = percent(last.time.ns / mean - 1)
-    if last.time.ns > (1 + _EQUAL) * first.time.ns and not first.time.overlaps(last.time):
-        slowest = f"{{}}{_name(last)} is the slowest: {{}} a step, {above} % above the mean of {{}}."
-        return fill(slowest, begin, duration(last.time.ns, unit), duration(mean, unit))
-    own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
-    if len(own) == len(ranks):
-        (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
-        halves = ((ends[1] - ends[0]) / 2 for rank in ranks if (ends := rank.time.interval))
-        if high - low > max([_EQUAL * mean, *halves]):
-            sentence = f"{{}}All ranks take as long. {_name(late)} is the slowest: without exposed communication its"
-            sentence += f" step takes {{}} longer than that of rank {early.rank}, and the others wait for it."
-            return fill(sentence, begin, duration(high - low, unit))
-    if above == "0":
-        return fill("{}All ranks take as long.", begin)
-    return fill(f"{{}}{_name(last)} takes the longest, {{}} a step. That is {above} % above the mean, no more than"
-                " its steps vary.", begin, duration(last.time.ns, unit))  # fmt: skip
+    late = max(ranks, key=lambda rank: rank.slowest_in)
+    first = min(ranks, key=lambda rank: rank.time.ns)
+    if 2 * late.slowest_in > steady:
+        is_longest = late.time.ns > (1 + _EQUAL) * first.time.ns and not first.time.overlaps(late.time)
+        if is_longest and late.time.ns == max(rank.time.ns for rank in ranks):
+            slowest = f"{{}}{_name(own, late)} is the slowest: {{}} a step, {{}} % above the mean of {{}}."
+            above = percent(late.time.ns / mean - 1)
+            return fill(slowest, begin, duration(late.time.ns, unit), above, duration(mean, unit))
+        early = min(ranks, key=lambda rank: rank.own_ns or 0.0)
+        if late.own_ns is not None and early.own_ns is not None:
+            longer = late.own_ns - early.own_ns
+            margins = [rank.time.margin * rank.time.ns for rank in ranks if rank.time.margin]
+            if longer > max([_EQUAL * mean, *margins]):
+                sentence = f"{{}}{_name(own, late)} is the slowest in {late.slowest_in} of {plural(steady, 'step')}:"
+                sentence += " without exposed communication its step takes {} longer than that of"
+                sentence += f" {rank_name(own, early)}."
+                return fill(sentence, begin, duration(longer, unit))
+    return fill(f"{{}}The {peers(own)} are equally fast.", begin)
 
 
-def _name(rank: RankSteps) -> str:
+def _waited_for(case: doc.Text, own: CaseSteps) -> doc.Text:
+    """Return in how many steps others wait for each rank; empty where they hardly wait."""
+    waited = sorted((rank for rank in own.ranks if rank.waited_for), key=lambda rank: -rank.waited_for)
+    if not waited or not own.parts or own.parts.share(own.parts.waiting_ns or 0.0) < _LEAST_WAITING:
+        return ""
+    first, *rest = waited
+    steady = plural(own.count(StepState.STEADY)[0], "step")
+    named = [f"for {rank_name(own, first)} in {first.waited_for} of {steady}"]
+    named += [f"for {rank_name(own, rank)} in {rank.waited_for}" for rank in rest]
+    begin, who = fill("{}: ", case) if case else "", wait(own)
+    return fill("{}{} {}.", begin, f"{who[:1].upper()}{who[1:]}", doc.join(named, most=_MOST_WAITED_FOR))
+
+
+def _name(own: CaseSteps, rank: RankSteps) -> str:
     """Return ``Rank 1``, on a cluster ``Rank 1 on node2``."""
     # Braces would be a place of the text that the name is put into.
     node = rank.node.replace("{", "{{").replace("}", "}}")
-    return f"Rank {rank.rank} on {node}" if node else f"Rank {rank.rank}"
+    name = rank_name(own, rank)
+    name = f"{name[:1].upper()}{name[1:]}"
+    return f"{name} on {node}" if node else name
 
 
 # --- outliers --------------------------------------------------------------------------------------------------------
@@ -175,7 +215,7 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
     longest = sorted(found, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
     is_lone = len(workload.cases) == 1
     items = tuple(_outlier("" if is_lone else case_text(case), own, each) for case, own, each in longest)
-    number = plural(len(found), "step")
+    number = plural(len({(case.id, each.step) for case, _, each in found}), "step")
     summary = f"{number} beyond three median absolute deviations. They are not in the figures above."
     blocks = (doc.Bullets(items), _outlier_table(found, is_lone))
     return doc.make_section("step_outliers", "Outliers", blocks, summary, workload.name, folds_long_tables=True)
@@ -186,7 +226,7 @@ def _with_steps(workload: WorkloadFindings) -> Iterator[tuple[CaseResult, CaseSt
 
 
 def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
-    of_rank = f" of rank {outlier.rank}" if len(own.ranks) > 1 else ""
+    of_rank = f" of {rank_name(own, outlier)}" if len(own.ranks) > 1 else ""
     unit = step_unit([outlier.median_ns, outlier.wall_ns])
     who = fill("{}: step ", case) if case else "Step "
     took = fill(f"{{}}{outlier.step}{of_rank} took {{}}, the median {{}}", who, duration(outlier.wall_ns, unit),
@@ -199,7 +239,8 @@ def _outlier_table(found: Sequence[tuple[CaseResult, CaseSteps, StepOutlier]], i
     unit = step_unit(each.wall_ns for *_, each in found)
     columns: doc.Columns[tuple[CaseResult, CaseSteps, StepOutlier]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
-        (doc.count("rank"), lambda row: row[2].rank if len(row[1].ranks) > 1 else ""),
+        (doc.count("rank"), lambda row: row[2].rank if row[1].processes > 1 else ""),
+        (doc.count("device", "GPU"), lambda row: "" if row[2].device is None else row[2].device),
         (doc.count("step"), lambda row: row[2].step),
         (doc.Column("wall", "time", unit), lambda row: row[2].wall_ns),
         (doc.Column("median", "median", unit), lambda row: row[2].median_ns),
@@ -221,17 +262,24 @@ def every_step(workload: WorkloadFindings) -> doc.Section:
 
 def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Table:
     unit = step_unit(row.wall_ns for row in own.rows)
-    several = len({row.rank for row in own.rows}) > 1
     columns: doc.Columns[StepRow] = [
         (doc.label("rank"), lambda row: str(row.rank)),
+        (doc.label("device", "GPU"), lambda row: "" if row.device is None else str(row.device)),
         (doc.label("step"), lambda row: str(row.step)),
-        (doc.label("state"), lambda row: "between steps" if row.state is StepState.OTHER else row.state.value),
+        (doc.label("state"), lambda row: _STATES.get(row.state, row.state.value)),
         (doc.Column("wall", "time", unit), lambda row: row.wall_ns),
         *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: row.parts.ns[of] if row.parts else "")
           for part in StepPart),
+        (doc.Column("waiting", "waiting, part of exposed communication", unit), _waiting_of),
         (doc.count("kernels", "launches"), lambda row: "" if row.kernels is None else row.kernels),
     ]  # fmt: skip
     rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.csv" if len(own.rows) > _MOST_ROWS else ""
     title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
     id, rows = f"steps {case.id}".strip(), own.rows[:_MOST_ROWS]
-    return doc.table_of(id, rows, columns if several else columns[1:], title, doc.Placement.DETAILS)
+    table = doc.table_of(id, rows, columns, title, doc.Placement.DETAILS)
+    lone = [*(["rank"] if own.processes == 1 else []), *(["device"] if own.processes == len(own.ranks) else [])]
+    return table.without(*lone)
+
+
+def _waiting_of(row: StepRow) -> float | str:
+    return "" if row.parts is None or row.parts.waiting_ns is None else row.parts.waiting_ns

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from profpipe.analysis.findings.steps import IDLE_PARTS, CaseSteps, CopyTraffic, StepPart, StepParts
+from profpipe.analysis.findings.steps import (
+    IDLE_PARTS,
+    CaseSteps,
+    CopyTraffic,
+    RankSteps,
+    StepOutlier,
+    StepPart,
+    StepParts,
+)
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, percent, ratio, with_share
+from profpipe.report.inlines import duration, fill, percent, plural, ratio, with_share
 from profpipe.report.labels import case_text, marked_text
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
@@ -45,6 +53,21 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "idle: the host launched late",
     StepPart.IDLE_BLOCKED: "idle: after a synchronising call",
     StepPart.IDLE_OTHER: "idle: dependency, or not recorded",
+}
+
+#: Waiting for other ranks is in the first sentence from this share of a step on, if it is more than the transfer.
+_LEADING_WAIT = 0.1
+
+#: Others wait for a rank, and not for one or another in turn, from this share of the steps on.
+_MOSTLY = 0.75
+
+#: What one rank does while the others wait for it, by cause: the words before it, and the verb with its end.
+_WHY_WAITING: Mapping[StepPart | None, tuple[str, str]] = {
+    StepPart.COMPUTE: ("compute differs: ", "computes longer"),
+    StepPart.COPY: ("copies differ: ", "copies longer"),
+    StepPart.IDLE_LAUNCH: ("host-bound: ", "launches late"),
+    StepPart.IDLE_BLOCKED: ("host-bound: ", "launches late after a synchronising call"),
+    None: ("", "is late, for an unknown cause,"),
 }
 
 WHY_IDLE: Mapping[StepPart, str] = {
@@ -103,8 +126,8 @@ def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Tabl
 def _context(cases: Sequence[_Case]) -> doc.Text:
     """Return of how many steps the parts are means, and where a step begins."""
     every = [own for _, own, _ in cases]
-    ranks = max(len(own.ranks) for own in every)
-    over = f" of each of {ranks} ranks" if ranks > 1 else ""
+    most = max(every, key=lambda own: len(own.ranks))
+    over = f" of each of {whose(most)}" if len(most.ranks) > 1 else ""
     steady = _numbers(n for own in every for n in own.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
     text = f"{mean}{over} ({every[0].profiler}); the parts add up to the step."
@@ -112,21 +135,25 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     text += f" {' '.join(exposed)}" if exposed else ""
     added = [(share, own) for own in every if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
     if added:
-        most = percent_text(max(share for share, _ in added))
-        text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
-        text += " without a profiler, because the host launches later. Speed-ups do not count the idle time that the"
-        text += " profiler adds."
+        longest = percent_text(max(share for share, _ in added))
+        text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{longest} % longer than"
+        text += " without a profiler, because the host launches later."
+        if all(own.parts_without_profiler is not own.parts for _, own in added):
+            waiting = " and the waiting" if any(parts.waiting_ns for *_, parts in cases) else ""
+            text += f" Speed-ups do not count the idle time{waiting} that the profiler adds."
     return doc.concat(f"{text} ", found_text(every))
 
 
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     """Return which steps are in no figure, where a step begins, and which share of the kernel time lies in steps."""
-    others = [
+    left_out = [
         f"{_numbers(counts)} {name}{'' if max(counts) == 1 or state is StepState.LAST else 's'}"
         for state, name in _LEFT_OUT.items()
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
-    text: doc.Text = f"Left out: {' and '.join(others)}. " if others else ""
+    if any(counts := [n for own in cases for n in own.count(StepState.UNMATCHED)]):
+        left_out.append(f"{_numbers(counts)} {'step' if max(counts) == 1 else 'steps'} that not all ranks have")
+    text: doc.Text = f"Left out: {' and '.join(left_out)}. " if left_out else ""
     rules = list(dict.fromkeys((own.rule, own.range_name) for own in cases))
     begins = [
         fill(f"{_RULES[rule]}{' {}' if name else ''}", *([doc.Code(name)] if name else [])) for rule, name in rules
@@ -139,6 +166,19 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
         least = "at least " if len(set(known)) > 1 else ""
         return fill(f"{{}} Steps hold {least}{{}} of the kernel time.", text, percent(min(known)))
     return text
+
+
+def whose(own: CaseSteps) -> str:
+    """Return ``2 ranks``, ``4 GPUs of one process``, or both numbers where ranks have several GPUs."""
+    gpus = plural(len(own.ranks), "GPU")
+    if len(own.ranks) == own.processes:
+        return plural(own.processes, "rank")
+    return f"{gpus} of one process" if own.processes == 1 else f"{gpus} of {own.processes} ranks"
+
+
+def peers(own: CaseSteps) -> str:
+    """Return what waits for another one: ranks, or GPUs of one process."""
+    return "ranks" if own.processes > 1 else "GPUs"
 
 
 def _numbers(counts: Iterable[int]) -> str:
@@ -177,21 +217,43 @@ def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
     """Yield the time of a part of the only case, its share, and the speed-up of a step without it."""
     _, own, parts = case
     unprofiled = own.parts_without_profiler or parts
-    idle: dict[doc.Text, float] = {PART_NAMES[part]: unprofiled.ns[part] for part in IDLE_PARTS}
-    idle[doc.Strong("idle")] = unprofiled.idle_ns
+    bounds: dict[doc.Text, float | None] = {PART_NAMES[part]: _without(own, unprofiled, part) for part in IDLE_PARTS}
+    bounds[doc.Strong("idle")] = _without(own, unprofiled, *IDLE_PARTS)
+    bounds |= {doc.Strong(PART_NAMES[part]): _without(own, unprofiled, part) for part in _EXPOSED_MEANS}
+    # Nothing is left of a step without compute.
+    bounds |= {doc.Strong("compute"): None, doc.Strong("step (mean)"): None}
+    if parts.waiting_ns is not None:
+        # A faster network does not end the waiting for a late host.
+        bounds[doc.Strong(PART_NAMES[StepPart.COMMUNICATION])] = None
+        bounds[_TRANSFER] = unprofiled.speedup_without(unprofiled.transfer_ns)
+        bounds[_waiting_row(own)] = unprofiled.speedup_without(unprofiled.waiting_ns or 0.0)
     yield doc.Cell(ns, is_strong=_is_part(name))
     yield doc.Cell(parts.share(ns))
-    if name in (doc.Strong("compute"), doc.Strong("step (mean)")):
-        yield doc.Cell()  # nothing is left of a step without compute
-    elif _is_part(name) or name in idle:
-        yield doc.Cell(unprofiled.speedup_without(idle.get(name, ns)))
-    else:
-        yield doc.Cell(_without_kernels(unprofiled, ns))
+    yield doc.Cell(bounds[name] if name in bounds else _without_kernels(own, unprofiled, ns))
 
 
-def _without_kernels(parts: StepParts, ns: float) -> float | None:
+#: The rows of a table that divide exposed communication.
+_TRANSFER = "exposed communication: transfer, at most"
+
+
+def _waiting_row(own: CaseSteps) -> str:
+    return f"exposed communication: waiting for other {peers(own)}"
+
+
+def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
+    """Return the waiting that would end with what causes it."""
+    return parts.waiting_ns or 0.0 if own.wait_cause in causes else 0.0
+
+
+def _without(own: CaseSteps, parts: StepParts, *removed: StepPart) -> float:
+    """Return the speed-up of a step without these parts and the waiting that they cause, at most."""
+    return parts.speedup_without(sum(parts.ns[part] for part in removed) + _waiting_for(own, parts, removed))
+
+
+def _without_kernels(own: CaseSteps, parts: StepParts, ns: float) -> float | None:
     """Return the speed-up of a step without a class of kernels, at most; None where the step is nothing else."""
-    return parts.speedup_without(ns) if parts.share(ns) <= _MOST_OF_A_CLASS else None
+    removed = ns + _waiting_for(own, parts, [StepPart.COMPUTE]) if ns else 0.0
+    return parts.speedup_without(removed) if parts.share(removed) <= _MOST_OF_A_CLASS else None
 
 
 def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
@@ -210,6 +272,12 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
     for part in _EXPOSED_MEANS:
         if any(of(part)):
             yield doc.Strong(PART_NAMES[part]), of(part)
+        if part is StepPart.COMMUNICATION and any(parts.waiting_ns is not None for parts in every):
+            yield _TRANSFER, [parts.transfer_ns for parts in every]
+            yield (
+                _waiting_row(max((own for _, own, _ in cases), key=lambda own: own.processes)),
+                [parts.waiting_ns or 0.0 for parts in every],
+            )
     yield doc.Strong("idle"), [parts.idle_ns for parts in every]
     yield from ((PART_NAMES[part], of(part)) for part in IDLE_PARTS if any(of(part)))
     yield doc.Strong("step (mean)"), [parts.wall_ns for parts in every]
@@ -263,7 +331,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
 def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
     columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
-    every = [own.parts_without_profiler or parts for _, own, parts in cases]
+    every = [(own, own.parts_without_profiler or parts) for _, own, parts in cases]
     rows: list[list[doc.Text | float | None]] = []
     for name, speedups in _bounds(every) if len(cases) > 1 else ():
         if max(filter(None, speedups), default=0.0) >= _LEAST_SPEEDUP:
@@ -271,13 +339,64 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
     return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 
-def _bounds(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float | None]]]:
+def _bounds(every: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[tuple[str, list[float | None]]]:
     """Yield what an improvement could remove, and the speed-up of each of these steps without it, at most."""
-    yield "no idle time", [parts.speedup_without(parts.idle_ns) for parts in every]
-    for what, part in (("communication", StepPart.COMMUNICATION), ("copies", StepPart.COPY)):
-        yield f"no exposed {what}", [parts.speedup_without(parts.ns[part]) for parts in every]
-    for name in classes(every):
-        yield f"{class_label(name)} free", [_without_kernels(parts, parts.classes.get(name, 0.0)) for parts in every]
+    waits = [own for own, parts in every if parts.waiting_ns is not None]
+    idle = " and no waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
+    yield f"no idle time{idle}", [_without(own, parts, *IDLE_PARTS) for own, parts in every]
+    if waits:
+        what = peers(max(waits, key=lambda own: own.processes))
+        yield f"no waiting for other {what}", [parts.speedup_without(parts.waiting_ns or 0.0) for _, parts in every]
+    name = "transfer" if waits else "exposed communication"
+    yield f"no {name}", [parts.speedup_without(parts.transfer_ns) for _, parts in every]
+    yield "no exposed copies", [_without(own, parts, StepPart.COPY) for own, parts in every]
+    for name in classes([parts for _, parts in every]):
+        speedups = [_without_kernels(own, parts, parts.classes.get(name, 0.0)) for own, parts in every]
+        yield f"{class_label(name)} free", speedups
+
+
+def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
+    """Return which rank others wait for and why, and the share of the step; empty where waiting does not lead."""
+    parts = own.parts_without_profiler
+    if parts is None or not parts.waiting_ns:
+        return "", ""
+    share = parts.share(parts.waiting_ns)
+    if share < _LEADING_WAIT or parts.waiting_ns <= parts.transfer_ns:
+        return "", ""
+    steady, most = own.count(StepState.STEADY)[0], max(own.ranks, key=lambda rank: rank.waited_for)
+    cause, does = _WHY_WAITING[own.wait_cause]
+    if most.waited_for >= _MOSTLY * steady:
+        who = rank_name(own, most)
+    else:
+        late = sum(rank.waited_for for rank in own.ranks)
+        which = "each step" if late == steady else f"{late} of {steady} steps"
+        who = f"in {which} one {peers(own).removesuffix('s')}"
+    return f"{cause}{who} {does} and {wait(own)}", percent(share)
+
+
+def wait(own: CaseSteps) -> str:
+    return "the other waits" if len(own.ranks) == 2 else "the others wait"
+
+
+def rank_name(own: CaseSteps, rank: RankSteps | StepOutlier) -> str:
+    """Return ``rank 1``, ``GPU 1`` of the only process, or both."""
+    if rank.device is None:
+        return f"rank {rank.rank}"
+    return f"GPU {rank.device}" if own.processes == 1 else f"rank {rank.rank} GPU {rank.device}"
+
+
+def other_step(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Text:
+    """Return the step that shares are of, where it is not the one whose time is named; empty where it is.
+
+    The time may be one without a profiler, and of other steps, if what the profiler adds is unknown or in no part.
+    """
+    parts, basis = own.parts_without_profiler, workload.basis
+    if parts is None or basis is None or basis.quantity != "step" or case.time is None:
+        return ""
+    if basis.profiler == own.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
+        return ""
+    under = f"under {own.profiler}" if parts is own.parts else f"without the overhead of {own.profiler}"
+    return fill(f"the {{}} of a mean step {under}", duration(parts.wall_ns, step_unit([parts.wall_ns])))
 
 
 def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
@@ -285,20 +404,32 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
         return ""
-    shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED_MEANS)]
-    shares.append(("idle", parts.idle_ns))
-    named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
+    shares = [("compute", parts.ns[StepPart.COMPUTE])]
+    if parts.waiting_ns is None:
+        shares.append((PART_NAMES[StepPart.COMMUNICATION], parts.ns[StepPart.COMMUNICATION]))
+    else:
+        shares += [("exposed transfer", parts.transfer_ns), (f"waiting for other {peers(own)}", parts.waiting_ns)]
+    shares += [(PART_NAMES[StepPart.COPY], parts.ns[StepPart.COPY]), ("idle", parts.idle_ns)]
+    shown = [(name, ns) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     idle = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
-    found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([parts])]
+    found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([(own, parts)])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
-    is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD
-    who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
-    whose = fill(f"{who} of {{}}", case_text(case)) if len(workload.cases) > 1 else who
-    return fill(
-        f"{{}} is {{}}{idle}{'. Upper bounds of a speed-up: ' if largest else ''}{{}}.", whose, doc.join(named), most
-    )
+    of_case = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
+    is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
+    other = other_step(workload, case, own)
+    if other:
+        begin = fill("Of {}{}, ", other, of_case)
+    else:
+        who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
+        begin = fill(f"{who}{{}} is ", of_case)
+    named = [
+        fill(f"{{}} {'' if i or not other else 'is '}{name}", percent(parts.share(ns)))
+        for i, (name, ns) in enumerate(shown)
+    ]
+    end = ". Upper bounds of a speed-up: " if largest else ""
+    return fill(f"{{}}{{}}{idle}{end}{{}}.", begin, doc.join(named), most)
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------
@@ -338,7 +469,8 @@ def copy_table(cases: Sequence[tuple[doc.Text, Sequence[CopyTraffic]]], title: s
 
 def found_steps(cases: Sequence[_Case]) -> doc.Table:
     """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
-    states = {"warmup": "warm-up", "steady": "steady", "outlier": "outliers", "other": "parts between steps"}
+    states = {"warmup": "warm-up", "steady": "steady", "outlier": "outliers", "other": "parts between steps",
+              "unmatched": "not on all ranks"}  # fmt: skip
     if any(any(own.count(StepState.LAST)) for _, own, _ in cases):
         states["last"] = "last, its end is unknown"
     columns = [doc.label("case"), *(doc.words(id, title) for id, title in states.items())]
@@ -348,7 +480,9 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
         for case, own, _ in cases
         if len(cases) > 1
     ]
-    return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
+    table = doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
+    has_unmatched = any(own.count(StepState.UNMATCHED)[1] for _, own, _ in cases)
+    return table if has_unmatched else table.without("unmatched")
 
 
 def _condition(profiler: str) -> str:
@@ -372,7 +506,7 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield fill(
                 "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
                 f" the longest steady step, {first.longest}, takes {{}} ({_condition(name)})."
-                " Their scaled median absolute deviation is {} of the median.",
+                " Their spread is {} of the median.",
                 whose,
                 doc.Number(first.median_ns, unit),
                 doc.Number(first.longest_ns, unit),

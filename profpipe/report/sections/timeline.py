@@ -53,14 +53,14 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
 
 
 def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
-    several = len(timeline.ranks) > 1
+    several, has_ranks = len(timeline.ranks) > 1, len({rank.rank for rank in timeline.ranks}) > 1
     of_ranks = [(place, lane) for place, rank in enumerate(timeline.ranks) for lane in rank.lanes]
     lanes = tuple(
         doc.Lane(
             _lane_title(lane),
             tuple(replace(event, key=_key(event.key)) for event in lane.events),
             lane.kind,
-            _rank_title(timeline.ranks[place], several),
+            _rank_title(timeline.ranks[place], several, has_ranks),
             {_key(key): total for key, total in lane.totals.items()},
         )
         for place, lane in of_ranks
@@ -104,11 +104,11 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
     return doc.concat(*parts)
 
 
-def _rank_title(rank: RankTimeline, several: bool) -> str:
+def _rank_title(rank: RankTimeline, several: bool, has_ranks: bool) -> str:
     device = f"GPU {rank.device}" if rank.device is not None else "GPU"
     process = f"process {rank.process}" if rank.process is not None else ""
     step = f"step {rank.step}" if several and rank.step is not None else ""
-    return " · ".join(part for part in (f"rank {rank.rank}" if several else "", device, process, step) if part)
+    return " · ".join(part for part in (f"rank {rank.rank}" if has_ranks else "", device, process, step) if part)
 
 
 def _lane_title(lane: findings.Lane) -> str:
@@ -149,6 +149,7 @@ def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, findings.Gap]])
     columns = [
         (doc.label("number", "gap"), lambda row: str(row[0])),
         (doc.label("rank"), lambda row: str(row[1].rank)),
+        (doc.label("device", "GPU"), lambda row: "" if row[1].device is None else str(row[1].device)),
         (doc.Column("start", "begins at", time_unit([timeline.duration_ns])), lambda row: row[2].start_ns),
         (doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in gaps)), lambda row: row[2].duration_ns),
         (doc.percent("share"), lambda row: row[2].duration_ns / row[1].duration_ns),
@@ -157,4 +158,6 @@ def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, findings.Gap]])
         (doc.words("before"), lambda row: operation(row[2].before) or "the end of the time shown"),
     ]
     table = doc.table_of(f"gaps {timeline.case}", rows, columns, "Largest gaps", doc.Placement.HTML)
-    return table if len(timeline.ranks) > 1 else table.without("rank")
+    ranks = {rank.rank for rank in timeline.ranks}
+    lone = [*(["rank"] if len(ranks) == 1 else []), *(["device"] if len(ranks) == len(timeline.ranks) else [])]
+    return table.without(*lone)

@@ -88,7 +88,7 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
     of_steps = workload.basis is not None and workload.basis.quantity == "step"
     unit = (step_unit if of_steps else time_unit)([case.ns for case in cases])
     memory = size_unit(peak_memory(workload, case) for case in cases)
-
+    wins = {shape.win.best.id: shape.win for shape in workload.shapes if shape.win}
     columns = [
         (doc.label("case", workload.compare or "case"), marked_text),
         (doc.Column("time", "time", unit), lambda case: case.ns),
@@ -96,7 +96,7 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
         (doc.Column("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
         (doc.ratio("speedup", "over baseline"), lambda case: case.speedup),
         (doc.Column("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
-        (doc.words("flags"), lambda case: _flags_of_case(workload, case)),
+        (doc.words("flags"), lambda case: _flags_of_case(workload, case, wins.get(case.id))),
     ]
     return doc.table_of("times", [case for case in cases if case.time], columns)
 
@@ -114,13 +114,12 @@ def peak_memory(workload: WorkloadFindings, case: CaseResult) -> float | None:
     return max((rank.peak_memory for rank in own.ranks if rank.peak_memory), default=None) if own else None
 
 
-def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
-    """Return the flags of a case; of the lowest time of a shape also why it is in doubt."""
+def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None) -> doc.Text:
+    """Return the flags of a case; of the lowest time of a shape, which has a ``win``, also why it is in doubt."""
     own = flags.flags_of(case, workload.shared_marks)
-    wins = [shape.win for shape in workload.shapes if shape.win and shape.win.best is case]
-    if not workload.compare or not wins or wins[0].verdict != WinVerdict.INCONCLUSIVE:
+    if not workload.compare or win is None or win.verdict != WinVerdict.INCONCLUSIVE:
         return own
-    return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(wins[0]))) if part], last="; ")
+    return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
 
 
 def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:

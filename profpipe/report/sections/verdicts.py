@@ -121,21 +121,37 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         )
     if undecided:
         yield fill("Undecided after further pairs: {}.", _named(undecided))
+    if settings.longer:
+        words = f"The first {pair_blocks.TRIAL} pairs of {{}} scattered. The later ones are longer and alone count."
+        yield fill(words, doc.join(list(map(doc.Code, settings.longer))))
     # With a gate, a case that passes it gets no further pairs.
     candidates = findings.open if findings.gates else findings.cases
-    waits = any(map(_may_be_decided, candidates))
-    if waits and findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS:
-        # The option counts the further pairs that exist too.
-        offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
-        added = str(pair_blocks.OFFERED)
-        yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", added, offer)
+    # The option counts the further pairs that exist too.
+    offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
+    may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
+    coarse = [case for case in candidates if _is_coarse(case)]
+    if resolved := max((case.judgement.resolution or 0.0 for case in coarse if case.judgement), default=0.0):
+        # A process of a further pair takes longer.
+        has_offer = may_have_more and not any(case.further_pairs for case in coarse)
+        ways = doc.join([doc.Code("timing.budget_s"), *([offer] if has_offer else [])], last=" or ")
+        words = f"This machine resolves {100 * resolved:.2g} % for {{}}: pin the clock, close other programs,"
+        yield fill(f"{words} or measure longer ({{}}).", _named(coarse), ways)
+    if may_have_more and any(map(_may_be_decided, candidates)):
+        yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
 
 
 def _may_be_decided(case: CaseVerdict) -> bool:
-    """Return True for an inconclusive case that further pairs may decide."""
-    if case.judgement is None or case.judgement.verdict is not Verdict.INCONCLUSIVE:
+    """Return True for an inconclusive case that the pairs on offer may decide."""
+    judged = case.judgement
+    return judged is not None and judged.verdict is Verdict.INCONCLUSIVE and not _is_coarse(case)
+
+
+def _is_coarse(case: CaseVerdict) -> bool:
+    """Return True for an inconclusive case whose pairs scatter so far that those on offer do not decide it."""
+    judged = case.judgement
+    if judged is None or judged.verdict is not Verdict.INCONCLUSIVE:
         return False
-    return not case.further_pairs or case.judgement.pairs_more is not None
+    return judged.pairs_more is None or judged.pairs_more > pair_blocks.OFFERED
 
 
 def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
@@ -199,7 +215,7 @@ def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
         Gate.UNDECIDED: "undecided: ",
     }
     assert findings.gate is not None
-    return (words[findings.gate], _named(findings.open), ".")
+    return (words[findings.gate], _named(findings.open) or "cases are missing", ".")
 
 
 def _named(cases: Sequence[CaseVerdict]) -> doc.Text:
@@ -305,8 +321,7 @@ def _more(case: CaseVerdict) -> doc.Text:
     assert case.judgement is not None
     if case.judgement.verdict is not Verdict.INCONCLUSIVE:
         return ""
-    more = case.judgement.pairs_more
-    return f"over {verdict.MOST_PAIRS}" if more is None else f"{more} more"
+    return f"over {pair_blocks.OFFERED}" if _is_coarse(case) else f"{case.judgement.pairs_more} more"
 
 
 def _first_block(case: CaseVerdict) -> doc.Text:

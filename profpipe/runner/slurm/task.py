@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +18,17 @@ from typing import Final
 
 from profpipe import errors
 from profpipe.config.slurm import Slurm
-from profpipe.errors import ConfigError, Interrupted, ProfpipeError
+from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
 from profpipe.ingest import reader
 from profpipe.job import ProgressListener
 from profpipe.measure import node
 from profpipe.results import manifest, noise
 from profpipe.results.manifest import Manifest, NodeEntry, PairsEntry
+from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskState
 from profpipe.runner import fingerprint, pair_captures, session, sides
-from profpipe.runner.pair_session import ChooseAgain
+from profpipe.runner.pair_session import ChooseAgain, Key
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.slurm import collect, queue, records
 from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
@@ -134,8 +135,13 @@ def _open_pairs(
     begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
     a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
     (place / "raw").mkdir(parents=True)
+
+    def choose_later(data: Tables, run: Manifest, block: Block) -> Collection[Key]:
+        """Choose no length: the tasks of a run must number their pairs alike."""
+        return () if block is Block.FIRST else choose_again(data, run, block)
+
     opened = PairTaskSession(
-        request, place, begun, Tables(), (a, b), choose_again, task=task, shared=folder, start=start
+        request, place, begun, Tables(), (a, b), choose_later, task=task, shared=folder, start=start
     )
     opened.machine = machine
     return opened
@@ -180,7 +186,7 @@ def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
         task.save_record(_why_stopped(task.start))
         raise
     if task.disk_full_cases:
-        task.save_record(TaskState.FAILED, "The disk was full.")
+        task.save_record(TaskState.FAILED, explain_disk_full(" ".join(task.data.cases["reason"]))[0])
         return TaskState.FAILED
     task.save_record(TaskState.DONE)
     return TaskState.DONE
