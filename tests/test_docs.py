@@ -68,7 +68,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 #: The pages with runs whose commands CI runs, besides pages without a run. `make test-all` runs every page.
-OF_CI = ("README.md", "CONTRIBUTING.md", "docs/your-own-program.md")
+OF_CI = ("README.md", "docs/your-own-program.md")
 
 
 def pages_with_commands() -> Iterator[Any]:
