@@ -143,5 +143,5 @@ SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "slur
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)

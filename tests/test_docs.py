@@ -77,8 +77,8 @@ def pages_with_commands() -> Iterator[Any]:
         commands = "".join(block.body for block in blocks(text_of(page)) if block.language == "console")
         is_slow = re.search(r"^\$ (?!.*--dry-run)(?!.*\|\| true).*profpipe run |auto_profile", commands, re.MULTILINE)
         if commands:
-            marks = [*[pytest.mark.slow] * bool(is_slow), *[pytest.mark.exhaustive] * (page not in OF_CI)]
-            yield pytest.param(page, marks=marks)
+            marks = pytest.mark.slow if page in OF_CI else pytest.mark.exhaustive
+            yield pytest.param(page, marks=marks if is_slow or page not in OF_CI else ())
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ QUICK = ("h200-attention", "cogvideox")
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES]
+    "example", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in EXAMPLES]
 )
 def test_every_recorded_number_is_on_the_pages_of_today(example: str) -> None:
     pages, values = read_pages(example), parameter_values(example)

@@ -59,11 +59,14 @@ def test_the_examples_take_at_most_6_mb_together() -> None:
 
 #: The examples that are rendered for every change; one has four profilers, one several workloads and study tables.
 QUICK = ("h200-attention", "sparsity_lengths")
+#: With those that CI renders: steps of programs, pairs and ranks.
+OF_CI = (*QUICK, "own_program", "regression_check", "context_parallel")
+MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
 
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in EXAMPLES],
+    [pytest.param(path, marks=() if path.name in QUICK else [MARKS[path.name in OF_CI]]) for path in EXAMPLES],
     ids=lambda folder: folder.name,
 )
 def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Damaged and hostile inputs of every kind are read or refused, and never end in a traceback.
 
-The suites share less than a minute. `make fuzz` runs an hour of them and prints their tables.
+The suites share a few seconds in CI. `make fuzz` runs an hour of them and prints their tables.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def test_both_blocks_together_are_wrong_in_less_than_half_a_percent():
     assert sum(rates) / len(rates) < 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "machine"), machines_of_further_pairs())
 def test_both_blocks_together_are_wrong_in_less_than_half_a_percent_whatever_varies(name, machine):
     assert is_false(simulation.further_shares(machine, 0.0, 2000, seed=2)[0]) < 0.005
