@@ -37,8 +37,9 @@ test: setup
 test-ci: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m 'not exhaustive'
 
+# The suites of damaged files take longer than in CI as well.
 test-all: setup
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	PROFPIPE_FUZZ_S=40 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 # Damaged files of every kind for an hour; FUZZ_S and FUZZ_SEED choose another time and other damages.
 fuzz: setup

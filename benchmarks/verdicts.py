@@ -4,7 +4,7 @@
     python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8] [--more 20]
     python benchmarks/verdicts.py --runs OUT/*-ab
 
-The first form simulates, needs no GPU and makes the tables of docs/verdicts.md in about six minutes. The median time
+The first form simulates, needs no GPU and makes the figures of benchmarks/README.md in six minutes. The median time
 of a process is drawn as: the time of the code, times the effect of the process, times drift, times what is left of
 sampling inside the process. Effects of processes are normal, bimodal (memory placed in one of two ways) or heavy-tailed
 (Student's t with 3 degrees of freedom). Drift adds 1 % from the first to the last process. The tables:

@@ -1,16 +1,17 @@
 """The start of the program: ``profpipe`` and ``python -m profpipe`` are the same."""
 
-# ruff: noqa: PTH109, PTH120 - pathlib would be imported from that folder too
+# ruff: noqa: PTH109, PTH120 - pathlib and contextlib would be imported from that folder too
 import os
 import sys
-from contextlib import suppress
 
 # Python looks for modules in the current folder where it is told to: for `python -m`, or by an empty entry of
 # PYTHONPATH. That may be a results folder of somebody else, whose files would be imported in place of modules.
-with suppress(OSError):  # the current folder has been removed
+try:
     _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     if (_HERE := os.path.realpath(os.getcwd())) != _ROOT:
         sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) != _HERE]
+except OSError:
+    pass  # the current folder has been removed
 
 from profpipe.cli import main
 

@@ -45,11 +45,11 @@ TELLING: Final = (
 _PARAMETER: Final = re.compile(rf"(?:[\w.-]*[-_.])?{TELLING}", re.IGNORECASE)
 #: Any other key or PAT. Whether it is a secret, the value says: ``wandb_key`` is one, ``caption_key: text`` is none.
 _KEY: Final = re.compile(
-    r"(?:[\w.-]*[-_.])?(?!(?:sort|order|group|partition|primary|foreign|public|cache)[-_])[A-Za-z0-9]+[-_](?:key|pat)",
+    r"(?:[\w.-]*[-_.])?(?!(?:sort|order|group|partition|primary|foreign|public|cache)[-_.])[A-Za-z0-9]+[-_.](?:key|pat)",
     re.IGNORECASE,
 )
-#: Names of columns and the like: words of letters.
-_WORDS: Final = re.compile(r"[A-Za-z]{1,15}(?:[-_. ][A-Za-z]{1,15})*")
+#: Names of columns and layers, which are words of letters and small numbers, and patterns of names.
+_WORDS: Final = re.compile(r"[A-Za-z]{1,15}(?:[-_. :;/](?:[A-Za-z]{1,15}|\d{1,3}))*|.*[][*?(){}|^$\\].*", re.DOTALL)
 _NUMBER: Final = re.compile(r"[-+]?\d*\.?\d*(?:[eE][-+]?\d+)?|true|false|yes|no|on|off|null|none", re.IGNORECASE)
 
 #: Texts that are secrets by their form, with the documentation of who issues them: Hugging Face, GitHub, OpenAI and
@@ -70,8 +70,11 @@ _FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
 _URL: Final = re.compile(_URL_PASSWORD)
 _KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
 _AUTHORIZATION: Final = re.compile(r"Authorization[\"']?\s*[:=]\s*[\"']?\Z", re.IGNORECASE)
-#: ``NAME=`` in a word of a command line, and the end of an item of a list of such: ``--export=ALL,A=1,B=2``.
-_ASSIGNED: Final = re.compile(r"(?<![\w.$-])-*([A-Za-z_][\w.-]*)=")
+#: ``NAME=`` in a word of a command line, ``--name`` before the next word of a line in it, and the end of an item of a
+#: list: ``--export=ALL,A=1,B=2``.
+_ASSIGNED: Final = re.compile(r"(?<![\w.$-])(-+)?([A-Za-z_][\w.-]*)(?:=|(?(1)[ \t]+(?![-\s])|=))")
+#: Between the name and the value of one of these.
+BEFORE_VALUE: Final = "[= \t][\"']?"
 _NEXT_ITEM: Final = re.compile(r",(?=[A-Za-z_]\w*=)")
 _OPTION_NAME: Final = re.compile(r"(?<!\w)(\w+)=")
 #: A word with more of them is hidden as a whole.
@@ -113,8 +116,8 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
 
     Such words are ``--api-key=...`` and ``--export=ALL,HF_TOKEN=...``.
 
-    In a line of a shell, such as ``export DB_PASSWORD=... && ./run``, the value ends with its word. Behind an option
-    such as ``-c``, which is the word ``before``, any word is such a line.
+    In a line of a shell, such as ``export DB_PASSWORD=... && ./run --api-key ...``, a value ends with its word. Behind
+    an option such as ``-c``, which is the word ``before``, any word is such a line.
     """
     is_line = is_line_option(before)
     # Whether a value is a path, the file system has to say. A long word may repeat one value ten thousand times.
@@ -125,14 +128,14 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
         at, first_space = 0, space.start() if space else len(item)
         while name := _ASSIGNED.search(item, at):
             at = name.end()
-            if not any((_is_secret_variable(name[1]), _PARAMETER.fullmatch(name[1]), _KEY.fullmatch(name[1]))):
+            if not any((_is_secret_variable(name[2]), _PARAMETER.fullmatch(name[2]), _KEY.fullmatch(name[2]))):
                 continue
             end = _SHELL_WORD.match(item, at)
             values = [item[at:]] if at <= first_space and not is_line else []
             if end is not None:
                 values += [end[0].strip("\"'")] if space or is_line else []
                 at = max(at, end.end())
-            found |= {value: name[1] for value in values if is_secret(name[1], value)}
+            found |= {value: name[2] for value in values if is_secret(name[2], value)}
     return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
 
@@ -156,8 +159,7 @@ def hide_assigned(word: str, hidden: str = _HIDDEN, before: str = "") -> str:
     if len(found) > _MOST_ASSIGNED:
         return hidden
     for value in found:
-        for mark in ("", '"', "'"):
-            word = word.replace(f"={mark}{value}", f"={mark}{hidden}")
+        word = re.sub(rf"({BEFORE_VALUE}){re.escape(value)}", lambda found: f"{found[1]}{hidden}", word)
     return word
 
 

@@ -24,7 +24,7 @@ INVISIBLE = re.compile(
 )
 #: GitHub Actions and Azure Pipelines execute a line that begins with ``::command`` or has ``##[command]`` anywhere. The
 #: last character of each match is written out. GitHub, "Workflow commands", and ActionCommand.cs of its runner.
-_COMMAND = re.compile(r"(^[^\S\n]*:):|(##(?:vso)?)\[", re.MULTILINE)
+_COMMAND = re.compile(r"(^[^\S\n]*:):|(##(?:vso)?)\[", re.MULTILINE | re.IGNORECASE)
 #: As much of a line as one of these needs to be recognised.
 _MOST_BEFORE = len("##vso")
 #: What rich writes to draw a line again: colours, and moves of the cursor.
@@ -43,7 +43,7 @@ def visible_line(text: object) -> str:
 
 def as_json(value: object) -> str:
     """Return ``value`` as one line of JSON that holds no command of CI, so that it is printed as it is."""
-    return json.dumps(value).replace("##[", r"##\u005b").replace("##vso[", r"##vso\u005b")
+    return re.sub(r"(?i)(##(?:vso)?)\[", r"\1\\u005b", json.dumps(value))
 
 
 def open_closed_streams() -> None:

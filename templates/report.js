@@ -198,11 +198,11 @@
 
   /** Return the mark nearest to the pointer in a plot of points, up to 18 pixels away. */
   function nearest(event) {
-    const plot = event.target.closest?.("svg.lines, svg.strip, svg.intervals, svg.forest");
+    const plot = event.target.closest?.("svg.lines, svg.roofline, svg.strip, svg.intervals, svg.forest");
     if (!plot) return null;
     let best = null;
     let least = 18;
-    for (const mark of all(".mark", plot)) {
+    for (const mark of all(".mark[data-tip]", plot)) {
       const box = mark.getBoundingClientRect();
       const apart = Math.hypot(event.clientX - box.x - box.width / 2, event.clientY - box.y - box.height / 2);
       if (apart < least) [best, least] = [mark, apart];

@@ -67,14 +67,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts, for tests of text: drawing takes most of the time of a report."""
-    from profpipe.report.plots import matplotlib_charts
-
-    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
-
-
-@pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
     """For a workload's module: the names of the ranges that it opens from then on, in order."""
 
@@ -151,5 +143,5 @@ SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "slur
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)

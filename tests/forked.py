@@ -80,8 +80,7 @@ def _serve(connection: Connection) -> None:
 
     for command in cli.COMMANDS:
         importlib.import_module(f"profpipe.commands.{command}")
-    for module in ("profpipe.commands.rendering", "profpipe.report.plots.matplotlib_charts"):
-        importlib.import_module(module)
+    importlib.import_module("profpipe.commands.rendering")
     gc.freeze()
     while True:
         try:

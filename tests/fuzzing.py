@@ -12,7 +12,7 @@ from pathlib import Path
 
 SEED = int(os.environ.get("PROFPIPE_FUZZ_SEED", "1"))
 #: Seconds of all suites together.
-SECONDS = float(os.environ.get("PROFPIPE_FUZZ_S", "40"))
+SECONDS = float(os.environ.get("PROFPIPE_FUZZ_S", "12"))
 #: Inputs that show a defect are left here. `benchmarks/hostile.py` says how tests/corpus names their place.
 FINDS = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
 

@@ -28,10 +28,7 @@ from profpipe.runner.request import RunRequest
 TESTS = Path(__file__).resolve().parent
 
 #: The modules that a run loads. The server forks before any of them has started a thread.
-LOADED_LATER = (
-    "matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet", "sqlite_utils", "jinja2",
-    "profpipe.report.plots.matplotlib_charts",
-)  # fmt: skip
+LOADED_LATER = ("pyarrow.parquet", "sqlite_utils", "jinja2")
 
 
 def without_options() -> argparse.Namespace:

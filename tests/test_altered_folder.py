@@ -258,9 +258,13 @@ def check(folder: Folder, command: str, capsys: pytest.CaptureFixture[str]) -> i
 NAMES = ("report", "compare with", "compare", "history", "ingest", "resume", "resume the latest", "trace")
 
 
-#: How many alterations, drawn with a fixed seed, are among the quick tests, and how many among all tests.
+#: How many alterations, drawn with a fixed seed, are among the quick tests, those of CI, and all tests.
 #: PROFPIPE_TEST_ALTERATIONS=all tries every one, which takes a quarter of an hour.
-_QUICK, _DRAWN = 16, 160
+_QUICK, _OF_CI, _DRAWN = 16, 40, 160
+
+
+def _marks(i: int, quick: int, of_ci: int) -> Any:
+    return () if i < quick else pytest.mark.slow if i < of_ci else pytest.mark.exhaustive
 
 
 def _is_read(command: str, place: str) -> bool:
@@ -277,10 +281,9 @@ def _every_alteration() -> list[Any]:
     every = [(name, place, kind) for name in NAMES for place, kind in altered if _is_read(name, place)]
     random.Random(22).shuffle(every)
     drawn = every if os.environ.get("PROFPIPE_TEST_ALTERATIONS") == "all" else every[:_DRAWN]
-    return [pytest.param(*each, marks=() if i < _QUICK else pytest.mark.slow) for i, each in enumerate(drawn)]
+    return [pytest.param(*each, marks=_marks(i, _QUICK, _OF_CI)) for i, each in enumerate(drawn)]
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("command", "place", "kind"), _every_alteration())
 def test_an_altered_folder_is_read_or_refused(
     folder: Folder, command: str, place: str, kind: str, capsys: pytest.CaptureFixture[str]
@@ -296,8 +299,7 @@ def test_an_altered_folder_is_read_or_refused(
 _AT_ONCE = 5
 
 
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=_marks(seed, 1, 3)) for seed in range(8)])
 def test_any_value_of_run_json_may_be_altered(folder: Folder, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder.run / "run.json").read_text()
     chance, leaves = random.Random(seed), [path for path in _leaves(json.loads(text)) if path]
@@ -359,7 +361,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_any_cell_of_a_table_may_be_altered(
     examples: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]

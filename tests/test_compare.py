@@ -223,7 +223,7 @@ def test_cases_missing_in_the_second_run_are_named_and_leave_a_gate_undecided():
     assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison_text.text(found)
     assert (
         comparison_text.gate_text(found, 25)
-        == "the gate is undecided: 1 case of A has no time of its kind in B: w/gone"
+        == "the gate is undecided: 1 case of A has no time of the same kind in B: w/gone"
     )
     assert found.judge_gate(25) is Gate.UNDECIDED and found.judge_gate(5) is Gate.FAILED
     assert "2 cases are more than 5 % slower" in comparison_text.gate_text(found, 5)

@@ -169,7 +169,7 @@ def test_the_floor_is_the_known_spread_where_that_is_more_than_one_percent() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drift", [0.0, 0.01])
+@pytest.mark.parametrize("drift", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.01])
 @pytest.mark.parametrize("name", list(simulation.DESIGNS))
 def test_false_verdicts_stay_below_half_a_percent(name: str, drift: float) -> None:
     machines = [simulation.Machine(effect, drift) for effect in simulation.EFFECTS.values()]

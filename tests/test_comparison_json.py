@@ -112,7 +112,7 @@ def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())
     of_ab = results_json.verdict_document(pairs.analyze(data, run), data, run, "", 0)
     assert set(of_two) == set(of_groups) == set(of_ab)
-    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("### The JSON document")[2]
-    words = set(re.findall(r"`(\w+)`", page.partition("### How often")[0]))
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("## The JSON document")[2]
+    words = set(re.findall(r"`(\w+)`", page.partition("## Which kernels")[0]))
     for document in (of_two, of_groups):
         assert words >= {*document, *document["cases"][0]}

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from profpipe.measure.flags import Flag
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))
 EXECUTED = ("README.md", "CONTRIBUTING.md", *DOCS)
-LINKED = (*EXECUTED, "CHANGELOG.md", "examples/README.md")
+LINKED = (*EXECUTED, "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")
 
 #: Commands that CI itself is, or that need a network; everything else on the pages is run here.
 OUTSIDE = re.compile(r"cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install ")
@@ -67,8 +67,8 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(language, rest.partition("file=")[2].strip(), match["body"], text[: match.start()].count("\n") + 1)
 
 
-#: Pages whose commands take the longest. CI runs the other pages.
-EXHAUSTIVE = ("CONTRIBUTING.md", "docs/parallel.md", "docs/programs.md")
+#: The pages that CI runs. `make test-all` runs the others too.
+OF_CI = ("README.md", "CONTRIBUTING.md", "docs/ingest.md")
 
 
 def pages_with_commands() -> Iterator[Any]:
@@ -77,8 +77,8 @@ def pages_with_commands() -> Iterator[Any]:
         commands = "".join(block.body for block in blocks(text_of(page)) if block.language == "console")
         is_slow = re.search(r"^\$ (?!.*--dry-run)(?!.*\|\| true).*profpipe run |auto_profile", commands, re.MULTILINE)
         if commands:
-            marks = [*[pytest.mark.slow] * bool(is_slow), *[pytest.mark.exhaustive] * (page in EXHAUSTIVE)]
-            yield pytest.param(page, marks=marks)
+            marks = pytest.mark.slow if page in OF_CI else pytest.mark.exhaustive
+            yield pytest.param(page, marks=marks if is_slow or page not in OF_CI else ())
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,17 @@ def test_the_page_of_flags_explains_every_flag() -> None:
     assert sorted(explained) == sorted(flag.value for flag in Flag)
 
 
-def test_readme_has_at_most_200_lines() -> None:
-    assert len(text_of("README.md").splitlines()) <= 200
+@pytest.mark.parametrize(("pages", "most"), [
+    (["README.md"], 100),
+    (["CONTRIBUTING.md"], 200),
+    (["examples/README.md"], 150),
+    (["docs/verdicts.md"], 150),
+    (["docs/security.md"], 90),
+    (["docs/performance.md"], 50),
+    (DOCS, 1700),
+])  # fmt: skip
+def test_the_pages_stay_short_enough_to_read(pages: Sequence[str], most: int) -> None:
+    assert sum(len(text_of(page).splitlines()) for page in pages) <= most
 
 
 def test_the_shown_output_of_a_command_is_compared(session: Session) -> None:

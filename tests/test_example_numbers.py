@@ -146,12 +146,12 @@ def test_the_recorded_numbers_are_those_of_the_committed_runs(regenerate: bool) 
         assert not measured_again, f"record their numbers: pytest --regenerate {Path(__file__).name}"
 
 
-#: The examples that are read for every change; one has four profilers, one several workloads and study tables.
-QUICK = ("h200-attention", "sparsity")
+#: The examples that are read for every change; one has four profilers, one study tables.
+QUICK = ("h200-attention", "cogvideox")
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES]
+    "example", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in EXAMPLES]
 )
 def test_every_recorded_number_is_on_the_pages_of_today(example: str) -> None:
     pages, values = read_pages(example), parameter_values(example)

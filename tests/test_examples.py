@@ -22,6 +22,9 @@ from profpipe.results import manifest_entries, store
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
+#: What `profpipe report` writes beside an example, which only one of them keeps.
+IGNORED_BY_GIT = ("report.html", "results.json")
+COMMITTED = (ROOT / "examples" / "own_program" / "report.html",)
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda folder: folder.name)
@@ -49,14 +52,21 @@ def test_its_summary_has_at_most_150_lines(example: Path) -> None:
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+def test_the_examples_take_at_most_6_mb_together() -> None:
+    paths = (path for path in (ROOT / "examples").rglob("*") if path.name not in IGNORED_BY_GIT or path in COMMITTED)
+    assert sum(path.stat().st_size for path in paths if path.is_file()) <= 6e6
+
+
 #: The examples that are rendered for every change; one has four profilers, one several workloads and study tables.
-QUICK = ("h200-attention", "sparsity")
+QUICK = ("h200-attention", "sparsity_lengths")
+#: With those that CI renders: steps of programs, pairs and ranks.
+OF_CI = (*QUICK, "own_program", "regression_check", "context_parallel")
+MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in EXAMPLES],
+    [pytest.param(path, marks=() if path.name in QUICK else [MARKS[path.name in OF_CI]]) for path in EXAMPLES],
     ids=lambda folder: folder.name,
 )
 def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_path: Path) -> None:
@@ -75,7 +85,7 @@ OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|s
 
 
 def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
-    paths = [path for path in example.rglob("*") if path.is_file() and path.suffix != ".png"]
+    paths = [path for path in example.rglob("*") if path.is_file()]
     texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix != ".parquet"}
     texts |= {path.name: pd.read_parquet(path).to_csv() for path in paths if path.suffix == ".parquet"}
     assert {name: found for name, text in texts.items() if (found := OF_A_MACHINE.findall(text))} == {}

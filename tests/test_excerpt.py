@@ -13,7 +13,6 @@ from profpipe import plugins
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.report import selection
 from profpipe.report.document import plain
-from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import times
 from profpipe.results.schema import Tables, concat
 
@@ -40,11 +39,9 @@ def only(study: tuple[Tables, dict[str, Any]]) -> WorkloadFindings:
 
 @pytest.fixture(scope="module")
 def page(large: tuple[Tables, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """SUMMARY.md and comparison_results.txt, without pictures."""
+    """SUMMARY.md and comparison_results.txt."""
     folder = tmp_path_factory.mktemp("large")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
-        write_page(analyze(*large), *large, folder, TEMPLATE)
+    write_page(analyze(*large), *large, folder, TEMPLATE)
     pages = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("SUMMARY.md", "details.md"))
     return pages, (folder / "comparison_results.txt").read_text(encoding="utf-8")
 
@@ -130,10 +127,8 @@ def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_re
     declared = run["pipeline"]["workloads"]["w"]
     run = {**run, "expects": {}, "pipeline": {"workloads": {"v": declared, "w": declared}}}
     data = concat(parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
-        write_page(analyze(data, run), data, run, tmp_path, TEMPLATE)
-        summary = "".join((tmp_path / name).read_text(encoding="utf-8") for name in ("SUMMARY.md", "details.md"))
+    write_page(analyze(data, run), data, run, tmp_path, TEMPLATE)
+    summary = "".join((tmp_path / name).read_text(encoding="utf-8") for name in ("SUMMARY.md", "details.md"))
     assert "Below, 2 of 20 shapes are shown case by case" in summary
     assert "<summary>seqlen 128, mode bwd</summary>" not in summary and "seqlen 65536, mode" in summary
     whole = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")

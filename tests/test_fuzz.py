@@ -1,6 +1,6 @@
 """Damaged and hostile inputs of every kind are read or refused, and never end in a traceback.
 
-The suites share less than a minute. `make fuzz` runs an hour of them and prints their tables.
+The suites share a few seconds in CI. `make fuzz` runs an hour of them and prints their tables.
 """
 
 from __future__ import annotations
@@ -142,7 +142,6 @@ def test_damaged_pipeline_files_are_read_or_refused(tmp_path: Path) -> None:
     fuzz.end()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     fuzz = Fuzz(share=0.25)
     made = tmp_path_factory.mktemp("made")

@@ -19,6 +19,7 @@ from profpipe.report.formatting import format_cell
 from profpipe.report.html import page as report
 from profpipe.report.render import build, build_pairs
 from profpipe.report.sections import history as history_section
+from profpipe.report.svg import charts
 from profpipe.report.text import write_text
 from profpipe.results import store
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of each kind of page one, and the two largest.
-OF_CI = ("accuracy", "attention_scaling", "context_parallel", "grouped_sequences", "own_program", "profilers")
+OF_CI = ("accuracy", "attention_scaling", "context_parallel", "own_program", "profilers")
 EXAMPLES = [
     pytest.param(name, marks=[] if name in OF_CI else pytest.mark.exhaustive)
     for name in sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
@@ -132,7 +133,7 @@ AXE = """async (source) => {
 
 
 @pytest.mark.parametrize(("example", "scheme", "place"), [
-    ("cogvideox_step", "light", ""),
+    ("cogvideox", "light", ""),
     ("own_program", "dark", ""),
     ("own_program", "light", "case-gpt-compile=true"),
 ])  # fmt: skip
@@ -340,6 +341,24 @@ def test_the_colours_are_those_of_the_system_until_one_is_chosen(
     assert background(light) != background(dark)
     dark.locator("#theme").select_option("light")
     assert background(light) == background(dark)
+
+
+@pytest.mark.parametrize(("scheme", "colours"), [
+    ("light", ["rgb(255, 255, 255)", "rgb(22, 25, 31)"]), ("dark", ["rgb(23, 27, 33)", "rgb(232, 235, 239)"]),
+])  # fmt: skip
+def test_a_picture_of_the_summary_follows_the_scheme_of_colours(
+    tmp_path: Path, new_page: Callable[..., Any], documents: Callable[[str], Document], scheme: str, colours: list[str]
+) -> None:
+    charts.write_files(documents("own_program"), tmp_path)
+    files = sorted(tmp_path.glob("plots/*-step.svg"))
+    page = new_page(color_scheme=scheme)
+    for file in files:
+        page.goto(address(file))
+        fill = "name => getComputedStyle(document.querySelector(name)).fill"
+        assert [page.evaluate(fill, name) for name in (".ground", ".title")] == colours
+        piece, text = (page.locator(name).first.bounding_box() for name in (".piece", ".title"))
+        assert piece["width"] > 5 and text["width"] > 100
+    assert len(files) == 4
 
 
 def test_a_phone_shows_the_page_without_scrolling_to_the_side(

@@ -152,7 +152,7 @@ def test_the_harness_does_not_import_pandas() -> None:
 def test_a_mistake_in_a_pipeline_is_reported_without_loading_pandas(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkload: {}\n", encoding="utf-8")
     code = f"from profpipe.cli import main\nassert main(['run', {str(tmp_path / 'pipeline.yaml')!r}]) == 2"
-    assert not loaded_by(code) & {"matplotlib", "pandas", "torch"}
+    assert not loaded_by(code) & {"pandas", "torch"}
 
 
 def test_help_is_shown_without_loading_torch_or_pandas() -> None:
@@ -160,4 +160,4 @@ def test_help_is_shown_without_loading_torch_or_pandas() -> None:
         "import contextlib\nfrom profpipe import cli\nfor words in ([], *([name] for name in cli.COMMANDS)):\n"
         "    with contextlib.suppress(SystemExit):\n        cli.main([*words, '--help'])"
     )
-    assert not loaded_by(show_help) & {"matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "torch"}
+    assert not loaded_by(show_help) & {"numpy", "pandas", "pyarrow", "pydantic", "torch"}

@@ -46,8 +46,8 @@ def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_an
     assert "recorded elsewhere" in section
     assert "| 564735_kernel_trace.csv | rocprof v3 | not named | 319 | 105.7 |" in section
     assert "| attention_h200.json.gz | torch | NVIDIA H200 | " in section
-    assert "![Kernel time by recording](plots/recordings-share.png)" in section
-    assert (tmp_path / "read" / "plots" / "recordings-share.png").stat().st_size > 1000
+    assert "![Kernel time by recording](plots/recordings-share.svg)" in section
+    assert (tmp_path / "read" / "plots" / "recordings-share.svg").stat().st_size > 1000
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         shutil.copy(rocm, tmp_path / name)

@@ -321,7 +321,6 @@ def test_the_kernels_of_servers_have_the_class_of_what_they_do() -> None:
     assert kernels["total_ns"].sum() == 110_000
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path: Path) -> None:
     trace = REPORTED / "moe_expert_parallel.json.gz"
     assert main(["ingest", str(trace), "--out", str(tmp_path / "out")]) == 0

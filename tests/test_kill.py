@@ -206,7 +206,7 @@ def stood() -> Counter[str]:
 
 
 #: In so many tests, for none may take minutes on a busy machine. CI runs the first one.
-PARTS, OF_CI = 5, 1
+PARTS, OF_CI = 10, 1
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_blocks_are_separated_by_one_blank_line() -> None:
     )  # fmt: skip
     assert Markdown().section(Section("times", "Times", blocks, "A summary.")) == (
         "## Times\n\nA summary.\n\nFirst.\n\n- one\n- two\n\n```sh\nprofpipe run\n```\n\n"
-        "![Times](plots/times.png)\n\nBands: 10 to 90 %.\n\n<details><summary>every case</summary>\n\n"
+        "![Times](plots/times.svg)\n\nBands: 10 to 90 %.\n\n<details><summary>every case</summary>\n\n"
         "| case | time us |\n| --- | ---: |\n| case 0 | 1.00 |\n\n</details>"
     )
 

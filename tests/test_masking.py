@@ -111,7 +111,8 @@ KEY = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
     ("--wandb-key", KEY, True), ("--wandb_key", "hunter2", True), ("--azure-pat", KEY, True),
     ("--my-hf-token", "x", True), ("--sort-key", KEY, False), ("--train.order_key", "time2", False),
     ("--caption-key", "image_text", False), ("--num-key", "12", False), ("--path", KEY, False),
-    ("--monkey", KEY, False), ("--host-key", __file__, False),
+    ("--monkey", KEY, False), ("--host-key", __file__, False), ("--cfg.wandb.key", KEY, True),
+    ("--dict-key", "layers.0.weight", False), ("--image_key", "jpg;png", False), ("--name-pat", "h[0-9]+", False),
 ])  # fmt: skip
 def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a_path(
     option: str, value: str, is_secret: bool
@@ -142,6 +143,7 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
     ("--api-key=abc", ["abc"]),
     ("--wandb-key=hunter2", ["hunter2"]), ("--sort-key=a1b2c3d4e5f6", []),
     ("--my-hf-token=abc", ["abc"]), ("--caption_key=text_of_image", []),
+    ("x --api-key abc --n 3", ["abc"]), ("x --hf-token  'a b' -n 3", ["a b"]), ("x --api-key --sort-key a1b2", []),
     ("DB_PASSWORD=a b", ["a b", "a"]), ("--export=ALL,HF_TOKEN=a-b,X=1", ["a-b"]),
     ("export A_SECRET='x y'; ./run", ["x y"]), ("--env=MY_KEY=k,OTHER=1", ["k"]),
     (r"export X_SECRET=foo\ bar; run", [r"foo\ bar"]), ('export X_SECRET="foo"bar x', ['foo"bar']),

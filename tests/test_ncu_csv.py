@@ -361,10 +361,8 @@ def test_csv_of_other_tools_is_not_taken_for_that_of_ncu(parser: ModuleType, pri
     assert not any(parser.sniff(printed(text)) for text in others)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", [pytest.param(RAW, id="raw", marks=pytest.mark.slow), pytest.param(DETAILS, id="details")]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("source", [pytest.param(RAW, id="raw"), pytest.param(DETAILS, id="details")])
 def test_mutated_output_is_refused_or_adds_up(parser: ModuleType, printed: Write, source: Path) -> None:
     dice = random.Random(20260713)
     lines = gzip.decompress(source.read_bytes()).splitlines(keepends=True)

@@ -457,7 +457,7 @@ def mutated(text: str, random: Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
     random = Random(1)
     path = tmp_path / "x.csv"

@@ -669,7 +669,7 @@ def mutated(content: bytes, random: Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_damaged_exports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
     random = Random(1)
     seeds = [path.read_bytes() for path in sorted(RECORDED.rglob("*.sqlite"))]

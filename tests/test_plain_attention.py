@@ -220,7 +220,7 @@ def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
-@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+@pytest.mark.parametrize("mode", [pytest.param("fwd", marks=pytest.mark.exhaustive), "bwd"])
 def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -1,12 +1,12 @@
-"""Charts of a workload: which there are, which marks they hold, and how matplotlib draws them."""
+"""Charts of a workload: which there are, which marks they hold, and how they are drawn."""
 
 from __future__ import annotations
 
 import itertools
-import struct
-import warnings
+import math
+import re
+import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -14,11 +14,10 @@ from report_study import analyze, case_row, made_up, metric_row, recorded, table
 
 from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Reference, ReferenceKind, Series
-from profpipe.report.html import lines as html_lines
-from profpipe.report.plots import bars, lines
-from profpipe.report.plots.matplotlib_charts import draw
-from profpipe.report.plots.style import GREY, spread
 from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
+from profpipe.report.svg import bars, charts as drawings, lines
+from profpipe.report.svg.palette import KEYS, key_class
+from profpipe.report.svg.scales import round_sizes, spread, text_width, tick, value_range
 
 
 def charts(workload: WorkloadFindings | Findings) -> dict[str, Chart]:
@@ -36,24 +35,30 @@ def line(*points: tuple[float, float], name: str = "a") -> Series:
     return Series(name, name, tuple(Mark(x, y) for x, y in points))
 
 
-def size(path: Path) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
-    head = path.read_bytes()[:24]
-    assert head.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", head[16:24])
-    return width, height
+def drawn(chart: Chart) -> ET.Element:
+    """The file of a chart, which is well-formed, without the names of SVG's namespace."""
+    root = ET.fromstring(drawings.picture(chart))
+    for each in root.iter():
+        each.tag = each.tag.removeprefix("{http://www.w3.org/2000/svg}")
+    return root
+
+
+def texts(root: ET.Element, kind: str = "") -> list[str]:
+    """The texts of a file, or those of a class."""
+    return [each.text or "" for each in root.iter("text") if not kind or each.get("class") == kind]
 
 
 # --- which charts there are ------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_gets_time_rate_bandwidth_and_shares(tmp_path: Path) -> None:
+def test_a_sweep_gets_time_rate_bandwidth_and_shares() -> None:
     found = charts(analyze(*made_up(["a", "b", "c"], [512, 2048])))
     assert list(found) == ["speedup", "time", "tflops", "bandwidth", "share"]
     assert "The machine's peak is 1000 TFLOP/s." in found["tflops"].caption
-    for name, chart in found.items():
-        draw(chart, tmp_path / name)
-        assert size(tmp_path / name)[0] > 1000
+    titles = [texts(drawn(chart), "title")[0] for chart in found.values()]
+    assert titles[2:] == ["Rate of computation over seqlen, TFLOP/s",
+                          "Rate of the bytes that a call must move over seqlen, GB/s",
+                          "Kernel time of a call, seqlen 2048"]  # fmt: skip
 
 
 def test_a_recording_without_flops_gets_no_empty_chart() -> None:
@@ -161,11 +166,11 @@ def test_values_over_decades_have_a_logarithmic_axis(
 @pytest.mark.parametrize("is_log", [False, True])
 def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log: bool) -> None:
     panel = Panel("", (Series("a", "a", (Mark(1, 300.0), Mark(2, 420.0, low=390.0, high=500.0), Mark(1, 90.0))),))
-    low, high = lines.value_range(chart_of(panel, is_log=is_log))
+    low, high = value_range(chart_of(panel, is_log=is_log))
     assert low < 90.0 and 500.0 < high < 600.0
     level = (Reference(ReferenceKind.LEVEL, 1000.0),)
-    assert lines.value_range(chart_of(panel, is_log=is_log, references=level))[1] >= 1000.0
-    assert lines.value_range(chart_of(Panel("", (line((1, -2.0), (2, 3.0)),))))[0] < -2.0
+    assert value_range(chart_of(panel, is_log=is_log, references=level))[1] >= 1000.0
+    assert value_range(chart_of(Panel("", (line((1, -2.0), (2, 3.0)),))))[0] < -2.0
 
 
 @pytest.mark.parametrize(
@@ -177,14 +182,14 @@ def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log: bool) -> N
      (0.0, 0.05, False, ["0"])],
 )  # fmt: skip
 def test_a_scale_of_bytes_has_ticks_at_powers_of_two(low: float, high: float, is_log: bool, written: list[str]) -> None:
-    assert [lines.tick(size, "byte") for size in lines.round_sizes(low, high, is_log)] == written
+    assert [tick(size, Axis("", quantity="byte")) for size in round_sizes(low, high, is_log)] == written
 
 
 @pytest.mark.parametrize(("value", "quantity", "written"), [
     (5e5, "ns", "500 us"), (1e6, "ns", "1 ms"), (0.0, "ns", "0"), (1.4, "x", "1.4x"), (0.25, "share", "25"),
 ])  # fmt: skip
 def test_each_tick_has_a_unit(value: float, quantity: str, written: str) -> None:
-    assert lines.tick(value, quantity) == written
+    assert tick(value, Axis("", quantity=quantity)) == written
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------
@@ -193,91 +198,139 @@ def test_each_tick_has_a_unit(value: float, quantity: str, written: str) -> None
 @pytest.mark.parametrize("count", [2, 8, 20])
 def test_every_line_has_another_combination_of_colour_dash_and_marker(count: int) -> None:
     chart = charts(analyze(*made_up([f"v{i}" for i in range(count)], [512, 2048])))["time"]
-    drawn = lines.figure(chart).axes[0].lines
-    names = {name for panel in chart.panels for name in (series.name for series in panel.series)}
-    looks = {(each.get_color(), each.get_linestyle(), each.get_marker()) for each in drawn if each.get_label() in names}
-    assert len(looks) == len(names) == count
+    looks = {}
+    for group in drawn(chart).iter("g"):
+        if name := group.findtext("text[@class='end-label']"):
+            # The marker without its place.
+            (mark,) = (each.get("d", "").partition("m")[2] for each in group if each.get("class") == "mark")
+            looks[name] = group.get("class"), mark
+    assert len(set(looks.values())) == len(looks) == count
 
 
 def test_a_rejected_line_is_grey() -> None:
     rejected = replace(line((1, 1.0), (2, 2.0)), is_rejected=True)
-    assert lines.figure(chart_of(Panel("", (rejected,)))).axes[0].lines[0].get_color() == GREY
+    text = drawings.picture(chart_of(Panel("", (rejected,))))
+    assert 'class="series s0 rejected"' in text and ".rejected{color: #565d67 !important;}" in text
 
 
-def test_the_figure_grows_with_forty_lines(tmp_path: Path) -> None:
+def test_the_picture_grows_with_forty_lines() -> None:
     few, many = (
-        charts(analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])))["speedup"] for n in (2, 40)
+        drawn(charts(analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])))["speedup"])
+        for n in (2, 40)
     )
-    heights = [lines.figure(chart).get_figheight() for chart in (few, many)]
-    assert heights[0] < heights[1] < 2 * heights[0]
+    assert float(few.get("height", 0)) < float(many.get("height", 0)) < 2 * float(few.get("height", 0))
+    names = sorted(float(each.get("y", 0)) for each in many.iter("text") if each.get("class") == "end-label")
+    assert len(names) == 40 and all(b - a > 12 for a, b in itertools.pairwise(names))
 
 
 @pytest.mark.parametrize("columns", [2, 3])
 def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
-    panels = [Panel(f"n {n}", (line((8192, 1.0), (131072, 2.0)),)) for n in range(columns)]
-    figure = lines.figure(chart_of(*panels))
-    figure.canvas.draw()
-    ends = [sorted((extent.x0, extent.x1) for label in axes.get_xticklabels() if label.get_text()
-                   for extent in [label.get_window_extent()]) for axes in figure.axes]  # fmt: skip
-    assert all(right[0][0] - left[-1][1] > 10 for left, right in itertools.pairwise(ends))
+    lengths = [2.0**n for n in range(10, 18)]
+    panels = [Panel(f"n {n}", (line(*((length, 1.0) for length in lengths)),)) for n in range(columns)]
+    ends = []
+    chart = chart_of(*panels)
+    for group in drawn(replace(chart, x=replace(chart.x, is_log=True))).findall("./g/g"):
+        left = float(group.get("transform", "").partition("(")[2].partition(" ")[0])
+        ends += [(left + float(each.get("x", 0)) - text_width(each.text or "") / 2,
+                  left + float(each.get("x", 0)) + text_width(each.text or "") / 2)
+                 for each in group.iter("text") if each.get("class") == "tick middle"]  # fmt: skip
+    ends.sort()
+    assert len(ends) > 2 * columns and all(right[0] - left[1] > 8 for left, right in itertools.pairwise(ends))
 
 
 def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:
     panels = [Panel(f"n {n}", (line((1, height), (2, height / 2)),)) for n, height in ((1, 10.0), (2, 1000.0))]
-    figure = lines.figure(chart_of(*panels, references=(Reference(ReferenceKind.PEAK, 12.0),)))
-    assert [axes.get_ylim()[1] >= 1000.0 for axes in figure.axes] == [True, True]
+    chart = chart_of(*panels, references=(Reference(ReferenceKind.PEAK, 12.0),))
+    for panel in panels:
+        drawing = lines.picture(chart, panel)
+        places = [float(y) for y in re.findall(r'd="M[\d.]+ (-?[\d.]+)m', drawing.content)]
+        assert len(places) == 2 and all(0 < y < drawing.height for y in places)
 
 
 def test_names_stand_where_the_lines_end() -> None:
-    figure = lines.figure(charts(analyze(*made_up(["a", "b"], [512, 2048])))["time"])
-    (axes,) = figure.axes
-    figure.canvas.draw()
-    ends = {each.get_label(): axes.transData.transform((each.get_xdata()[-1], each.get_ydata()[-1]))[1]
-            for each in axes.lines if each.get_label() in ("a", "b")}  # fmt: skip
-    names = {text.get_text(): axes.transAxes.transform(text.get_position())[1] for text in axes.texts}
-    assert all(abs(names[name] - end) < 30 for name, end in ends.items())
+    root = drawn(charts(analyze(*made_up(["a", "b"], [512, 2048])))["time"])
+    names, ends = {}, {}
+    for group in root.iter("g"):
+        marks = [each.get("d", "").partition("m")[0] for each in group if each.get("class", "").startswith("mark")]
+        text = group.find("text[@class='end-label']")
+        if text is not None:
+            names[group.get("class")] = float(text.get("y", 0))
+        elif marks:
+            ends[group.get("class")] = float(marks[-1].split(" ")[1])
+    assert len(names) == 2 and all(abs(y - ends[each]) < 30 for each, y in names.items())
 
 
-@pytest.mark.parametrize(("columns", "second"), [
-    ((("a", "b"), ("a",)), "b (left only)"), ((("a",), ("a", "b")), "b"),
-    ((("a", "b"), ("a", "b"), ("a",)), "b (left and middle only)"),
-])  # fmt: skip
-def test_a_line_that_the_last_panel_lacks_is_named_with_its_panels(
-    columns: tuple[tuple[str, ...], ...], second: str
-) -> None:
-    panels = [
-        Panel(f"n {n}", tuple(line((1, 1.0), (2, 2.0), name=name) for name in names)) for n, names in enumerate(columns)
-    ]
-    axes = lines.figure(chart_of(*panels)).axes[len(columns) - 1]
-    assert {text.get_text() for text in axes.texts} == {"a", second}
-
-
-def test_a_name_with_a_letter_that_no_font_has_is_drawn_without_a_warning(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draw(charts(analyze(*made_up(["\U0001f680", "b"], [512, 2048])))["time"], tmp_path / "p.png")
-    assert (tmp_path / "p.png").is_file()
+def test_a_legend_names_the_lines_of_all_panels() -> None:
+    panels = [Panel(f"n {n}", tuple(line((1, 1.0), (2, 2.0), name=name) for name in names))
+              for n, names in enumerate((("p",), ("p", "q"), ("r",)))]  # fmt: skip
+    shown = texts(drawn(chart_of(*panels)))
+    assert [shown.count(name) for name in ("p", "q", "r", "n 0", "n 1", "n 2")] == [1] * 6
 
 
 def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
     course = [Mark(float(x), 1.0) for x in range(40)]
     flagged = replace(course[7], flags=("noisy",))
-    plain = chart_of(Panel("", (Series("a", "a", tuple(course)),)))
-    both = (Series("a", "a", (*course[:7], flagged, *course[8:])), Series("b", "b", (Mark(20.0, 1.5),)))
+    plain = chart_of(Panel("", (Series("", "a", tuple(course)),)))
+    both = (Series("", "a", (*course[:7], flagged, *course[8:])), Series("", "b", (Mark(20.0, 1.5),)))
     counts = []
     for chart in (plain, chart_of(Panel("", both))):
-        picture = html_lines.picture(chart, chart.panels[0])
+        picture = lines.picture(chart, chart.panels[0]).content
         counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
     assert counts == [(40, 40, 0), (39, 40, 1)]
-    drawn = {line.get_label(): line.get_markersize() for line in lines.figure(chart).axes[0].lines}
-    assert drawn["a"] == 0 and drawn["b"] > 0
 
 
-def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:
-    for name, chart in charts(analyze(*recorded())).items():
-        for folder in ("one", "two"):
-            draw(chart, tmp_path / folder / name)
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "<script>alert(1)</script>", "\"' onload='x' data-x=\"y\"", "</style>&]]>", "漢字"]
+)
+@pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS, ChartKind.INTERVALS, ChartKind.COURSE])
+def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: str) -> None:
+    marks = (Mark(0, 1e6, 0.9e6, 1.2e6, case=name), Mark(1, 4e6, 3e6, 5e6, ("noisy",), name))
+    axis = Axis(name, labels=(name, name), cases=(name, name))
+    panels = (Panel(name, (Series(name, name, marks), Series("gemm", "gemm", marks))),)
+    root = drawn(Chart("c", name, kind, axis, Axis(name, quantity="ns"), panels, subtitle=name))
+    names = {each.tag for each in root.iter()}
+    assert names <= {"svg", "style", "g", "rect", "path", "line", "text"}
+    attributes = {key for each in root.iter() for key in each.attrib}
+    assert not [key for key in attributes if key.startswith(("data-", "on")) or "href" in key]
+    assert name in texts(root, "title") and name in texts(root, "panel-title")
+    style = root.findtext("style") or ""
+    assert not re.search(r"url\(|@import|var\(|light-dark|--", style) and "prefers-color-scheme:dark" in style
+
+
+def test_a_file_has_the_light_and_the_dark_colour_of_each_series() -> None:
+    series = tuple(Series(key, key, (Mark(0, 1e6),)) for key in sorted(KEYS))
+    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), (Panel("", series),))
+    light, dark = (drawn(chart).findtext("style") or "").split("@media (prefers-color-scheme:dark)")
+    for style, least in ((light, 0.08), (dark, 0.07)):
+        found = dict(re.findall(r"\.(k-\w+)\{color: (#\w{6})", style))
+        assert found.keys() == set(map(key_class, KEYS))
+        # Parts of a step have the colours of the kernels and copies that they stand for.
+        colours = {colour: lightness_and_hue(colour) for colour in found.values()}
+        assert len(colours) == len(found) - 3
+        apart = {(a, b): math.dist(colours[a], colours[b]) for a, b in itertools.combinations(colours, 2)}
+        assert min(apart.values()) > least
+        for a, b in (("copy", "step_idle_launch"), ("memcpy", "memset"), ("copy", "memcpy")):
+            assert math.dist(colours[found[f"k-{a}"]], colours[found[f"k-{b}"]]) > 0.15
+
+
+def lightness_and_hue(colour: str) -> tuple[float, ...]:
+    """The place of a colour in OKLab, where equal distances look equal (bottosson.github.io/posts/oklab)."""
+    parts = [part / 255 for part in bytes.fromhex(colour[1:])]
+    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    long, m, s = ((x * r + y * g + z * b) ** (1 / 3) for x, y, z in (
+        (0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
+        (0.0883024619, 0.2817188376, 0.6299787005)))  # fmt: skip
+    return (0.2104542553 * long + 0.7936177850 * m - 0.0040720468 * s,
+            1.9779984951 * long - 2.4285922050 * m + 0.4505937099 * s,
+            0.0259040371 * long + 0.7827717662 * m - 0.8086757660 * s)  # fmt: skip
+
+
+def test_the_same_findings_give_the_same_bytes() -> None:
+    one, two = (charts(analyze(*recorded())) for _ in range(2))
+    assert [drawings.picture(chart) for chart in one.values()] == [drawings.picture(chart) for chart in two.values()]
 
 
 @given(st.lists(st.floats(0, 400), min_size=1, max_size=30))
@@ -342,7 +395,9 @@ def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:
     assert bars.bar_labels(chart) == ["1000", "2000", "90000, own scale"]
 
 
-def test_a_legend_too_wide_for_one_row_has_several_rows() -> None:
-    assert bars.legend_columns(["add", "gemm"], 5.0) == 2
-    assert bars.legend_columns(["elementwise"] * 9, 5.0) == 4
-    assert bars.legend_columns(["x" * 99], 5.0) == 1
+@pytest.mark.parametrize(("names", "rows"), [(["add", "gemm"], 1), (["elementwise"] * 9, 2), (["x" * 99] * 2, 2)])
+def test_a_legend_too_wide_for_one_row_has_several_rows(names: list[str], rows: int) -> None:
+    series = tuple(Series(name, f"{i}", (Mark(0, 1e6),)) for i, name in enumerate(names))
+    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), (Panel("", series),))
+    places = [each.get("transform", "").split(" ")[1] for each in drawn(chart).findall("./g/g[@class]")]
+    assert len(places) == len(names) and len(set(places)) == rows

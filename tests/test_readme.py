@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -21,35 +23,71 @@ ROOT = Path(__file__).resolve().parents[1]
 #: How several mappings below one key are written.
 _SEVERAL = {"workloads": ".NAME", "kernel_classes": "[]", "tables": "[]", "plots": "[]"}
 
-EXAMPLE = ROOT / "examples" / "h200-attention" / "SUMMARY.md"
+EXAMPLES = ROOT / "examples"
 
 
 def first_screen() -> str:
-    """Return the example's title, answer and table of times, two heading levels lower."""
-    text = EXAMPLE.read_text(encoding="utf-8")
-    # The times are the first section; what follows is another one.
-    head = text[: text.index("\n## ", text.index("\n## Times") + 1)]
-    linked = re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head)
-    return re.sub(r"^#", "###", linked, flags=re.MULTILINE).strip()
+    """Return twelve lines of the report of a training loop: its answer, and where a step goes."""
+    text = (EXAMPLES / "own_program" / "SUMMARY.md").read_text(encoding="utf-8")
+    parts = _table(text, "## Where a step goes: gpt").splitlines()
+    return "\n".join([_answer(text), "", *parts[:10]])
+
+
+def example_results() -> str:
+    """Return a table of the examples: what ran, and the answer that SUMMARY.md gives."""
+    rows = ["| example | run | answer |", "| --- | --- | --- |"]
+    for summary in sorted(EXAMPLES.glob("*/SUMMARY.md")):
+        text, name = summary.read_text(encoding="utf-8"), summary.parent.name
+        run = " · ".join(re.sub(r" \d\d:\d\d UTC$", "", text.splitlines()[0]).split(" · ")[-3:])
+        answer = "<br>".join(_overview(text)) if "\n## Overview\n" in text else _answer(text)
+        rows.append(f"| [{name}]({name}/SUMMARY.md) | {run} | {answer.replace('**', '')} |")
+    return "\n".join(rows)
+
+
+def _answer(text: str) -> str:
+    """Return the first paragraph in bold type, which is the answer to the question of the run."""
+    return next(line for line in text.splitlines() if re.match(r"\*\*.*\.\*\*$", line))
+
+
+def _table(text: str, heading: str) -> str:
+    """Return the first table below ``heading``."""
+    lines = text[text.index(f"\n{heading}\n") :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
+
+
+def _overview(text: str) -> Iterator[str]:
+    """Yield the answer for each workload of a run that has several."""
+    head, _, *rows = _table(text, "## Overview").split("\n")
+    for line in rows:
+        row = dict(zip(_cells(head), _cells(line), strict=True))
+        place = f"at {row['at']}: " if row["at"] else ""
+        ratio = row.get("over baseline", "–")
+        time = f"{row['time']}, {ratio} over the baseline" if ratio != "–" else row["time"]
+        yield f"{row['workload']}: " + " · ".join(filter(None, [row["fastest"], place + time]))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def pipeline_keys() -> str:
-    """Return a table for each mapping of a pipeline file: key, default, meaning."""
-    return "\n\n".join("\n".join(_keys(title, model)) for title, model in _mappings("", Pipeline))
+    """Return a table of the keys of a pipeline file. The keys of a mapping follow the key that holds it."""
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *_keys("", Pipeline, set())])
 
 
-def _mappings(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield each mapping once, with its place in the file, in the order of the keys."""
-    found = {model: path}
-    queue = [model]
-    while queue:
-        outer = queue.pop(0)
-        yield found[outer], outer
-        for name, field in outer.model_fields.items():
-            for inner in _models(field.annotation):
-                if inner not in found:
-                    found[inner] = f"{found[outer]}.{name}".strip(".") + _SEVERAL.get(name, "")
-                    queue.append(inner)
+def _keys(path: str, model: type[BaseModel], shown: set[tuple[type, str]]) -> Iterator[str]:
+    """Yield a row for each key whose declaration is not among ``shown``."""
+    for name, field in model.model_fields.items():
+        declared = next(base for base in reversed(model.__mro__) if name in getattr(base, "model_fields", ()))
+        if (declared, name) in shown:
+            continue
+        shown.add((declared, name))
+        place = f"{path}.{field.alias or name}".removeprefix(".") + _SEVERAL.get(name, "")
+        meaning = (field.description or _first_line(field)).replace("|", "\\|")
+        yield f"| `{place}` | {_default(field)} | {meaning} |"
+        for inner in _models(field.annotation):
+            yield from _keys(place, inner, shown)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -57,17 +95,6 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in get_args(annotation):
         yield from _models(inner)
-
-
-def _keys(path: str, model: type[BaseModel]) -> Iterator[str]:
-    yield from (f"### `{path}`" if path else "### The file", "", "| key | default | meaning |", "| --- | --- | --- |")
-    inherited = set(model.__bases__[0].model_fields) if path == "workloads.NAME" else set()
-    for name, field in model.model_fields.items():
-        if name not in inherited:
-            meaning = (field.description or _first_line(field)).replace("|", "\\|")
-            yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
-    if inherited:
-        yield from ("", "A workload may also set every key of `defaults`.")
 
 
 def _first_line(field: FieldInfo) -> str:
@@ -99,17 +126,31 @@ def packages() -> str:
 
 
 def documentation() -> str:
-    """Return the tables of the schema as Markdown."""
-    blocks = []
+    """Return the tables of the schema as Markdown: first the columns that several tables have."""
+    tables = Counter((column.name, column.meaning) for table in schema.ALL for column in table.columns)
+    rows = {
+        f"| `{column.name}` | {column.dtype} | {column.meaning} | {_holders(column)} |": None
+        for table in schema.ALL
+        for column in table.columns
+        if tables[column.name, column.meaning] > 1
+    }
+    blocks = ["\n".join(["| column | type | meaning | in |", "| --- | --- | --- | --- |", *rows])]
     for table in schema.ALL:
         head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
-        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in table.columns)]))
+        own = (column for column in table.columns if tables[column.name, column.meaning] == 1)
+        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in own)]))
     return "\n\n".join(blocks)
+
+
+def _holders(column: schema.Column) -> str:
+    names = [table.name for table in schema.ALL if column in table.columns]
+    return "all" if len(names) == len(schema.ALL) else ", ".join(names)
 
 
 PARTS = {
     "packages": ("CONTRIBUTING.md", packages),
     "first screen": ("README.md", first_screen),
+    "results": ("examples/README.md", example_results),
     "tables": ("docs/tables.md", documentation),
     "keys": ("docs/pipeline-file.md", pipeline_keys),
 }

@@ -57,7 +57,6 @@ def compare(text: str, golden: Path, regenerate: bool) -> None:
 # --- golden pages ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["recorded", "made-up"])
 def test_the_pages_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
     study = made_up(["flash", "cudnn", "sage", "math"], [512, 2048, 8192], causal=(False, True))
@@ -65,7 +64,6 @@ def test_the_pages_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: s
     compare(text, Path(__file__).parent / "golden" / f"pages-{name}.md", regenerate)
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     "name", ["comparison_results", "baseline_benchmark", "ncu_memory_metrics", "nsys_stats", "gpu_info"]
 )
@@ -96,7 +94,6 @@ def first_screen(text: str) -> str:
     return text.partition("\n## ")[0]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_answer_of_the_h200_run_is_that_of_its_kernels(tmp_path: Path) -> None:
     top = first_screen(page(*recorded(), tmp_path))
     assert top.startswith("# attention · 14 cases · NVIDIA H200 · 2026-11-20 05:55 UTC\n")
@@ -115,7 +112,6 @@ def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_case_with_different_times_in_two_workloads_gives_a_warning_and_cannot_win(tmp_path: Path) -> None:
     """A slow host passed for a call that synchronises in one of them: 30.6 ms for a forward pass of 8.5."""
 
@@ -158,7 +154,6 @@ def test_a_users_template_that_does_not_fit_is_named(text: str, expected: str, t
         write_page(Findings(), tables(), {}, tmp_path, template)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path) -> None:
     """The clock of a case without a flag counts too."""
     clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
@@ -176,7 +171,6 @@ def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path)
     assert "| **other_process**; in doubt: `a` is other_process |" in sentence["2"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_study_of_several_workloads_has_the_name_of_its_pipeline(tmp_path: Path) -> None:
     rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
     named = page(tables(metrics=rows), {"pipeline": {"name": "accuracy"}}, tmp_path)
@@ -198,7 +192,6 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
     assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: Path) -> None:
     rows = [metric_row(f"n={n}", "time", 5.0, n=30 + n) for n in (1, 2)]
     page(tables(metrics=rows), {}, tmp_path)
@@ -208,7 +201,6 @@ def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: P
     assert "| n | time ns |\n" in (tmp_path / "details.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_times_of_a_machine_without_a_gpu_are_labelled_as_such(tmp_path: Path) -> None:
     text = page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a", machine={"gpus": []}), tmp_path)
     assert "Measured on a CPU.\n" in text
@@ -223,7 +215,6 @@ def test_an_empty_run_gives_a_page_without_sections(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.txt")) and not (tmp_path / "plots").exists()
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("absent", [None, *json.loads((DATA / "report-h200" / "run.json").read_text())])
 def test_any_key_of_run_json_may_be_absent(tmp_path: Path, absent: str | None) -> None:
     data, run = recorded()
@@ -240,7 +231,6 @@ def tables_of(text: str) -> list[list[str]]:
     return [block.splitlines() for block in blocks]
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("study", [recorded, lambda: made_up(["a", "b|c"], [128, 256])])
 def test_every_row_of_a_table_has_the_cells_of_its_head(tmp_path: Path, study: Any) -> None:
     for lines in tables_of(page(*study(), tmp_path)):
@@ -286,20 +276,17 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
     assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("n", "expected"), [(1, "over 1 sample."), (2, "over 2 samples.")])
 def test_one_sample_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
     assert expected in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("n", "expected"), [(1, "over 1 iteration."), (2, "over 2 iterations.")])
 def test_one_iteration_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
     data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
     assert expected in page(data, {}, tmp_path)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
     rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]
@@ -308,7 +295,6 @@ def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> No
     assert "| operator | of the workload's time % |" in (tmp_path / "details.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_kernels_are_named_by_their_cases(tmp_path: Path) -> None:
     rows = [kernel_row(f"impl={i},seqlen={n}", ATTENTION, 2, 5000.0) for i in "ab" for n in (1, 2)]
     page(tables(kernels=rows), with_baseline("a"), tmp_path)
@@ -317,7 +303,6 @@ def test_kernels_are_named_by_their_cases(tmp_path: Path) -> None:
     assert "| seqlen 2, `a` |" in opened and "| seqlen 1, `a` |" in folded
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("clock", ["GPC GHz", "SM GHz", ""])
 def test_the_clock_that_ncu_counts_is_explained_where_it_is_shown(tmp_path: Path, clock: str) -> None:
     ncu = {"profiler": "ncu", "subject": ATTENTION}
@@ -334,7 +319,6 @@ def test_the_clock_that_ncu_counts_is_explained_where_it_is_shown(tmp_path: Path
     assert section.startswith("GPC GHz is a clock that ncu counts itself" if clock == "GPC GHz" else "| case |")
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("is_measured", "name", "rates"),
     [(False, "peak", "peak rates"), (True, "measured ceiling", "measured rates")],
@@ -362,7 +346,6 @@ def test_one_shape_is_written_in_the_singular() -> None:
     assert [table.title for table in section.tables()] == ["every number of 1 shape by case"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> None:
     template = tmp_path / "SUMMARY.md.j2"
     loop = "{{ document.title | markdown }}\n"
@@ -372,7 +355,6 @@ def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> Non
     assert text.startswith("attention · 14 cases") and "`cudnn` is fastest" in text and "##" not in text
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_page_is_replaced_as_a_whole_without_leaving_another_file(tmp_path: Path) -> None:
     (tmp_path / "SUMMARY.md").write_text("an older page", encoding="utf-8")
     page(*recorded(), tmp_path)

@@ -428,7 +428,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [

@@ -151,6 +151,12 @@ def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project:
 def test_only_options_that_take_a_secret_hide_their_value() -> None:
     shown = ["--max-tokens", "128", "--key", "k", "--num-key-value-heads", "8", "--sort-key=name", "--no-token", "--x"]
     assert program.mask(shown, {}) == (shown, {})
+    key = "0a1b2c3d4e5f"
+    for words, name in ((["--cfg.hf-token", key], "CFG_HF_TOKEN"), (["--2nd-key", key], "_2ND_KEY")):
+        assert program.mask(words, {}) == ([words[0], f"${{{name}}}"], {name: key})
+    line = ["bash", "-c", "train --wandb-key {} --n 3"]
+    shown_line = [word.format("${SECRET}") for word in line]
+    assert program.mask([word.format(key) for word in line], {}) == (shown_line, {"SECRET": key})
     assert program.mask(["--api-key", "k"], {}) == (
         ["--api-key", "${API_KEY}"],
         {"API_KEY": "k"},

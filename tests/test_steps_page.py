@@ -48,7 +48,6 @@ from profpipe.cli import main
 from profpipe.ingest import reader
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
-from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import headline, kernel_share, recording, step_times, steps, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import StepState, Tables
@@ -80,10 +79,7 @@ def tables_of(section: doc.Section) -> dict[str, doc.Table]:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_pages_are_the_golden_ones(
-    name: str, tmp_path: Path, regenerate: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
+def test_the_pages_are_the_golden_ones(name: str, tmp_path: Path, regenerate: bool) -> None:
     data, run = STUDIES[name]()
     summary = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE)
     assert len(summary.read_text().splitlines()) <= 150
@@ -672,7 +668,6 @@ def cell(lines: list[str], label: str, column: int = 1) -> float:
     return float(row.split("|")[1 + column].replace("*", "").split()[0])
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["train", "evals", "ddp", "graphs", "accumulate"])
 def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind: str, tmp_path: Path, shared_data: Path) -> None:
     """Of two ranks, the figures are means: nothing on the page is their sum."""
@@ -700,7 +695,6 @@ def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind: str, tmp_pa
     assert sum(parts) == pytest.approx(cell(lines, "**step (mean)**"), rel=0.01)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path: Path) -> None:
     lines, page = ingested(DATA / "nsys-2025.3.1" / "loops" / "evals.sqlite.gz", tmp_path)
     assert any(
@@ -709,7 +703,6 @@ def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path: Pat
     assert page.count("| between steps |") == 4
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_recording_in_which_nothing_recurs_shows_where_its_time_goes(tmp_path: Path) -> None:
     """Two processes, one with a GPU that the host keeps waiting, one with a copy."""
     export = Export()
@@ -750,7 +743,6 @@ workloads:
 """
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_names_the_program_with_the_shorter_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "pipeline.yaml").write_text(LOOPS.replace("PYTHON", sys.executable))

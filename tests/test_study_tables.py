@@ -257,7 +257,6 @@ def test_the_flags_of_a_case_stand_once_beside_its_numbers(example: Any) -> None
     assert row == ["`xformers`", "3857 *throttled, clock_spread*", "498.8", "324.0"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: Path) -> None:
     data, run = example
     entries = [
@@ -548,7 +547,6 @@ def test_a_table_that_no_case_of_the_run_is_in_says_so() -> None:
     assert not titles_of(study) and summary_of(study) == "No case of this run is in this table."
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path) -> None:
     run = asking({}, {"workload": "eager", "title": "By <size>", "rows": "size", "value": "time"},
                  {"workload": "gone", "title": "Of none that was run", "rows": "size", "value": "time"})  # fmt: skip

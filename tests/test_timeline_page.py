@@ -62,6 +62,16 @@ def test_the_boxes_of_the_page_have_the_sums_of_the_table(steps: Path) -> None:
     assert counts["host"] == timeline["kind"].isin(["launch", "wait"]).sum()
 
 
+def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps: Path) -> None:
+    page = (steps / "report.html").read_text()
+    bars, timeline, *_ = (
+        re.findall(r'data-series="([^"]*)"', legend) for legend in re.findall(r'class="legend".*?</div>', page)
+    )
+    both = [key for key in bars if key in timeline]
+    assert len(both) > 5 and both == [key for key in timeline if key in bars]
+    assert timeline[-3:] == ["memset", "step_idle_launch", "step_idle_other"]
+
+
 def events(ranks: int, number: int) -> pd.DataFrame:
     """A timeline with ``number`` kernels of two classes on each rank, with gaps between them."""
     rows: list[dict[str, Any]] = []

@@ -199,7 +199,7 @@ def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bo
         flagged("throttled", {"machine": {"gpus": gpus}, "jobs": jobs}, **clocks),
         flagged("throttled", {"machine": {"gpus": gpus}}, **clocks),
         flagged("x", {"pipeline": {"workloads": {"w": {"repeats": 30}}}}),
-        *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "cogvideox_step", "context_parallel")),
+        *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "scenarios", "context_parallel")),
     ]  # fmt: skip
     lines = [f"- {Markdown().text(text)}" for workload in workloads for text in flags.explanations([workload])]
     check_golden("flags.md", "\n".join(lines) + "\n", regenerate)

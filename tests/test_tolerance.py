@@ -337,7 +337,7 @@ def only(data: Tables, **workload: Any) -> WorkloadFindings:
 
 
 @pytest.fixture
-def page(tmp_path: Path, no_pictures: None) -> Any:
+def page(tmp_path: Path) -> Any:
     """Return a function that writes the report of tables and returns SUMMARY.md."""
 
     def render(data: Tables, **workload: Any) -> str:

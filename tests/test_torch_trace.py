@@ -394,7 +394,7 @@ def test_json_of_other_tools_is_not_taken_for_a_trace_of_torch(parser: ModuleTyp
         assert not parser.sniff(path), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mutated_traces_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
     """A hundred traces with bytes changed, removed or repeated at random places."""
     dice = random.Random(20260711)

@@ -35,7 +35,7 @@ OF_HOST = ("range", "launch", "wait", "call")
 
 
 @pytest.fixture
-def ingested(tmp_path: Path, no_pictures: None) -> Callable[[Path], Path]:
+def ingested(tmp_path: Path) -> Callable[[Path], Path]:
     """The folder of the tables of a recording; a zipped one is unzipped first."""
 
     def ingest(path: Path) -> Path:

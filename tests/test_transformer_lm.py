@@ -357,7 +357,7 @@ def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
-@pytest.mark.parametrize("block", ["modern", "classic"])
+@pytest.mark.parametrize("block", ["modern", pytest.param("classic", marks=pytest.mark.exhaustive)])
 def test_the_model_is_one_graph_without_ranges_inside(
     monkeypatch: pytest.MonkeyPatch, block: str, attention: str
 ) -> None:

@@ -265,7 +265,7 @@ def test_both_blocks_together_are_wrong_in_less_than_half_a_percent():
     assert sum(rates) / len(rates) < 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "machine"), machines_of_further_pairs())
 def test_both_blocks_together_are_wrong_in_less_than_half_a_percent_whatever_varies(name, machine):
     assert is_false(simulation.further_shares(machine, 0.0, 2000, seed=2)[0]) < 0.005
@@ -284,7 +284,7 @@ def test_pairs_of_one_visit_would_not_find_it():
     assert simulation.found_share(one_visit, 0.05, 20, 100, seed=1) < 0.5
 
 
-def test_the_benchmark_prints_the_tables_of_the_documentation():
+def test_the_benchmark_prints_its_tables():
     argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--repetitions", "16"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     for line in (
@@ -292,10 +292,6 @@ def test_the_benchmark_prints_the_tables_of_the_documentation():
         "| visits in two states, 50 % slow | +5 % |",
     ):  # fmt: skip
         assert line in done.stdout
-    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
-    begins = ("| processes vary", "| groups", "| visits in a process")
-    heads = [line for line in done.stdout.splitlines() if line.startswith(begins)]
-    assert len(heads) == 5 and all(head in page for head in heads)
 
 
 @pytest.mark.parametrize("difference", [0.65, -2.0])

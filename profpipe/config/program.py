@@ -162,7 +162,7 @@ def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[
         elif public == word and word and masking.is_secret_option(before, word) and not word.startswith("--"):
             public, found[_variable(before)] = f"${{{_variable(before)}}}", word
         parts = [(part, "") for part in masking.secret_parts(public)]
-        parts += [(part, "=[\"']?") for part in masking.assigned_secrets(public, before)]
+        parts += [(part, masking.BEFORE_VALUE) for part in masking.assigned_secrets(public, before)]
         for part, behind in parts:
             name = _new_name("SECRET", found)
             replaced = _replaced(public, part, name, behind)
@@ -184,7 +184,7 @@ def _new_name(stem: str, taken: Collection[str]) -> str:
 
 
 def _variable(option: str) -> str:
-    return option.strip("-").replace("-", "_").upper()
+    return re.sub(r"^(?=[0-9])|[^A-Za-z0-9]", "_", option.strip("-")).upper()
 
 
 def _check(words: Sequence[str], env: Mapping[str, str], command: str) -> None:

@@ -153,7 +153,7 @@ def _cause_text(cause: GateCause, cases: Sequence[str], found: Compared, percent
                 f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
             )
         case GateCause.ABSENT:
-            lacks = f"{'has' if is_one else 'have'} no time of its kind in B"
+            lacks = f"{'has' if is_one else 'have'} no time of the same kind in B"
             return f"the gate is undecided: {count} of A {lacks}: {names}"
         case GateCause.NOTHING_TO_JUDGE:
             return "there is nothing to judge. Name runs of the same cases, all under plain."

@@ -181,7 +181,7 @@ def plot_path(chart: doc.Chart) -> str:
     id = chart.id
     if len(id) > _LONGEST_STEM:
         id = f"{id[: _LONGEST_STEM - 9]}-{zlib.crc32(id.encode('utf-8', 'replace')):08x}"
-    return f"plots/{id}.png"
+    return f"plots/{id}.svg"
 
 
 def anchors(pages: Mapping[str, doc.Document], names_workloads: bool) -> Anchors:

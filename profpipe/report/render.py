@@ -14,7 +14,6 @@ from profpipe.report.document import Document, Section
 from profpipe.report.labels import has_no_gpu
 from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
 from profpipe.report.pages import paginate
-from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import (
     accuracy,
     agreement,
@@ -50,6 +49,7 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
+from profpipe.report.svg import charts
 from profpipe.report.templates import fill_template
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
@@ -177,7 +177,7 @@ def write(document: Document, folder: Path, template: Path) -> None:
     # A user may have edited the pages.
     shown = [folder / name for name in pages if (folder / name).is_file()]
     former = {plot for page in shown for plot in _PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))}
-    matplotlib_charts.draw_charts(document, folder)
+    charts.write_files(document, folder)
     if DETAILS not in texts:
         atomic.remove(folder / DETAILS)
     for name in sorted(texts, reverse=True):

@@ -82,11 +82,10 @@ order by r.started desc, r.run desc
 #: steps has the wall time of its process only.
 _TIMES = """
 select m.workload, m."case", r.run, r.name, r.started, r.device, r.driver, r.torch, r.git_commit, m.value,
-  f.fingerprint, max(c.params) as params
+  max(c.params) as params
 from metrics m join runs r using (run)
 left join cases c
   on c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler
-left join fingerprints f on f.run = m.run and f.workload = m.workload and f."case" = m."case"
 where m.profiler = 'plain' and m.subject = '' and r.run in ({runs}) and (m.metric = 'time' or (
   m.metric = 'process_wall' and not exists (
     select 1 from metrics t where t.run = m.run and t.workload = m.workload and t."case" = m."case"
@@ -95,6 +94,8 @@ group by m.rowid
 having coalesce(sum(c.status in ({failed})), 0) = 0
 order by m.workload, m."case", r.started, r.run
 """
+
+_FINGERPRINTS = 'select run, workload, "case", fingerprint from fingerprints where run in ({runs})'
 
 
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
@@ -267,6 +268,11 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))
         times = list(database.query(query, [*names, *schema.FAILED]))
+        # Joined here: the index of the table finds all rows of a run for each of its times.
+        rows = database.execute(_FINGERPRINTS.format(runs=_placeholders(names)), names)
+        known = {tuple(key): fingerprint for *key, fingerprint in rows}
+        for row in times:
+            row["fingerprint"] = known.get((row["run"], row["workload"], row["case"]))
     try:
         _check_types([*runs, *times])
         return runs, _distinguish(times)

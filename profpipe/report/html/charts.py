@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html import bars, course, lines, points
-from profpipe.report.html.markup import element, empty, short
-from profpipe.report.html.palette import key_class, line_classes, series_class
+from profpipe.report.markup import cut, element, flat, short
+from profpipe.report.svg.charts import draw, heading, legend
 
 #: The id of the element of a case; empty where the case has no page.
 Target = Callable[[str], str]
-
-#: What draws a panel of a chart.
-_PICTURES: Mapping[doc.ChartKind, Callable[[doc.Chart, doc.Panel], Markup]] = {
-    doc.ChartKind.LINES: lines.picture,
-    doc.ChartKind.ROOFLINE: lines.picture,
-    doc.ChartKind.STACKED_BARS: bars.picture,
-    doc.ChartKind.COURSE: course.picture,
-    doc.ChartKind.STRIP: points.strip,
-    doc.ChartKind.INTERVALS: points.intervals,
-    doc.ChartKind.FOREST: points.intervals,
-}
 
 
 def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Target) -> Markup:
     """Return the chart with its title, its legend and ``table``, which holds its values."""
     linked = _with_targets(chart, target)
-    is_over_axis = chart.kind in (doc.ChartKind.LINES, doc.ChartKind.ROOFLINE)
-    unit = f", {chart.y.unit.name}" if is_over_axis and chart.y.unit and chart.y.unit.name else ""
     head = element(
         "figcaption",
-        element("h3", short(chart.title + unit), id=f"{id}-title"),
+        element("h3", short(heading(chart)), id=f"{id}-title"),
         element("p", short(chart.subtitle), class_="subtitle") if chart.subtitle else "",
     )
     panels = [
-        element("div", element("h4", short(panel.title)) if panel.title else "", _PICTURES[chart.kind](linked, panel),
+        element("div", element("h4", short(panel.title)) if panel.title else "", _picture(linked, panel),
                 class_="panel")
         for panel in linked.panels
     ]  # fmt: skip
@@ -61,21 +47,18 @@ def _with_targets(chart: doc.Chart, target: Target) -> doc.Chart:
     return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
 
+def _picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    content, width, height = draw(chart, panel)
+    return element("svg", content, viewBox=f"0 0 {width:g} {height:g}", role="img",
+                   aria_label=cut(flat(panel.name_in(chart)), 300), class_=f"plot {chart.kind.value}")  # fmt: skip
+
+
 def _legend(chart: doc.Chart) -> Markup:
     """Return a button for each series; one of them alone needs no legend."""
-    every = {series.key: series for series in chart.series if series.name}
-    if len(every) < 2:
-        return Markup("")
-    classes = line_classes(chart)
     buttons = []
-    for key, series in every.items():
-        if chart.kind is doc.ChartKind.STACKED_BARS:
-            box = empty("rect", x=1, y=3, width=14, height=10, rx=2, class_="piece")
-            colour = key_class(key)
-            mark = element("svg", box, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")
-        else:
-            colour, shape = classes[key]
-            mark = lines.swatch(shape, chart.kind is doc.ChartKind.LINES)
+    for series, classes, (sign, width, height) in legend(chart):
+        mark = element("svg", sign, viewBox=f"0 0 {width} {height}", width=width, height=height, class_="swatch",
+                       aria_hidden="true")  # fmt: skip
         buttons.append(element("button", mark, short(series.name, 60), type="button", aria_pressed="false",
-                               class_=series_class(series, colour), data_series=key))  # fmt: skip
-    return element("div", *buttons, class_="legend", role="group", aria_label="Series")
+                               class_=classes, data_series=series.key))  # fmt: skip
+    return element("div", *buttons, class_="legend", role="group", aria_label="Series") if buttons else Markup("")

@@ -11,8 +11,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html.markup import anchor, flat, short
 from profpipe.report.html.writer import Html, all_ids, section_ids
+from profpipe.report.markup import anchor, flat, short
+from profpipe.report.svg.charts import STYLE
 from profpipe.report.templates import fill_template
 from profpipe.report.text import write_text
 from profpipe.results import atomic
@@ -20,7 +21,7 @@ from profpipe.results import atomic
 #: The name of the page.
 REPORT = "report.html"
 
-TEMPLATE, STYLES, SCRIPTS = "report.html.j2", ("report.css",), ("report.js", "timeline.js")
+TEMPLATE, STYLES, SCRIPTS = "report.html.j2", (STYLE, "report.css"), ("report.js", "timeline.js")
 
 #: Sections that stand first, whatever their place in the document.
 _FIRST = ("overview", "warnings")

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import format_cell, format_head
-from profpipe.report.html.markup import anchor, cut, element, empty, flat, join
+from profpipe.report.markup import anchor, cut, element, empty, flat, join
 
 #: Rows of a table on the page; the file has the others.
 MOST_ROWS = 400

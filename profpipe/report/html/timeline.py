@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from profpipe.analysis.findings.timeline import Event
 from profpipe.report import document as doc
-from profpipe.report.html.markup import cut, element, empty, flat, short
-from profpipe.report.html.palette import key_class
+from profpipe.report.markup import cut, element, empty, flat, short
+from profpipe.report.svg.palette import key_class
 from profpipe.report.units import time_unit
 
 #: Characters of a name. Templates of kernels can have thousands.
@@ -47,7 +47,7 @@ def figure(timeline: doc.Timeline, id: str, title: Markup, caption: Markup, tabl
 def _legend(timeline: doc.Timeline) -> Markup:
     def entry(key: str, label: str) -> Markup:
         patch = empty("rect", width="16", height="12", y="2", class_="piece")
-        swatch = element("svg", patch, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")
+        swatch = element("svg", patch, viewBox="0 0 16 16", width=16, height=16, class_="swatch", aria_hidden="true")
         return element("button", swatch, short(label, 60), type="button", data_series=flat(key), aria_pressed="false",
                        class_=key_class(key))  # fmt: skip
 

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from profpipe.report import document as doc
 from profpipe.report.formatting import format_number
 from profpipe.report.html import charts, tables, timeline
-from profpipe.report.html.markup import anchor, cut, element, flat, join, short
-from profpipe.report.html.tips import value_table
 from profpipe.report.markdown import DETAILS, SUMMARY
+from profpipe.report.markup import anchor, cut, element, flat, join, short
+from profpipe.report.svg.tips import value_table
 from profpipe.stdio import visible
 
 #: Characters of a name, whose title has the whole name.

@@ -23,6 +23,8 @@ from profpipe.results.schema import EventKind
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)", "other": "own kernels"}
+#: Operations that a bar of a step shows after the classes of kernels.
+_NO_KERNELS = ("communication", "memcpy", "memset")
 #: Gaps that are listed, and characters of the names beside them.
 _GAPS, _WIDTH = 5, 48
 #: A call that waits has the colour of the idle time that it causes.
@@ -126,12 +128,13 @@ def _key(key: str) -> str:
 
 
 def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
-    """Return the names of the keys: those of operations by their time, then those of idle time."""
+    """Return the names of the keys in the order of the bars: classes of kernels by their time, then other parts."""
     time = grouped(
         (key, ns if lane.kind is not LaneKind.HOST else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
     )
     names = {f"step_{part}": name for part, name in _NAMES.items()}
-    ordered = sorted(time, key=lambda key: (key in names, -sum(time[key])))
+    last = ("other", *_NO_KERNELS, *names)
+    ordered = sorted(time, key=lambda key: (last.index(key) if key in last else -1, -sum(time[key])))
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 

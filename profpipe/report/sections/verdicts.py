@@ -101,7 +101,7 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
     if large := [case for case in findings.cases if case.judgement and case.judgement.floor > _LARGE_FLOOR]:
         largest = max(case.judgement.floor for case in large if case.judgement)
         words = f"Processes of the same code are known to differ by up to {100 * largest:.1f} % here: smaller"
-        yield fill(f"{words} differences of {{}} do not count, also for `same`.", _named(large))
+        yield fill(f"{words} differences of {{}} do not count, also for {{}}.", _named(large), doc.Code("same"))
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
@@ -134,7 +134,8 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         # A process of a further pair takes longer.
         has_offer = may_have_more and not any(case.further_pairs for case in coarse)
         ways = doc.join([doc.Code("timing.budget_s"), *([offer] if has_offer else [])], last=" or ")
-        words = f"This machine resolves {100 * resolved:.2g} % for {{}}: pin the clock, close other programs,"
+        percent = float(f"{100 * resolved:.2g}")
+        words = f"This machine resolves {percent:g} % for {{}}: pin the clock, close other programs,"
         yield fill(f"{words} or measure longer ({{}}).", _named(coarse), ways)
     if may_have_more and any(map(_may_be_decided, candidates)):
         yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
