@@ -197,8 +197,9 @@ def _prepare(database: Any, path: Path) -> None:
         **_COMMON,
         **{table.name: {column.name: _TYPES[column.dtype] for column in table.columns} for table in schema.ALL},
     }
-    version = database.execute("pragma user_version").fetchone()[0]
-    if version == 0 and not database.table_names():
+    # The version is read last: another process may create the tables meanwhile.
+    is_new, version = not database.table_names(), database.execute("pragma user_version").fetchone()[0]
+    if is_new and version == 0:
         with database.conn:
             # Another process may create the same database: wait for it, then look at what it left to do.
             database.execute("begin immediate")
