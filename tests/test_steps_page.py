@@ -132,8 +132,8 @@ def test_what_could_be_gained_is_amdahls_bound() -> None:
     ("parts", "idle", "gemm", "bounds"),
     [
         ((9.999e6, 0, 0, 0, 0, 1e3), "1.00x", "", set()),
-        ((1e5, 0, 0, 9.9e6, 0, 0), "100x", None, {"no idle time"}),
-        ((9.8e6, 0, 0, 0, 0, 2e5), "1.02x", "50.0x", {"no idle time", "gemm free"}),
+        ((1e5, 0, 0, 9.9e6, 0, 0), "100x", None, {"without idle time"}),
+        ((9.8e6, 0, 0, 0, 0, 2e5), "1.02x", "50.0x", {"without idle time", "if gemm took no time"}),
     ],
     ids=["one class and nothing else", "nearly all idle", "nearly all of one class"],
 )
@@ -147,7 +147,7 @@ def test_a_class_of_kernels_that_is_the_whole_step_has_no_bound(
     assert (found["**idle**"], found.get("compute: gemm")) == (idle, gemm)
     (case,) = workload.cases
     remark = doc.plain(steps.remark(workload, case))
-    assert {name for name in ("no idle time", "gemm free") if name in remark} == bounds
+    assert {name for name in ("without idle time", "if gemm took no time") if name in remark} == bounds
     assert ("Upper bounds" in remark) == bool(bounds)
 
 
@@ -159,8 +159,8 @@ def test_two_cases_have_a_bound_where_one_of_them_is_a_single_class() -> None:
     data = step_tables(kernels=[row for own, _ in of_cases for row in own], metrics=metrics, steps=rows)
     gains = records(tables_of(steps.steps(only((data, {}))))["gains"])
     assert gains == [
-        {"": "no idle time", "n 1": "1.00x", "n 2": "2.00x"},
-        {"": "gemm free", "n 1": "–", "n 2": "2.00x"},
+        {"": "without idle time", "n 1": "1.00x", "n 2": "2.00x"},
+        {"": "if gemm took no time", "n 1": "–", "n 2": "2.00x"},
     ]
 
 
@@ -437,7 +437,7 @@ def test_shares_of_a_step_under_a_profiler_say_so_where_its_overhead_is_in_no_pa
     assert sentence.startswith("A step takes 15.0 ms (")
     assert sentence.endswith("the other waits (28.8 % of the 52.0 ms of a mean step under nsys).")
     remark = Markdown().text(steps.remark(workload, workload.cases[0]))
-    assert remark.startswith("Of the 52.0 ms of a mean step under nsys, 38.5 % is compute, 3.8 % exposed transfer, ")
+    assert remark.startswith("Of the 52.0 ms of a mean step under nsys, 38.5 % is compute, 28.8 % waiting for other ranks, ")
 
 
 def test_few_steady_steps_stand_beside_the_number_of_all() -> None:

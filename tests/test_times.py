@@ -64,8 +64,8 @@ def test_flags_that_the_baseline_shares_with_the_fastest_are_those_of_both() -> 
         (found,) = times_of(only(tables(cases, metrics=rows), "base"))
         return found["fastest"], found["flags"]
 
-    assert row(base=2000.0, a=1000.0, b=3000.0) == ("`a`", "both: **host_bound**")
-    assert row(base=1005.0, a=1000.0, b=3000.0) == ("tie: `a` and `base`", "both: **host_bound**")
+    assert row(base=2000.0, a=1000.0, b=3000.0) == ("`a`", "winner and baseline: **host_bound**")
+    assert row(base=1005.0, a=1000.0, b=3000.0) == ("tie: `a` and `base`", "winner and baseline: **host_bound**")
 
 
 def test_disqualified_cases_with_the_same_flags_share_them() -> None:

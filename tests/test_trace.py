@@ -93,7 +93,7 @@ def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Pa
     assert shown["dur"].tolist() == steps["wall_ns"].tolist()
     idle = slices[slices["category"] == "idle"]
     names = {"idle: the host launched late": "idle_launch_ns", "idle: after a synchronising call": "idle_blocked_ns",
-             "idle: dependency, or not recorded": "idle_other_ns"}  # fmt: skip
+             "idle: cause unknown": "idle_other_ns"}  # fmt: skip
     for at, length, row in zip(shown["ts"], shown["dur"], steps.to_dict("records"), strict=True):
         inside = idle[(idle["ts"] >= at) & (idle["ts"] < at + length)]
         by_cause = inside.groupby("name")["dur"].sum()

@@ -19,7 +19,7 @@ from profpipe.results.schema import StepState
 from profpipe.traces.model import Process, Slices, Track
 
 #: The causes of idle time, by the number that ``_idle`` gives them.
-IDLE: Final = ("idle: dependency, or not recorded", "idle: the host launched late", "idle: after a synchronising call")
+IDLE: Final = ("idle: cause unknown", "idle: the host launched late", "idle: after a synchronising call")
 #: Categories of slices that are no operations; those have their kernel class.
 RANGE, STEP, IDLE_TIME, LAUNCH, WAIT, CALL = "range", "step", "idle", "launch", "wait", "call"
 

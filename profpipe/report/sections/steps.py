@@ -52,7 +52,7 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.COPY: "exposed copies",
     StepPart.IDLE_LAUNCH: "idle: the host launched late",
     StepPart.IDLE_BLOCKED: "idle: after a synchronising call",
-    StepPart.IDLE_OTHER: "idle: dependency, or not recorded",
+    StepPart.IDLE_OTHER: "idle: cause unknown",
 }
 
 #: Waiting for other ranks is in the first sentence from this share of a step on, if it is more than the transfer.
@@ -73,7 +73,7 @@ _WHY_WAITING: Mapping[StepPart | None, tuple[str, str]] = {
 WHY_IDLE: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "because the host launched late",
     StepPart.IDLE_BLOCKED: "after synchronising calls of the host, with nothing queued",
-    StepPart.IDLE_OTHER: "with a dependency as its cause, or none recorded",
+    StepPart.IDLE_OTHER: "for an unknown cause",
 }
 
 _EXPOSED_MEANS: Mapping[StepPart, str] = {
@@ -342,17 +342,18 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
 def _bounds(every: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[tuple[str, list[float | None]]]:
     """Yield what an improvement could remove, and the speed-up of each of these steps without it, at most."""
     waits = [own for own, parts in every if parts.waiting_ns is not None]
-    idle = " and no waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
-    yield f"no idle time{idle}", [_without(own, parts, *IDLE_PARTS) for own, parts in every]
+    idle = " and the waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
+    yield f"without idle time{idle}", [_without(own, parts, *IDLE_PARTS) for own, parts in every]
     if waits:
         what = peers(max(waits, key=lambda own: own.processes))
-        yield f"no waiting for other {what}", [parts.speedup_without(parts.waiting_ns or 0.0) for _, parts in every]
+        gains: list[float | None] = [parts.speedup_without(parts.waiting_ns or 0.0) for _, parts in every]
+        yield f"without waiting for other {what}", gains
     name = "transfer" if waits else "exposed communication"
-    yield f"no {name}", [parts.speedup_without(parts.transfer_ns) for _, parts in every]
-    yield "no exposed copies", [_without(own, parts, StepPart.COPY) for own, parts in every]
+    yield f"without {name}", [parts.speedup_without(parts.transfer_ns) for _, parts in every]
+    yield "without exposed copies", [_without(own, parts, StepPart.COPY) for own, parts in every]
     for name in classes([parts for _, parts in every]):
         speedups = [_without_kernels(own, parts, parts.classes.get(name, 0.0)) for own, parts in every]
-        yield f"{class_label(name)} free", speedups
+        yield f"if {class_label(name)} took no time", speedups
 
 
 def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
@@ -400,7 +401,7 @@ def other_step(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> 
 
 
 def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
-    """Return where a step of ``case`` goes and what could be gained at most; empty where that is unknown."""
+    """Return where a step of ``case`` goes, the largest part first, and what could be gained; empty where unknown."""
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
         return ""
@@ -410,12 +411,13 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     else:
         shares += [("exposed transfer", parts.transfer_ns), (f"waiting for other {peers(own)}", parts.waiting_ns)]
     shares += [(PART_NAMES[StepPart.COPY], parts.ns[StepPart.COPY]), ("idle", parts.idle_ns)]
-    shown = [(name, ns) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
-    idle = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
+    why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
+    shown = [(f"idle{why}" if name == "idle" else name, ns) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
+    shown.sort(key=lambda pair: -pair[1])
     found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([(own, parts)])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
-    most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
+    most = doc.join([fill(f"{{}} {name}", ratio(value)) for name, value in largest], last=", ")
     of_case = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
     is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
     other = other_step(workload, case, own)
@@ -429,7 +431,7 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         for i, (name, ns) in enumerate(shown)
     ]
     end = ". Upper bounds of a speed-up: " if largest else ""
-    return fill(f"{{}}{{}}{idle}{end}{{}}.", begin, doc.join(named), most)
+    return fill(f"{{}}{{}}{end}{{}}.", begin, doc.join(named), most)
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

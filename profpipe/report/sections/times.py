@@ -166,7 +166,7 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     )
     best = flags.flags_of(win.best, workload.shared_marks)
     is_shared = len(others) == 1 and by_flags.pop(best, []) != []
-    parts = [fill("both: {}", best) if is_shared else best]
+    parts = [fill("winner and baseline: {}", best) if is_shared else best]
     parts += [fill("{}: {}", names(variants, _MOST_NAMES), own) for own, variants in by_flags.items()]
     if win.verdict == WinVerdict.INCONCLUSIVE:
         parts.append(fill("in doubt: {}", doubt_of(win)))
