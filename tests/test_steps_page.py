@@ -437,7 +437,9 @@ def test_shares_of_a_step_under_a_profiler_say_so_where_its_overhead_is_in_no_pa
     assert sentence.startswith("A step takes 15.0 ms (")
     assert sentence.endswith("the other waits (28.8 % of the 52.0 ms of a mean step under nsys).")
     remark = Markdown().text(steps.remark(workload, workload.cases[0]))
-    assert remark.startswith("Of the 52.0 ms of a mean step under nsys, 38.5 % is compute, 28.8 % waiting for other ranks, ")
+    assert remark.startswith(
+        "Of the 52.0 ms of a mean step under nsys, 38.5 % is compute, 28.8 % waiting for other ranks, "
+    )
 
 
 def test_few_steady_steps_stand_beside_the_number_of_all() -> None:
