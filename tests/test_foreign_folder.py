@@ -153,12 +153,14 @@ def test_a_database_that_is_no_file_of_the_folder_is_refused(run: Path, tmp_path
 
 def test_a_journal_that_names_a_file_of_the_user_is_refused(run: Path, tmp_path: Path) -> None:
     """SQLite would remove that file after it has rolled back what the journal holds."""
-    with database.connect(run.parent) as opened, opened.conn:
+    with database.connect(run.parent) as opened:
         opened.execute("pragma cache_size = 1")
         opened.execute("pragma cache_spill = 1")
-        opened["runs"].insert_all({"run": f"{n}", "name": "x" * 3000} for n in range(100))
+        rows = ((f"{n}", "x" * 3000) for n in range(100))
+        opened.conn.executemany("insert into runs (run, name) values (?, ?)", rows)
         journal = (run.parent / f"{database.FILE}-journal").read_bytes()
         state = (run.parent / database.FILE).read_bytes()
+        opened.conn.rollback()
     # https://www.sqlite.org/fileformat.html#the_rollback_journal and pager.c, writeSuperJournal
     name = os.fsencode(tmp_path / "outside" / "mine.txt")
     trailer = struct.pack(f">I{len(name)}sII", (1 << 30) // 4096 + 1, name, len(name), sum(name))

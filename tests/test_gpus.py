@@ -239,9 +239,11 @@ workloads:
 
 
 def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and_names_no_gpu(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(NVML)
+    # Not in the current folder, from which no process of profpipe's own imports.
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "pynvml.py").write_text(NVML)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[1])])
+    paths = os.pathsep.join([str(tmp_path / "nvml"), str(Path(__file__).resolve().parents[1])])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     done = subprocess.run(
         [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,

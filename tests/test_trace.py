@@ -173,7 +173,7 @@ def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Pat
 @pytest.mark.slow
 def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
     export = Export()
-    for n, (start, end) in enumerate([(0, 100), (50, 150), (100, 200), (160, 170)], start=1):
+    for n, (start, end) in enumerate([(0, 100), (50, 150), (100, 200), (160, 210)], start=1):
         export.call(start, start + 1, n)
         export.kernel(start, end, n, f"k{n}")
     folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
