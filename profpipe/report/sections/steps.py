@@ -137,7 +137,9 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     if added:
         longest = percent_text(max(share for share, _ in added))
         text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{longest} % longer than"
-        text += " without a profiler, because the host launches later."
+        is_measured = any(own.has_measured_overhead(own.profiler) for _, own in added)
+        text += " without a profiler, "
+        text += "because the host launches later." if is_measured else "which is within the uncertainty of both."
         if all(own.parts_without_profiler is not own.parts for _, own in added):
             waiting = " and the waiting" if any(parts.waiting_ns for *_, parts in cases) else ""
             text += f" Speed-ups do not count the idle time{waiting} that the profiler adds."
