@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import plugins, profilers
-from profpipe.commands import execution, resume as resume_command, resumption
+from profpipe.commands import execution, resume as resume_command
 from profpipe.config import loader
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 from profpipe.results import folders
@@ -28,7 +28,9 @@ from profpipe.runner.request import RunRequest
 TESTS = Path(__file__).resolve().parent
 
 #: The modules that a run loads. The server forks before any of them has started a thread.
-LOADED_LATER = ("pyarrow.parquet", "sqlite_utils", "jinja2")
+LOADED_LATER = (
+    "pyarrow.parquet", "sqlite_utils", "jinja2", "profpipe.commands.cluster", "profpipe.runner.pair_session",
+)  # fmt: skip
 
 
 def without_options() -> argparse.Namespace:
@@ -156,7 +158,7 @@ def start() -> int:
 
 
 def resume() -> int:
-    return resumption.finish(next(folders.list_unfinished(Path("out"))), without_options())
+    return resume_command.finish(next(folders.list_unfinished(Path("out"))), without_options())
 
 
 ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}

@@ -17,7 +17,7 @@ from program import profpipe
 from report_study import check_golden
 
 from profpipe.analysis.cases import comparisons
-from profpipe.commands import cluster, confirmation
+from profpipe.commands import cluster, resume
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
@@ -158,7 +158,7 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     assert settings["launcher"] == ["--env-HF_TOKEN=...", "api_auth=..."]
     # A run of somebody else shows the lines before it is resumed.
     with pytest.raises(ConfigError, match="add --trust"):
-        confirmation.confirm(run, "it is not in the list of your runs", is_trusted=False)
+        resume.confirm(run, "it is not in the list of your runs", is_trusted=False)
     assert "module load cuda" in capsys.readouterr().err
 
 

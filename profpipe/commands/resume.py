@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from profpipe.runner.request import RunRequest
+    from profpipe.runner.session import Session
 
 EXAMPLES = """\
   profpipe resume                                   # the latest run in out/ that is not finished
@@ -12,6 +22,9 @@ EXAMPLES = """\
   profpipe resume out/latest --wait -- --time=2:00:00   # on a cluster: submit what is missing, with a longer limit
   profpipe resume out/latest --more 20              # of a run of `ab`: further pairs of the cases that are undecided
   profpipe resume their-run --trust                 # a run that somebody else made: it starts what the run names"""
+
+#: Commands that are shown of a run that somebody else made; more are counted.
+_MOST: Final = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +39,194 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.commands import resumption
+    from profpipe.results import folders
+    from profpipe.runner import own_runs
 
-    return resumption.resume(args)
+    args.sbatch, program = arguments.split_sbatch(args.program)
+    if program is not None:
+        raise ConfigError("profpipe resume --", "takes options of sbatch only.", "For example: -- --time=2:00:00")
+    if args.more is not None:
+        arguments.check_more(args.more)
+    if args.run is None:
+        return finish(_find_own(args), args)
+    folder = folders.find(args.run, args.out)
+    if link := own_runs.find_link(folder):
+        what = "leads out of the folder of the run, or is no regular file, and resume would write into it."
+        raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
+    if doubt := own_runs.find_doubt(folder):
+        confirm(folder, doubt, is_trusted=args.trust)
+    return finish(folder, args)
+
+
+def _find_own(args: argparse.Namespace) -> Path:
+    """Return the latest unfinished run of this user. Those of others must be named."""
+    from profpipe.config.yaml import shown
+    from profpipe.results import folders
+    from profpipe.runner import own_runs
+
+    if args.trust:
+        raise ConfigError("--trust", "is for a run that you name.", "profpipe resume RUN --trust")
+    others: list[Path] = []
+    for folder in folders.list_unfinished(args.out):
+        if not own_runs.find_doubt(folder) and own_runs.find_link(folder) is None:
+            for other in others:
+                print(f"profpipe: left out {shown(other)}, which this user did not make here.", file=sys.stderr)
+            return folder
+        others.append(folder)
+    if others:
+        what = f"holds no unfinished run that this user made on this machine. Made elsewhere: {shown(others[0])}."
+        raise ConfigError(str(args.out), what, f"Name it to resume it: profpipe resume {shown(others[0])}")
+    hint = "`profpipe history` lists the runs."
+    if args.more is not None:
+        hint = f"Name a run that has ended: profpipe resume RUN --more {args.more}"
+    raise ConfigError(str(args.out), "holds no unfinished run.", hint)
+
+
+def confirm(folder: Path, doubt: str, *, is_trusted: bool) -> None:
+    """Show what the run in ``folder`` starts, and ask whether to resume it, except with ``--trust``.
+
+    Raises ConfigError where the user says no or cannot be asked.
+    """
+    from profpipe.config.yaml import shown
+
+    where, why = shown(folder), f"was not made by this user on this machine: {doubt}."
+    print(f"profpipe: {where} {why} To resume it starts, with your rights:", file=sys.stderr)
+    for line in _describe(folder):
+        # Control characters could hide a command on the terminal.
+        shown_line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        print(f"  {shown_line}", file=sys.stderr)
+    if is_trusted:
+        return
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        remedy = f"If you trust it, add --trust: profpipe resume {where} --trust"
+        raise ConfigError(where, why, remedy)
+    print("Resume it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError(where, "was not resumed.", "To keep its measurements, `profpipe report` needs no trust.")
+
+
+def _describe(folder: Path) -> Iterator[str]:
+    """Yield the commands of the run, once each, with their folders and variables, and where code is loaded from."""
+    from profpipe.results.manifest import Manifest
+    from profpipe.runner import sides
+    from profpipe.runner.request import RunRequest
+    from profpipe.runner.slurm import submit
+    from profpipe.runner.slurm.plan import ClusterPlan, is_cluster_run
+
+    request = RunRequest.load(folder)
+    requests = [request]
+    if Manifest.load(folder).ab is not None:
+        both = sides.load(folder)
+        requests = [side.request for side in both]
+        for side in both:
+            checkout = f", commit {side.commit} of {side.repository}" if side.repository else ""
+            yield f"side {side.label}: {side.python}{checkout}"
+    lines = dict.fromkeys(line for each in requests for line in _commands(each, folder))
+    yield from list(lines)[:_MOST]
+    if len(lines) > _MOST:
+        yield f"and {len(lines) - _MOST} more"
+    if is_cluster_run(folder):
+        yield "on nodes of a cluster, by this batch script:"
+        yield from submit.write_script(request, folder, len(ClusterPlan.load(folder).tasks)).splitlines()
+    if request.plugin_dir:
+        yield f"Python files are loaded from {request.plugin_dir}: workloads, and those in its folder parsers/"
+
+
+def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
+    from profpipe import profilers
+    from profpipe.job import Missing
+    from profpipe.runner import guided_ncu, session
+    from profpipe.runner.request import Machine
+
+    for job in session.plan_jobs(request, Machine.examine(request), folder):
+        if isinstance(job.tool, Missing):
+            continue
+        variables = "".join(f"{name}={value} " for name, value in job.env.items() if name != "PYTHONPATH")
+        program = f" (runs {job.script})" if job.script else ""
+        for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
+            if command.runs_workload:
+                yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
+
+
+def _load(folder: Path, request: RunRequest) -> Session:
+    from profpipe.analysis import pairs
+    from profpipe.results.manifest import Manifest
+    from profpipe.runner import pair_session, session
+
+    if Manifest.load(folder).ab is None:
+        return session.load(folder, request)
+    known = pair_session.load(folder, request)
+    known.choose_again = pairs.choose_again
+    return known
+
+
+def _allow_further_pairs(known: Session, most: int) -> None:
+    """Allow the run ``most`` further pairs. A run that has ended is opened again where a case is undecided.
+
+    Raises ConfigError where the run has no pairs.
+    """
+    from profpipe.analysis import pairs
+    from profpipe.results.pair_blocks import Block
+
+    settings = known.manifest.ab
+    if settings is None:
+        raise ConfigError("--more", f"is for a run of `profpipe ab`, and {known.folder.name} is none.")
+    allowed = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
+    is_open = bool(pairs.choose_again(known.data, allowed, Block.FURTHER)) and _is_longer(settings.more, most)
+    known.manifest = replace(allowed, ended=None) if known.is_complete and is_open else allowed
+
+
+def _is_longer(before: int, most: int) -> bool:
+    from profpipe.results import pair_blocks
+
+    return len(pair_blocks.looks(most)) > len(pair_blocks.looks(before))
+
+
+def _why_no_pairs(known: Session) -> str:
+    """Return why a run that has ended gets no further pairs."""
+    from profpipe.analysis import pairs
+    from profpipe.results import pair_blocks
+
+    settings = known.manifest.ab
+    undecided = pairs.choose_again(known.data, known.manifest, pair_blocks.Block.FURTHER) if settings else ()
+    if settings is None or not undecided:
+        return "No case needs further pairs."
+    last = pair_blocks.looks(settings.more)[-1]
+    cases, least = "1 case is" if len(undecided) == 1 else f"{len(undecided)} cases are", last + pair_blocks.LOOK_EVERY
+    return f"{cases} undecided after {last} further pairs. --more counts these too: ask for at least {least}."
+
+
+def finish(folder: Path, args: argparse.Namespace) -> int:
+    """Carry out the jobs that are left; return the exit code of the whole run."""
+    from profpipe.commands import cluster, execution, recording, rendering
+    from profpipe.results import folders, long_texts, store
+    from profpipe.runner.request import RunRequest
+    from profpipe.runner.slurm import plan as cluster_plan
+
+    request = RunRequest.load(folder)
+    if cluster_plan.is_cluster_run(folder):
+        if args.more is not None:
+            remedy = "Start a run with it: profpipe ab --slurm --more N"
+            raise ConfigError("--more", "adds pairs to a run on one machine, and this run is on a cluster.", remedy)
+        cluster.with_options(request, args.sbatch)
+        return cluster.resume(folder, request, args.sbatch, args)
+    if args.wait or args.sbatch:
+        raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")
+    with folders.lock(folder):
+        known = _load(folder, request)
+        if args.more is not None:
+            _allow_further_pairs(known, args.more)
+        if not known.is_complete:
+            known.reopen()
+            return execution.carry_out(known, args).exit_code
+        recording.record_missing(args.out)
+        if args.csv:
+            store.save_csv(folder, known.data)
+        result = rendering.judge(folder, long_texts.shorten(known.data), known.manifest)
+        if args.json or args.quiet:
+            rendering.print_result(result, args)
+        else:
+            print(f"{folder.name} has nothing left to do.")
+            if args.more is not None:
+                print(_why_no_pairs(known))
+        return result.exit_code
