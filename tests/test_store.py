@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from program import keep_only_csv
 
-from profpipe.commands import courses
+from profpipe.commands import history
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, database, folders, schema, store
 from profpipe.results.manifest import Manifest
@@ -360,7 +360,7 @@ def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
     runs, times = database.read_history(tmp_path)
     assert [row["run"] for row in runs] == ["run2", "run1", "run0"]
     assert [row["value"] for row in times] == [1500.0, 1500.0, 1800.0]
-    text = courses.text(runs, times)
+    text = history.text(runs, times)
     assert "attention/n=1" in text and "+20.0% since the run before" in text and "1 of 1" in text
 
 
@@ -368,7 +368,7 @@ def test_history_has_a_table_for_each_pipeline(tmp_path):
     for number, (name, time_ns) in enumerate((("study", 1500.0), ("training", 2e9), ("study", 3000.0))):
         run_record = record(name=name, started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
         database.store_run(tmp_path, tmp_path / f"run{number}", some_tables(f"run{number}", time_ns), run_record)
-    study, training = courses.text(*database.read_history(tmp_path)).split("\n\nPipeline ")
+    study, training = history.text(*database.read_history(tmp_path)).split("\n\nPipeline ")
     assert study.startswith("Pipeline study\n") and "run1" not in study and "in us" in study
     assert study.endswith("attention/n=1  1.50  3.00  +100.0% since the run before")
     assert training.startswith("training\n") and "run0" not in training
@@ -431,7 +431,7 @@ def test_times_with_different_parameters_have_different_rows(tmp_path):
         run_record = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
         database.store_run(tmp_path, tmp_path / f"run{number}", data, run_record)
     # Each run has a column, also a run without such a case.
-    lines = courses.text(*database.read_history(tmp_path)).splitlines()
+    lines = history.text(*database.read_history(tmp_path)).splitlines()
     assert [line.rstrip() for line in lines if line.startswith("attention/")] == [
         "attention/n=1 (head_dim 128)  1.00     -  1.10     -",
         "attention/n=1 (head_dim 64)      -  0.48     -     -",

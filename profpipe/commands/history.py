@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from profpipe import errors, stdio
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError
+from profpipe.job import readable
+from profpipe.report.formatting import column_width
+from profpipe.report.units import time_unit
+from profpipe.results import atomic
+
+if TYPE_CHECKING:
+    from profpipe.analysis.history import HistoryFindings
 
 EXAMPLES = """\
   profpipe history
@@ -13,6 +29,11 @@ EXAMPLES = """\
   profpipe history --json > history.json
   profpipe history --page history.md
   profpipe history --html                # out/profpipe.html"""
+
+Row = Mapping[str, Any]
+
+#: The runs whose times make a course.
+_MOST_RUNS: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +50,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.commands import courses
+    from profpipe.analysis import history
+    from profpipe.commands import recording
+    from profpipe.report import history_pages
+    from profpipe.results import database, noise
 
-    return courses.show(args)
+    recording.record_missing(args.out)
+    runs, times = database.read_history(args.out, max(args.n, _MOST_RUNS))
+    found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
+    if args.json:
+        print(stdio.as_json(asdict(found)))
+    elif args.html:
+        print(_write_html(args, found))
+    elif args.page:
+        atomic.write_text(args.page, history_pages.markdown(found))
+        print(args.page)
+    else:
+        shown = {row["run"] for row in runs[: args.n]}
+        is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+        print(text(runs[: args.n], [row for row in times if row["run"] in shown], found, is_ascii=is_ascii))
+    return errors.OK
+
+
+def _write_html(args: argparse.Namespace, found: HistoryFindings) -> Path:
+    """Write the page of the results folder, and return its path."""
+    from profpipe.commands import rendering
+    from profpipe.report.html import page
+    from profpipe.report.markdown import SUMMARY
+    from profpipe.report.sections import history as section
+
+    target: Path = args.out / arguments.HISTORY_PAGE if args.html == arguments.IN_RESULTS else args.html
+    if target.is_dir():
+        raise ConfigError(str(target), "is a folder.", f"Name a file: --html {target / arguments.HISTORY_PAGE}.")
+    reports = (page.REPORT, SUMMARY)
+
+    def report(run: str) -> str:
+        existing = next((args.out / run / name for name in reports if (args.out / run / name).is_file()), None)
+        return "" if existing is None else os.path.relpath(existing, target.parent)
+
+    document = section.document(found, args.out.resolve().name, report)
+    page.write(document, target.parent, rendering.find_templates().page, target.name)
+    return target
+
+
+def text(
+    runs: Sequence[Row], times: Sequence[Row], found: HistoryFindings | None = None, *, is_ascii: bool = False
+) -> str:
+    """Return the runs, a table of times and the courses for each pipeline.
+
+    ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first. ``found`` has
+    the courses, which may cover more runs.
+    """
+    from profpipe.report import history_pages
+
+    courses = {pipeline.name: pipeline.courses for pipeline in found.pipelines} if found else {}
+    parts = []
+    for name in dict.fromkeys(str(row["name"]) for row in runs):
+        own = [row for row in runs if row["name"] == name]
+        ids = [str(row["run"]) for row in reversed(own)]
+        lines = [f"Pipeline {name}", *_run_lines(own)]
+        if own_times := [row for row in times if row["run"] in ids]:
+            lines += ["", *_time_lines(own_times, ids)]
+        if own_courses := list(history_pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
+            lines += ["", *own_courses]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No runs."
+
+
+def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
+    width = column_width(row["run"] for row in runs)
+    yield f"{'run':{width}}  {'started':25}  cases ok"
+    for row in runs:
+        state = "" if row["ended"] else "  unfinished"
+        yield f"{row['run']:{width}}  {row['started']:25}  {row['ok'] or 0} of {row['cases'] or 0}{state}"
+
+
+def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each case, with a column for each of ``runs`` that has a time."""
+    timed = {str(row["run"]) for row in times}
+    shown = [run for run in runs if run in timed]
+    grouped = groupby(times, key=lambda row: f"{row['workload']}/{readable(row['case'])}")
+    values = {name: {str(row["run"]): float(row["value"]) for row in rows} for name, rows in grouped}
+    unit = time_unit([row["value"] for row in times])
+    cells = {name: [unit.of(own[run]) if run in own else "-" for run in shown] for name, own in values.items()}
+    widths = [column_width(column) for column in zip(*cells.values(), strict=True)]
+    width = column_width(cells)
+    yield f"median time in {unit.name}, one column for each run with times, the oldest first"
+    for name, row in cells.items():
+        columns = "  ".join(f"{cell:>{length}}" for cell, length in zip(row, widths, strict=True))
+        yield f"{name:{width}}  {columns}{_change(*(values[name].get(run) for run in shown[-2:]))}"
+
+
+def _change(before: float | None, after: float | None = None) -> str:
+    if not (before and after):
+        return ""
+    return f"  {(after / before - 1) * 100:+.1f}% since the run before"

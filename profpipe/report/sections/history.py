@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
-from profpipe.report import course_pages, document as doc
+from profpipe.report import document as doc, history_pages
 from profpipe.report.inlines import plural
 from profpipe.report.units import time_unit
 
@@ -50,7 +50,7 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
         return
     # Courses that have just left their band come first.
     ordered = sorted(pipeline.courses, key=lambda course: not course.points[-1].is_outside)
-    yield course_pages.course_table(ordered).without("course")
+    yield history_pages.course_table(ordered).without("course")
     yield doc.Paragraph(
         "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level. A"
         " hollow point lies outside the band."
@@ -77,7 +77,7 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         for i, point in enumerate(course.points)
     )
     labels = tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
-    name = course_pages.course_name(course, pipeline.courses)
+    name = history_pages.course_name(course, pipeline.courses)
     return doc.Chart(
         f"course {number}",
         name,
@@ -85,6 +85,6 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         doc.Axis("run", labels=labels),
         doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
         (doc.Panel("", (doc.Series(name, name, marks),)),),
-        subtitle=course_pages.state(course),
+        subtitle=history_pages.state(course),
         placement=doc.Placement.HTML,
     )
