@@ -75,8 +75,9 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # No more: what else is loaded would count as memory of each process.
-        from profpipe.commands import reading  # noqa: F401
-        from profpipe.ingest import registry
+        from profpipe.commands import ingest  # noqa: F401
+        from profpipe.ingest import reader, registry  # noqa: F401
+        from profpipe.results import manifest_entries, store  # noqa: F401
 
         registry.parsers()
         gc.freeze()

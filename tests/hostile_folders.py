@@ -31,12 +31,12 @@ workloads:
 
 def make_tables(folder: Path) -> Path:
     """Ingest one small export, and return the folder of its tables."""
-    from profpipe.commands import reading
+    from profpipe.commands import ingest
 
     out = folder / "tables"
     if not out.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        reading.read_files([seed_files.write(folder, "nsys SQLite", Texts(rows=3))], out)
+        ingest.read_files([seed_files.write(folder, "nsys SQLite", Texts(rows=3))], out)
     return out
 
 

@@ -16,7 +16,7 @@ from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis.compare_recordings import Extent, RecordingComparison, compare_recordings
-from profpipe.commands import reading
+from profpipe.commands import ingest
 from profpipe.results.schema import KernelChange
 
 DATA = Path(__file__).parent / "data"
@@ -28,7 +28,7 @@ HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),S
 
 
 def found(a: Path, b: Path) -> RecordingComparison:
-    return compare_recordings(reading.read_file(a), reading.read_file(b))
+    return compare_recordings(ingest.read_file(a), ingest.read_file(b))
 
 
 def compared(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -194,7 +194,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
     assert "B has no rank 1; the kernels below are means over all ranks of a side." in text
     # Of two ranks other steps are steady than of one alone.
     assert re.search(r"\n0 +16\.\d+ +16\.6 ", text) and not re.search(r"\n1 +\d", text)
-    same = compare_recordings(reading.read_file(both), reading.read_file(both)).changes[0]
+    same = compare_recordings(ingest.read_file(both), ingest.read_file(both)).changes[0]
     assert same.is_same and set(same.a.ranks) == {0, 1}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from profpipe.commands import reading
+from profpipe.commands import ingest
 from profpipe.results import store
 from profpipe.results.schema import Check, Tables
 
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(DATA)
         for name, out in found.items():
-            assert reading.read_files([Path(name)], out) == 0
+            assert ingest.read_files([Path(name)], out) == 0
     return found
 
 

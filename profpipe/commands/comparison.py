@@ -14,7 +14,7 @@ from profpipe.analysis.compare_groups import GroupComparison
 from profpipe.analysis.compare_recordings import RecordingComparison, compare_recordings
 from profpipe.analysis.compare_runs import Run, compare_runs
 from profpipe.analysis.verdict import Gate
-from profpipe.commands import arguments, reading
+from profpipe.commands import arguments, ingest
 from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
 from profpipe.report import comparison_json, comparison_text
 from profpipe.report.comparison_text import Compared
@@ -50,10 +50,10 @@ def _load(name: str, out: Path) -> Run:
     except ConfigError:
         path = Path(name)
         if path.is_file():
-            return reading.read_file(path)
+            return ingest.read_file(path)
         if path.is_dir():  # an export of nsys may be a folder
             with suppress(UnreadableFile):
-                return reading.read_file(path)
+                return ingest.read_file(path)
         raise
     return store.load(folder)
 

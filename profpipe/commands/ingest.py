@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from profpipe import errors
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError, UnreadableFile
+from profpipe.profilers import nsys, nsys_export
+from profpipe.stdio import visible_line
+
+if TYPE_CHECKING:
+    from profpipe.ingest import reader
+    from profpipe.results.manifest import FileEntry, Manifest
+    from profpipe.results.schema import Tables
 
 EXAMPLES = """\
   profpipe ingest capture.nsys-rep                       # print what the file holds
   profpipe ingest *.sqlite report.ncu-rep --out tables   # tables and SUMMARY.md in tables/
   profpipe ingest capture.sqlite --step-range 'train_step.*' --out tables"""
+
+#: A report of gigabytes takes minutes to export.
+_EXPORT_S = 3600.0
+
+_NAMED_RANGES = 5
+_RECORD_AGAIN = "Record again, with the program using the GPU while it is recorded."
+_START_AGAIN = (
+    "Check that nsys is as new as the driver, that this user may profile the GPU, and that no other profiler uses it. "
+    "Then record again."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +48,167 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.commands import reading
+    return read_files(args.files, args.out, args.step_range or "", csv=args.csv)
 
-    return reading.read_files(args.files, args.out, args.step_range or "", csv=args.csv)
+
+def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *, csv: bool = False) -> int:
+    """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
+
+    ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
+    name.
+    """
+    import pyarrow
+
+    from profpipe.ingest import reader, registry
+    from profpipe.results import store
+    from profpipe.results.manifest import FILE, Manifest, RefusedFile
+    from profpipe.results.manifest_entries import file_entry
+
+    if out is not None and (out / FILE).is_file() and Manifest.load(out).is_run:
+        raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
+    # Arrow's own pool keeps the memory that it frees. Memory that malloc frees is used again by numpy, which saves a
+    # quarter of the peak.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    # A thread that returns from SQLite, numpy or Arrow waits so long for one that runs Python, by default 5 ms.
+    sys.setswitchinterval(0.0005)
+    read: list[Tables] = []
+    refusals: list[reader.Refusal] = []
+    parts: set[Path] = set()
+    files: list[FileEntry] = []
+    with ThreadPoolExecutor(1) as loader:
+        if out is not None:
+            # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
+            registry.parsers()
+            loader.submit(importlib.import_module, "profpipe.commands.rendering")
+        sources = (replace(source, step_range=step_range) for source in reader.sources_of_paths(paths))
+        for result in (_refuse_empty(result) for source in sources for result in _read(source)):
+            if isinstance(result, reader.Refusal):
+                refusals.append(result)
+                continue
+            read.append(result.tables)
+            parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
+            files.append(file_entry(result.source.name, result.parser, result.tables.origin))
+            print("\n".join(map(visible_line, _lines(result))))
+    if step_range and read:
+        _check_range(step_range, read)
+    # A file that holds nothing by itself may be part of another recording, which may come before or after it.
+    refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
+    for refusal in refusals:
+        print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
+    if out is not None and read:
+        from profpipe.commands import rendering
+
+        _make_folder(out)
+        # Nothing is written through links, except one that the user names.
+        out = out.resolve() if out.is_symlink() else out
+        data = reader.combine(read)
+        refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
+        name = out.resolve().name
+        manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
+        # Arrow writes without the interpreter's lock, while the report is made.
+        with ThreadPoolExecutor(1) as writer:
+            writes = [writer.submit(store.save, out, data, manifest)]
+            if csv:
+                writes.append(writer.submit(store.save_csv, out, data))
+            written = rendering.write_report(out, data, manifest)
+            for write in writes:
+                write.result()
+        print(rendering.shown_path(written.summary))
+    return errors.SOME_FAILED if refusals else errors.OK
+
+
+def _check_range(step_range: str, read: Sequence[Tables]) -> None:
+    """Raise ConfigError where no step begins at a range that matches ``step_range``."""
+    import pandas as pd
+
+    from profpipe.results import schema
+
+    if any((tables.steps["rule"] == schema.StepRule.MARKER.value).any() for tables in read):
+        return
+    ranges = pd.concat([tables.ranges for tables in read])
+    names = ranges.groupby("range")["kernel_ns"].sum().sort_values(ascending=False).index[:_NAMED_RANGES]
+    has = f"The ranges with the most kernel time are {', '.join(map(repr, names))}." if len(names) else "It has none."
+    what = f"no range in which kernels were launched has a name that {step_range!r} matches as a whole."
+    raise ConfigError("--step-range", what, has)
+
+
+def read_file(path: Path) -> tuple[Tables, Manifest]:
+    """Return the tables of a file of any profiler. Raises UnreadableFile where it is refused."""
+    from profpipe.ingest import reader
+    from profpipe.results.manifest import Manifest
+    from profpipe.results.manifest_entries import file_entry
+
+    read: list[Tables] = []
+    files: list[FileEntry] = []
+    for result in (_refuse_empty(result) for source in reader.sources_of_paths([path]) for result in _read(source)):
+        if isinstance(result, reader.Refusal):
+            raise UnreadableFile(path, result.what, result.remedy)
+        read.append(result.tables)
+        files.append(file_entry(result.source.name, result.parser, result.tables.origin))
+    return reader.combine(read), Manifest(name=path.name, files=tuple(files), is_run=False)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(str(out), f"cannot hold the tables: {why}.", "Choose another --out.") from None
+
+
+def _read(source: reader.Source) -> Iterator[reader.Read | reader.Refusal]:
+    """Read a file. A report of nsys is exported first, where that is possible."""
+    from profpipe.ingest import reader
+
+    with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
+        try:
+            path = exported(source.path, Path(folder))
+        except UnreadableFile as refused:
+            yield reader.Refusal(source, refused.what, refused.remedy)
+        else:
+            yield from reader.ingest([replace(source, path=path)])
+
+
+def exported(path: Path, folder: Path) -> Path:
+    """Return the file to read: for a report of nsys its export, which is made in ``folder``; else ``path``.
+
+    Raises ``UnreadableFile`` where nsys cannot export it.
+    """
+    if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
+        return path
+    # Only an export needs what starts processes, and that takes longer to load than a small file takes to read.
+    from profpipe.runner import child, executor
+
+    target = folder / f"{path.stem}.sqlite"
+    ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
+    try:
+        nsys_export.export(path, target, nsys.find(executor.ask), ask)
+    except child.SupervisorError as error:
+        raise UnreadableFile(path, "is a report of nsys, which only nsys can read", f"{error}.") from error
+    return target
+
+
+def _refuse_empty(result: reader.Read | reader.Refusal) -> reader.Read | reader.Refusal:
+    """Refuse a file in which nothing was recorded, although it is complete."""
+    from profpipe.ingest import reader
+    from profpipe.results import schema
+
+    if isinstance(result, reader.Refusal) or any(len(getattr(result.tables, table.name)) for table in schema.ALL):
+        return result
+    notes = result.tables.origin.notes
+    what = "holds no kernels, copies or ranges" + (f" ({notes[0].rstrip('.')})" if notes else "")
+    has_failed = bool(notes) and notes[0].startswith("nsys: ") and not notes[0].startswith("nsys: No ")
+    return reader.Refusal(result.source, what, _START_AGAIN if has_failed else _RECORD_AGAIN)
+
+
+def _lines(result: reader.Read) -> Iterator[str]:
+    origin = result.tables.origin
+    launches = "1 kernel launch" if origin.launches == 1 else f"{origin.launches} kernel launches"
+    total = f"{origin.total_ns / 1e6:.3f} ms" if origin.total_ns is not None else "time not in the file"
+    if origin.total_ns is None and result.tables.kernels["total_ns"].notna().any():
+        total = "the time of some of them not in the file"
+    tool = " ".join(part for part in (origin.tool, origin.tool_version) if part)
+    yield f"{result.source.name}: {result.parser} ({tool}), {launches}, {total}"
+    without = [origin.without_kernels] if origin.without_kernels else []
+    read_with = [f"read with it: {name}" for name in origin.read_with]
+    yield from (f"  {note}" for note in (*without, *origin.notes, *origin.details, *read_with))

@@ -16,7 +16,7 @@ from typing import IO, Any
 import pandas as pd
 
 from profpipe.commands import arguments, rendering
-from profpipe.commands.reading import exported
+from profpipe.commands.ingest import exported
 from profpipe.errors import OK, ConfigError, did_you_mean
 from profpipe.ingest import registry
 from profpipe.job import readable
