@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from profpipe import errors, stdio
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
+
+if TYPE_CHECKING:
+    from profpipe.analysis.compare_recordings import RecordingComparison
+    from profpipe.analysis.compare_runs import Run
+    from profpipe.report.comparison_text import Compared
+    from profpipe.results.manifest import Manifest
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
@@ -33,6 +45,112 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.commands import comparison
+    from profpipe.analysis.compare_recordings import compare_recordings
+    from profpipe.analysis.compare_runs import compare_runs
+    from profpipe.results import noise
 
-    return comparison.show(args)
+    if args.json and args.json != arguments.STDOUT:
+        arguments.check_output_file("--json", Path(args.json))
+    if args.program is not None:
+        return _compare_groups(args.runs, args.program, args)
+    if len(args.runs) != 2:
+        what = f"needs two runs, and {len(args.runs)} {'is' if len(args.runs) == 1 else 'are'} given."
+        raise ConfigError("profpipe compare", what, "Put -- between the runs of A and those of B to compare groups.")
+    (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
+    is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
+    known = noise.read(args.out, manifest_b) if is_alike else {}
+    found = compare_runs(a, b, manifest_a, manifest_b, known)
+    if not (found.changes or found.lost or found.changed_params):
+        of_runs = manifest_a.is_run and manifest_b.is_run
+        recorded = compare_recordings((a, manifest_a), (b, manifest_b))
+        if not of_runs or (recorded.changes and not found.absent):
+            return _end_recordings(args, recorded)
+    return _end(args, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
+
+
+def _load(name: str, out: Path) -> Run:
+    """Return the tables of a run or of results of `ingest`, else those of a file of a profiler."""
+    from profpipe.commands import ingest
+    from profpipe.results import folders, store
+
+    try:
+        folder = folders.find(name, out)
+    except ConfigError:
+        path = Path(name)
+        if path.is_file():
+            return ingest.read_file(path)
+        if path.is_dir():  # an export of nsys may be a folder
+            with suppress(UnreadableFile):
+                return ingest.read_file(path)
+        raise
+    return store.load(folder)
+
+
+def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int:
+    """Print the comparison of recordings, or write it as JSON. Raises ConfigError for a gate."""
+    from profpipe.report import comparison_json, comparison_text
+
+    if args.gate is not None:
+        what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
+        raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
+    if not found.changes:
+        held = (
+            f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in found.alone.items()
+        )
+        remedy = "Name two files, or give both recordings the same name."
+        if not all(found.alone.values()):
+            remedy = "Record the kernels with nsys, torch or rocprof."
+        raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
+    if args.json:
+        _write_json(args, comparison_json.recordings_document(found, args.runs))
+    if args.json != arguments.STDOUT:
+        print(comparison_text.text(found))
+    return errors.OK
+
+
+def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    if args.json == arguments.STDOUT:
+        print(stdio.as_json(document))
+    else:
+        arguments.write_output_file("--json", Path(args.json), stdio.as_json(document) + "\n")
+
+
+def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest) -> int:
+    """Print the comparison, or write it as JSON, and end as the gate demands."""
+    from profpipe.analysis.compare_groups import GroupComparison
+    from profpipe.analysis.verdict import Gate
+    from profpipe.report import comparison_json, comparison_text
+
+    stop: ProfpipeError | None = None
+    if args.gate is not None and (why := comparison_text.gate_text(found, args.gate)):
+        is_open = found.judge_gate(args.gate) is Gate.UNDECIDED
+        stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
+    if args.json:
+        code = stop.exit_code if stop else errors.OK
+        _write_json(args, comparison_json.document(found, names, run, args.gate, code))
+    if args.json != arguments.STDOUT:
+        print(comparison_text.text(found))
+    if stop:
+        raise stop
+    if args.gate is not None and args.json != arguments.STDOUT:
+        noise_too = "" if isinstance(found, GroupComparison) else " and beyond the noise"
+        print(f"B passes the gate: no case is more than {args.gate:g} % slower{noise_too}.")
+    return errors.OK
+
+
+def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argparse.Namespace) -> int:
+    """Compare the runs before ``--`` with those after it."""
+    from profpipe.analysis.compare_groups import compare_groups
+    from profpipe.results import folders, noise, store
+
+    if not names_b:
+        raise ConfigError("profpipe compare", "has no run after '--'.", "Name the runs of B there.")
+    found_folders = [folders.find(name, args.out) for name in (*names_a, *names_b)]
+    if twice := next((path for path in found_folders if found_folders.count(path) > 1), None):
+        raise ConfigError("profpipe compare", f"{twice.name} is given twice.", "Name each run once.")
+    runs = list(map(store.load, found_folders))
+    a, b = runs[: len(names_a)], runs[len(names_a) :]
+    machines = {(run.name, run.device) for _, run in (*a, *b)}
+    known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
+    found = compare_groups(a, b, known, args.gate)
+    return _end(args, found, (names_a, names_b), b[-1][1])
