@@ -10,6 +10,7 @@ import pytest
 from profpipe import profilers
 from profpipe.commands import doctor
 from profpipe.job import Tool
+from profpipe.measure import machine
 from profpipe.runner import interpreter
 
 PROFPIPE = Path(sys.executable).with_name("profpipe")
@@ -31,10 +32,10 @@ def check_of(name, ask=silent, modules=profilers.ALL):
 
 
 def test_a_torch_that_does_not_see_the_gpu_is_wrong_and_not_missing(monkeypatch):
-    monkeypatch.setattr(doctor.machine, "nvidia_gpus", lambda: [{"name": "H200"}])
+    monkeypatch.setattr(machine, "nvidia_gpus", lambda: [{"name": "H200"}])
     check = check_of("torch", lambda argv: "2.11.0 cpu no\n")
     assert check.state == "wrong" and "CUDA build" in check.remedy
-    monkeypatch.setattr(doctor.machine, "nvidia_gpus", list)
+    monkeypatch.setattr(machine, "nvidia_gpus", list)
     assert check_of("torch", lambda argv: "2.13.0+cpu cpu no\n").state == "ok"
 
 
@@ -45,7 +46,7 @@ def test_an_nvtx_that_this_nsys_would_not_record_is_wrong(monkeypatch, version, 
         def find(ask):
             return Tool("nsys", "2023.4.4", "/nsys")
 
-    monkeypatch.setattr(doctor.machine, "packages", lambda names: {"nvtx": version})
+    monkeypatch.setattr(machine, "packages", lambda names: {"nvtx": version})
     check = check_of("nvtx", modules={"nsys": Nsys2023})
     assert check.state == state and ("nvtx<0.2.12" in check.remedy) == (state == "wrong")
 

@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from profpipe import errors, profilers
+from profpipe import errors
 from profpipe.commands import arguments
-from profpipe.job import Ask, Missing, Profiler, Tool
-from profpipe.measure import machine
+
+if TYPE_CHECKING:
+    from profpipe.job import Ask, Missing, Profiler, Tool
 
 EXAMPLES = """\
   profpipe doctor
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe import profilers
     from profpipe.measure import measured_peaks
     from profpipe.runner import executor
 
@@ -71,6 +74,8 @@ def examine(modules: Mapping[str, Profiler], ask: Ask, ask_python: Ask) -> list[
 
     ``ask`` returns the output of a tool, ``ask_python`` that of this interpreter.
     """
+    from profpipe.measure import machine
+
     gpus, packages = machine.nvidia_gpus(), machine.packages(["nvtx", *_IMPLEMENTATIONS])
     tools = {name: module.find(ask) for name, module in modules.items() if name not in ("plain", "torch")}
     free = shutil.disk_usage(Path.cwd()).free
@@ -112,6 +117,8 @@ def _check_torch(ask_python: Ask, *, has_gpu: bool) -> Check:
 
 
 def _check_tool(tool: Tool | Missing) -> Check:
+    from profpipe.job import Missing
+
     if isinstance(tool, Missing):
         return Check(tool.name, "missing", tool.reason, tool.remedy)
     return Check(tool.name, "ok", " ".join(part for part in (tool.variant, tool.version, f"at {tool.path}") if part))
@@ -142,6 +149,8 @@ def _may_administer() -> bool:
 
 def _check_nvtx(version: str | None, nsys: Tool | Missing | None) -> Check:
     """Check the version of nvtx: nsys 2022 and 2023 do not record nvtx 0.2.12 and later from PyPI."""
+    from profpipe.job import Tool
+
     if version is None:
         return Check("nvtx", "missing", "not installed", "pip install 'nvtx<0.2.12'")
     is_new = tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) >= (0, 2, 12)

@@ -15,10 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from profpipe import errors, stdio
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
-from profpipe.job import readable
-from profpipe.report.formatting import column_width
-from profpipe.report.units import time_unit
-from profpipe.results import atomic
 
 if TYPE_CHECKING:
     from profpipe.analysis.history import HistoryFindings
@@ -53,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     from profpipe.analysis import history
     from profpipe.commands import recording
     from profpipe.report import history_pages
-    from profpipe.results import database, noise
+    from profpipe.results import atomic, database, noise
 
     recording.record_missing(args.out)
     runs, times = database.read_history(args.out, max(args.n, _MOST_RUNS))
@@ -118,6 +114,8 @@ def text(
 
 
 def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
+    from profpipe.report.formatting import column_width
+
     width = column_width(row["run"] for row in runs)
     yield f"{'run':{width}}  {'started':25}  cases ok"
     for row in runs:
@@ -127,6 +125,10 @@ def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
 
 def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
     """Yield a line for each case, with a column for each of ``runs`` that has a time."""
+    from profpipe.job import readable
+    from profpipe.report.formatting import column_width
+    from profpipe.report.units import time_unit
+
     timed = {str(row["run"]) for row in times}
     shown = [run for run in runs if run in timed]
     grouped = groupby(times, key=lambda row: f"{row['workload']}/{readable(row['case'])}")

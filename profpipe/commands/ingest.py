@@ -8,7 +8,6 @@ import importlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 from profpipe import errors
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.profilers import nsys, nsys_export
 from profpipe.stdio import visible_line
 
 if TYPE_CHECKING:
@@ -57,6 +55,8 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     import pyarrow
 
     from profpipe.ingest import reader, registry
@@ -174,6 +174,8 @@ def exported(path: Path, folder: Path) -> Path:
 
     Raises ``UnreadableFile`` where nsys cannot export it.
     """
+    from profpipe.profilers import nsys, nsys_export
+
     if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
         return path
     # Only an export needs what starts processes, and that takes longer to load than a small file takes to read.
