@@ -126,7 +126,7 @@ def hindrances(found: GroupComparison) -> Iterator[str]:
 def gate_text(found: Compared, percent: float) -> str:
     """Return why B does not pass the gate; empty if it passes."""
     causes = found.find_gate_causes(percent)
-    return "; ".join(_cause_text(cause, cases, found, percent) for cause, cases in causes.items())
+    return "; ".join(_cause_text(cause, cases, found, percent).rstrip(".") for cause, cases in causes.items())
 
 
 def _cause_text(cause: GateCause, cases: Sequence[str], found: Compared, percent: float) -> str:
