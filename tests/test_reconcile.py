@@ -11,6 +11,7 @@ import pytest
 from nsys_exports import Export
 
 from profpipe import plugins
+from profpipe.commands import reading
 from profpipe.ingest import reader
 from profpipe.results.schema import Check, Tables
 
@@ -118,6 +119,16 @@ def test_launches_without_a_kernel_are_lost_records(tmp_path: Path) -> None:
     assert checks(tables) == {Check.LOST_KERNELS.value: (6, 38)} and tables.steps.empty
 
 
+def test_a_trace_without_any_kernel_of_its_launches_has_lost_them(tmp_path: Path) -> None:
+    """The ranges of its steps are on the host, whose time is no step of the program."""
+    trace = json.loads((REPORTED / "last_step.json").read_text(encoding="utf-8"))
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    tables = parsed(path, "torch_trace")
+    assert checks(tables) == {Check.LOST_KERNELS.value: (60, 60)} and tables.steps.empty
+
+
 def test_launches_that_failed_or_built_a_graph_have_no_kernel(tmp_path: Path) -> None:
     export = loop()
     export.call(50_000, 50_001, 900, name="cudaStreamBeginCapture_v10000")
@@ -171,6 +182,21 @@ def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp
     path.write_text(json.dumps(trace), encoding="utf-8")
     tables = parsed(path, "torch_trace")
     assert checks(tables)[Check.SHARED_IDS.value] == (240, 240) and tables.steps.empty
+    reading.read_files([path], tmp_path / "out")
+    # Four GPUs look like one, which says nothing of what each did.
+    page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "their process is unknown" in page and "the GPU computed" not in page
+
+
+def test_ranks_have_the_order_of_their_numbers(tmp_path: Path) -> None:
+    text = (REPORTED / "merged_ranks.json").read_text(encoding="utf-8")
+    for rank, name in enumerate(("rank1", "rank2", "rank9", "rank10")):
+        text = text.replace(f"[TP0{rank}-DP00-PP00-EP0{rank}]", name)
+    path = tmp_path / "merged.json"
+    path.write_text(text, encoding="utf-8")
+    steps = parsed(path, "torch_trace").steps
+    steady = steps[steps["state"] == "steady"].groupby("rank")["compute_ns"].median()
+    assert steady.to_dict() == {0: 500_000, 1: 450_000, 2: 400_000, 3: 350_000}
 
 
 def test_ranks_of_containers_with_one_process_id_stay_apart(tmp_path: Path) -> None:
