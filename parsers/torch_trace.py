@@ -246,11 +246,16 @@ def _are_in_convolutions(
 
 
 def _shared(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
-    """Return the ids in column ``key`` that several processes of a merged trace use."""
+    """Return the ids in column ``key`` that several processes of a merged trace use.
+
+    Ranks in containers may have one process id: then calls of one name repeat an id of launches.
+    """
     rows = rows[rows[key] > 0]
-    used = pd.DataFrame({"id": rows[key], "process": trace.process_codes[rows["thread"].astype(int)]})
-    used = used.drop_duplicates()
-    return used.loc[used["id"].duplicated(), "id"]
+    process = trace.process_codes[rows["thread"].astype(int)]
+    used = pd.DataFrame({"id": rows[key], "process": process, "name": rows["name"]})
+    repeated = used[used.duplicated()] if key == "correlation" else used[:0]
+    used = used.drop_duplicates(["id", "process"])
+    return pd.concat([repeated["id"], used.loc[used["id"].duplicated(), "id"]])
 
 
 def _by_id(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.DataFrame:

@@ -167,7 +167,8 @@ def test_ranges_of_a_framework_that_hold_less_than_half_of_the_kernel_time_are_n
     assert checks(tables)[Check.COVERAGE.value] == (pytest.approx(100 * 320 / 1120), 8) and tables.steps.empty
 
 
-def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [1000, 0], ids=["process ids", "one process id"])
+def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path: Path, apart: int) -> None:
     """The launch numbers repeat, and nothing says whose kernel is whose."""
     trace = json.loads((REPORTED / "merged_ranks.json").read_text(encoding="utf-8"))
     numbers: dict[str, int] = {}
@@ -175,7 +176,7 @@ def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp
     def anonymous(event: dict[str, Any]) -> dict[str, Any]:
         rank, _, pid = event["pid"].rpartition(" ")
         own = numbers.setdefault(rank, len(numbers))
-        return {**event, "pid": int(pid) + (1000 * own if int(pid) else 0)}
+        return {**event, "pid": 5000 + apart * own if int(pid) else 0}
 
     trace["traceEvents"] = [anonymous(event) for event in trace["traceEvents"]]
     path = tmp_path / "merged.json"
