@@ -90,6 +90,15 @@ def test_branches_of_a_graph_overlap_on_one_stream(tmp_path: Path) -> None:
     assert not checks(tables) and len(tables.steps) == 8
 
 
+def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path: Path) -> None:
+    export = graphs([6] * 8)
+    late = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][6 * 3 + 2]
+    late["end"] += 5 * STEP_NS
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    # The next replay begins 9972 ns after the true end.
+    assert checks(tables) == {Check.LATE_END.value: (5 * STEP_NS - 9972, 1)} and len(tables.steps) == 8
+
+
 @pytest.mark.parametrize(
     ("counts", "graph", "lost"),
     [
