@@ -63,7 +63,7 @@ def _read_v1(table: CsvTable) -> schema.Tables:
         raise table.unreadable("no kernels were recorded", _V1_AGAIN)
     names = [name.strip('"') for name in table.columns["KernelName"]]
     columns = {
-        "start": "BeginNs", "end": "EndNs", "process": "pid", "thread": "tid", "device": "gpu-id",
+        "start": "BeginNs", "end": "EndNs", "process": "pid", "thread": "tid", "device": "gpu-id", "stream": "queue-id",
         "dispatched": "DispatchNs",
     }  # fmt: skip
     named = {"name": names, "kind": "kernel", **table.all_numbers(columns)}

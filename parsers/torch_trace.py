@@ -100,7 +100,8 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
         steps = search.find(given, ranges, _waits(trace), own=step_range)
     else:
-        steps = search.find_on_host(ranges, own=step_range)
+        lost = schema.frame(schema.STEP_FIGURES, [{"device": -1, **check} for check in _lost_kernels(trace)])
+        steps = search.Found(figures=lost) if len(lost) else search.find_on_host(ranges, own=step_range)
     # The rank that torch.distributed gave the process.
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
@@ -245,11 +246,16 @@ def _are_in_convolutions(
 
 
 def _shared(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
-    """Return the ids in column ``key`` that several processes of a merged trace use."""
+    """Return the ids in column ``key`` that several processes of a merged trace use.
+
+    Ranks in containers may have one process id: then calls of one name repeat an id of launches.
+    """
     rows = rows[rows[key] > 0]
-    used = pd.DataFrame({"id": rows[key], "process": trace.process_codes[rows["thread"].astype(int)]})
-    used = used.drop_duplicates()
-    return used.loc[used["id"].duplicated(), "id"]
+    process = trace.process_codes[rows["thread"].astype(int)]
+    used = pd.DataFrame({"id": rows[key], "process": process, "name": rows["name"]})
+    repeated = used[used.duplicated()] if key == "correlation" else used[:0]
+    used = used.drop_duplicates(["id", "process"])
+    return pd.concat([repeated["id"], used.loc[used["id"].duplicated(), "id"]])
 
 
 def _by_id(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.DataFrame:
@@ -382,6 +388,15 @@ def _checks(trace: events.Trace, launches: pd.DataFrame) -> list[reconcile.Row]:
     late = np.flatnonzero(removed)
     found = list(reconcile.of_late_ends(removed[late], launches["name"].to_numpy().astype(int)[late], trace.texts))
     found += reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels))
+    found += _lost_kernels(trace)
+    launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
+    graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
+    found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
+    return found
+
+
+def _lost_kernels(trace: events.Trace) -> Iterator[reconcile.Row]:
+    """Yield by process how many launches have no kernel in the trace."""
     calls = trace.frame("call")
     thread, time = calls["thread"].to_numpy().astype(int), calls["start"].to_numpy()
     named = {
@@ -390,14 +405,10 @@ def _checks(trace: events.Trace, launches: pd.DataFrame) -> list[reconcile.Row]:
     }
     launching, *marks = (np.flatnonzero(rows) for rows in named.values())
     launching = launching[~reconcile.are_captured(*((thread[each], time[each]) for each in (launching, *marks)))]
-    has_kernel = np.isin(calls["correlation"].to_numpy()[launching], launches["correlation"])
+    has_kernel = np.isin(calls["correlation"].to_numpy()[launching], trace.frame("gpu")["correlation"])
     for each, rows in groupby.groups(trace.process_codes[thread[launching]]):
         lost = reconcile.of_lost_kernels(len(rows), int(has_kernel[rows].sum()))
-        found += [{**check, "process": int(each)} for check in lost]
-    launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
-    graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
-    found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
-    return found
+        yield from ({**check, "process": int(each)} for check in lost)
 
 
 def _calls_of(trace: events.Trace, launches: pd.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import pytest
 from nsys_exports import Export
 
 from profpipe import plugins
+from profpipe.commands import reading
 from profpipe.ingest import reader
 from profpipe.results.schema import Check, Tables
 
@@ -89,6 +90,15 @@ def test_branches_of_a_graph_overlap_on_one_stream(tmp_path: Path) -> None:
     assert not checks(tables) and len(tables.steps) == 8
 
 
+def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path: Path) -> None:
+    export = graphs([6] * 8)
+    late = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][6 * 3 + 2]
+    late["end"] += 5 * STEP_NS
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    # The next replay begins 9972 ns after the true end.
+    assert checks(tables) == {Check.LATE_END.value: (5 * STEP_NS - 9972, 1)} and len(tables.steps) == 8
+
+
 @pytest.mark.parametrize(
     ("counts", "graph", "lost"),
     [
@@ -116,6 +126,16 @@ def test_launches_without_a_kernel_are_lost_records(tmp_path: Path) -> None:
         export.call(50_000 + launch, 50_001 + launch, 500 + launch)
     tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
     assert checks(tables) == {Check.LOST_KERNELS.value: (6, 38)} and tables.steps.empty
+
+
+def test_a_trace_without_any_kernel_of_its_launches_has_lost_them(tmp_path: Path) -> None:
+    """The ranges of its steps are on the host, whose time is no step of the program."""
+    trace = json.loads((REPORTED / "last_step.json").read_text(encoding="utf-8"))
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "kernel"]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    tables = parsed(path, "torch_trace")
+    assert checks(tables) == {Check.LOST_KERNELS.value: (60, 60)} and tables.steps.empty
 
 
 def test_launches_that_failed_or_built_a_graph_have_no_kernel(tmp_path: Path) -> None:
@@ -156,7 +176,8 @@ def test_ranges_of_a_framework_that_hold_less_than_half_of_the_kernel_time_are_n
     assert checks(tables)[Check.COVERAGE.value] == (pytest.approx(100 * 320 / 1120), 8) and tables.steps.empty
 
 
-def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [1000, 0], ids=["process ids", "one process id"])
+def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp_path: Path, apart: int) -> None:
     """The launch numbers repeat, and nothing says whose kernel is whose."""
     trace = json.loads((REPORTED / "merged_ranks.json").read_text(encoding="utf-8"))
     numbers: dict[str, int] = {}
@@ -164,13 +185,28 @@ def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp
     def anonymous(event: dict[str, Any]) -> dict[str, Any]:
         rank, _, pid = event["pid"].rpartition(" ")
         own = numbers.setdefault(rank, len(numbers))
-        return {**event, "pid": int(pid) + (1000 * own if int(pid) else 0)}
+        return {**event, "pid": 5000 + apart * own if int(pid) else 0}
 
     trace["traceEvents"] = [anonymous(event) for event in trace["traceEvents"]]
     path = tmp_path / "merged.json"
     path.write_text(json.dumps(trace), encoding="utf-8")
     tables = parsed(path, "torch_trace")
     assert checks(tables)[Check.SHARED_IDS.value] == (240, 240) and tables.steps.empty
+    reading.read_files([path], tmp_path / "out")
+    # Four GPUs look like one, which says nothing of what each did.
+    page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "their process is unknown" in page and "the GPU computed" not in page
+
+
+def test_ranks_have_the_order_of_their_numbers(tmp_path: Path) -> None:
+    text = (REPORTED / "merged_ranks.json").read_text(encoding="utf-8")
+    for rank, name in enumerate(("rank1", "rank2", "rank9", "rank10")):
+        text = text.replace(f"[TP0{rank}-DP00-PP00-EP0{rank}]", name)
+    path = tmp_path / "merged.json"
+    path.write_text(text, encoding="utf-8")
+    steps = parsed(path, "torch_trace").steps
+    steady = steps[steps["state"] == "steady"].groupby("rank")["compute_ns"].median()
+    assert steady.to_dict() == {0: 500_000, 1: 450_000, 2: 400_000, 3: 350_000}
 
 
 def test_ranks_of_containers_with_one_process_id_stay_apart(tmp_path: Path) -> None:

@@ -502,6 +502,36 @@ def test_kernels_that_ran_one_by_one_for_counters_have_no_steps(parser: ModuleTy
     assert parser.parse(write("results_b.csv", uncounted, *without)).steps["kernels"].tolist() == [4] * 10
 
 
+_V1_CSV = {"Kernel_Name": "KernelName", "Start_Timestamp": "BeginNs", "End_Timestamp": "EndNs", "Queue_Id": "queue-id"}
+_V2_CSV = {
+    "Agent_Id": "GPU_ID",
+    "Queue_Id": "Queue_ID",
+    "Correlation_Id": "Correlation_ID",
+    "Dispatch_Id": "Dispatch_ID",
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "renamed"),
+    [
+        pytest.param([name for name in KERNEL_TRACE if name != "Stream_Id"], {}, id="v3 before streams"),
+        pytest.param(["Index", *_V1_CSV.values(), "gpu-id"], _V1_CSV, id="v1"),
+        pytest.param(
+            [*_V2_CSV.values(), "PID", "TID", "Kernel_Name", "Start_Timestamp", "End_Timestamp"], _V2_CSV, id="v2"
+        ),
+    ],
+)
+def test_a_kernel_ends_no_later_than_the_next_one_of_its_queue_begins(
+    parser: ModuleType, write: Write, columns: list[str], renamed: dict[str, str]
+) -> None:
+    rows = [kernel("k", 100 * at, 100 * at + (5000 if at == 3 else 90), at + 1, agent="2") for at in range(12)]
+    rows = [{name: value for key, value in row.items() if (name := renamed.get(key, key)) in columns} for row in rows]
+    found = parser.parse(write("results_kernel_trace.csv", columns, *rows))
+    assert found.kernels["total_ns"].sum() == 11 * 90 + 100
+    late = found.step_figures[found.step_figures["metric"] == schema.Check.LATE_END.value]
+    assert late[["value", "n", "subject"]].values.tolist() == [[4900, 1, "k"]]
+
+
 def test_a_recorded_loop_of_kernels_has_steps(shared_data: Path) -> None:
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
     steps = parser.parse(shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db").steps

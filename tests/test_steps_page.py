@@ -45,6 +45,7 @@ from profpipe import plugins
 from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.cli import main
+from profpipe.commands import reading
 from profpipe.ingest import reader
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
@@ -253,6 +254,20 @@ def test_markers_and_launches_that_disagree_on_the_number_of_steps_are_a_warning
     changed = step_tables(data.cases, data.kernels, [*data.metrics.to_dict("records"), row], data.steps)
     lines = texts(warnings.warnings(analyze(changed, run), Manifest.parse(run)))
     assert len([line for line in lines if "24. Its launches recur 96 times" in line]) == 1
+
+
+def test_steps_by_pattern_whose_outliers_take_most_of_the_time_are_doubted(tmp_path: Path) -> None:
+    """Three iterations of ten equal layers, each after a pause: two pauses are too few for a stride."""
+    export, at = Export(), 0
+    for layer in range(30):
+        for part in range(2):
+            export.launch(at, 2 * layer + part + 1, f"k{part}", lasts=80)
+            at += 100
+        at += 4000 if layer % 10 == 9 else 0
+    export.write_sqlite(tmp_path / "x.sqlite")
+    reading.read_files([tmp_path / "x.sqlite"], tmp_path / "out")
+    page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "The GPU is idle in outliers for" in page and "Mark the steps." in page
 
 
 def test_ranges_that_are_opened_for_each_step_are_one_phase() -> None:

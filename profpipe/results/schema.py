@@ -127,7 +127,7 @@ KERNELS: Final = _table(
     "one kernel name, launch context and case",
     *_ORIGIN,
     _DEVICE,
-    Column("stream", "Int64", "stream; NA if the tool does not record it"),
+    Column("stream", "Int64", "stream, or queue where rocprof records no stream; NA if the tool does not record it"),
     Column("phase", "str", "path of the user's ranges inside the case, outermost first, joined by ` > `"),
     Column("kind", "str", "kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it"),
     Column("kernel", "str", "kernel name, demangled, with the same spelling for all tools"),

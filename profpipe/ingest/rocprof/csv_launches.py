@@ -17,8 +17,8 @@ TRACE_AGAIN: Final = "Record again with `rocprofv3 --kernel-trace --marker-trace
 
 #: Columns that enter no table. They are not read, for a trace has a million rows.
 UNUSED: Final = {
-    "Queue_Id", "Kernel_Id", "Private_Segment_Size", "Group_Segment_Size", "LDS_Block_Size", "Scratch_Size",
-    "VGPR_Count", "Accum_VGPR_Count", "SGPR_Count", "Workgroup_Size", "Grid_Size", "Guid", "queue-id", "queue-index",
+    "Kernel_Id", "Private_Segment_Size", "Group_Segment_Size", "LDS_Block_Size", "Scratch_Size",
+    "VGPR_Count", "Accum_VGPR_Count", "SGPR_Count", "Workgroup_Size", "Grid_Size", "Guid", "queue-index",
     "grd", "wgr", "lds", "scr", "arch_vgpr", "accum_vgpr", "sgpr", "wave_size", "sig", "obj", "Percentage",
     *(f"{what}_Size_{axis}" for what in ("Workgroup", "Grid") for axis in "XYZ"),
 }  # fmt: skip

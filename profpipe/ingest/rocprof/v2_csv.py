@@ -32,7 +32,13 @@ def _origin(format_: str, notes: tuple[str, ...], **more: Any) -> schema.Origin:
 
 def read_dispatches(table: CsvTable) -> schema.Tables:
     """Read results_X.csv: kernels, and their counters."""
-    columns = {"process": "PID", "thread": "TID", "device": "GPU_ID", "correlation": "Correlation_ID"}
+    columns = {
+        "process": "PID",
+        "thread": "TID",
+        "device": "GPU_ID",
+        "stream": "Queue_ID",
+        "correlation": "Correlation_ID",
+    }
     launches = csv_launches.read(table, **table.all_numbers(columns))
     notes = list(table.notes)
     if table.has("XCC_Index"):

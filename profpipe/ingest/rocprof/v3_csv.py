@@ -31,7 +31,7 @@ def read_dispatches(table: CsvTable) -> schema.Tables:
         process=process,
         thread=table.numbers("Thread_Id"),
         device=siblings.gpus.ordinals(table, "Agent_Id"),
-        stream=table.numbers("Stream_Id"),
+        stream=table.numbers("Stream_Id", "Queue_Id"),
         correlation=table.numbers("Correlation_Id"),
     )
     launches = pd.concat([launches, siblings.copies(process)], ignore_index=True)
@@ -105,7 +105,7 @@ def _copy_launches(table: CsvTable, gpus: _Gpus) -> pd.DataFrame:
     target = gpus.ordinals(table, "Destination_Agent_Id", "Dst_Agent_Id")
     to_host = [direction.upper().endswith("TO_HOST") for direction in table.columns["Direction"]]
     devices = pd.array([a if back else b for back, a, b in zip(to_host, source, target, strict=True)], dtype="Int64")
-    where = {"device": devices, "stream": table.numbers("Stream_Id"), "process": pd.NA, "thread": pd.NA}
+    where = {"device": devices, "stream": table.numbers("Stream_Id", "Queue_Id"), "process": pd.NA, "thread": pd.NA}
     named = {"name": table.columns["Direction"], "kind": "memcpy"}
     return trace.records(trace.LAUNCH, {**_numbers(table), **named, **where})
 

@@ -37,6 +37,7 @@ def clip_late_ends(start: Int64s, end: Int64s, lane: Ints, launch: Ints) -> Ints
     ROCm's profiler loses the end of some kernels. Programmatic dependent launch lets a kernel begin before the one
     before it ends, but not end before it. ``lane`` numbers the streams, negative where a stream is unknown. ``launch``
     numbers the launch calls, negative where unknown: kernels of one call are those of a graph, whose branches overlap.
+    So the next kernel is the first one of the next call.
     """
     found = []
     for stream, rows in groups(lane):
@@ -44,12 +45,12 @@ def clip_late_ends(start: Int64s, end: Int64s, lane: Ints, launch: Ints) -> Ints
             continue
         if (start[rows][1:] < start[rows][:-1]).any():
             rows = rows[np.argsort(start[rows], kind="stable")]
-        here, following = rows[:-1], rows[1:]
+        # Kernels whose call is unknown have one each.
+        call = np.where(launch[rows] < 0, -1 - np.arange(len(rows)), launch[rows])
+        first = np.flatnonzero(call[1:] != call[:-1]) + 1
+        here = rows[: first[-1] if len(first) else 0]
+        following = rows[first[np.searchsorted(first, np.arange(len(here)), side="right")]]
         late = (end[here] > end[following]) & (start[following] > start[here])
-        if late.any() and (of_graphs := _are_of_graphs(launch[rows])).any():
-            rows = rows[~of_graphs]
-            here, following = rows[:-1], rows[1:]
-            late = (end[here] > end[following]) & (start[following] > start[here])
         found.append(here[late])
         end[here[late]] = start[following[late]]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

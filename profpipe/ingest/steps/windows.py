@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -59,11 +60,13 @@ def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "")
     return found
 
 
-#: Ranges that libraries open around single operations, and profpipe around its own work: no steps of a program.
+#: Ranges that libraries open around single operations, and profpipe around its own work, parts of a model, and epochs:
+#: no steps of a program. ``rank0_train_step`` is a step.
 _NO_STEP: Final = re.compile(
     rf"(?i)({re.escape(schema.CASE_PREFIX)}|aten::|autograd::|c10d::|nccl|cublas|cudnn|cusolver|cusparse|cub::|thrust|cccl"
     r"|tsl:|xla|optimizer\.|enumerate\(|fsdp::|torch-compiled|compiledf|## |.*evaluate_function"
-    r"|(.*[^a-z])?(layers?|blocks?|stage|head|rank|device|gpu|stream|module)[^a-z]*\d)"
+    r"|epochs?[^a-z]*$"
+    r"|(?!.*(?:step|iter|batch))(.*[^a-z])?(layers?|blocks?|stage|head|rank|device|gpu|stream|module)[^a-z]*\d)"
 )
 #: A range is a step from so many instances on, of which at least half launch nearly as many kernels as the typical one.
 _LEAST_INSTANCES: Final = 3
@@ -81,8 +84,8 @@ def recurring(
     """Return the program's own range that is a step: its name, % of the kernel time, and instances; None without one.
 
     It opens at least three times, holds most of the time of the process's kernels, and its instances are alike. The
-    outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that differ in a number
-    that counts up are one name.
+    outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that
+    differ in numbers that count up are one name.
     """
     rows = np.flatnonzero(ranges.process == process)
     texts = ranges.recorded or ranges.names
@@ -99,9 +102,10 @@ def recurring(
     for name, instances in list(by_name.items())[:_MOST_NAMES]:
         own = np.array(instances)
         own = own[np.argsort(ranges.start[own], kind="stable")]
-        numbers = _counters(texts, ranges.name[own])
-        if "#" not in name or (np.diff(numbers) > 0).all():
-            outers[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], numbers)
+        counters = _counters(texts, ranges.name[own])
+        if len(set(counters)) == 1 or all(one < following for one, following in pairwise(counters)):
+            last = np.array([(counter or (-1,))[-1] for counter in counters], dtype=np.int64)
+            outers[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], last)
     for name, windows in outers.items():
         if len(windows.begin) < _LEAST_INSTANCES:
             continue
@@ -116,10 +120,11 @@ def recurring(
     return name, share, windows
 
 
-def _counters(texts: Sequence[str], codes: Int64s) -> Int64s:
-    """Return the last number in each name, -1 without one."""
-    numbers = {code: re.findall(r"\d+", texts[code]) for code in set(codes.tolist())}
-    return np.array([int((numbers[code] or ["-1"])[-1][-_DIGITS:]) for code in codes.tolist()], dtype=np.int64)
+def _counters(texts: Sequence[str], codes: Int64s) -> list[tuple[int, ...]]:
+    """Return the numbers in each name."""
+    used = set(codes.tolist())
+    numbers = {code: tuple(int(each[-_DIGITS:]) for each in re.findall(r"\d+", texts[code])) for code in used}
+    return [numbers[code] for code in codes.tolist()]
 
 
 def _are_alike(held: Int64s, kernels: Int64s) -> bool:
@@ -151,12 +156,18 @@ def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
         yield StepRule.FRAMEWORK, re.compile(f"{_DOMAIN}{pattern}", re.IGNORECASE)
 
 
+#: Two ranges in turn overlap by this share of the later one at most: some tools round times to whole microseconds.
+_OVERLAP: Final = 0.05
+
+
 def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Segments:
     """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads."""
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
-    outer = start >= np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    latest = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    outer = latest - start <= _OVERLAP * (end - start)
     start, end, number = start[outer], end[outer], number[outer]
+    end[:-1] = np.minimum(end[:-1], start[1:])
     counts_up = bool((number >= 0).all() and (np.diff(number) > 0).all())
     return Segments(rule, start, end, number if counts_up else np.arange(len(start)), np.ones(len(start), dtype=bool))
 

@@ -182,7 +182,7 @@ class Trace:
     @cached_property
     def process_ranks(self) -> dict[int, int]:
         """Return the ranks of a merged trace by the numbers of its processes, in the order of their names."""
-        order = {name: rank for rank, name in enumerate(sorted(self.ranks))}
+        order = {name: rank for rank, name in enumerate(sorted(self.ranks, key=_natural))}
         codes = zip(self.process_codes, self.threads, strict=False)
         named = {int(code): _OF_RANK.fullmatch(str(process)) for code, (process, _) in codes}
         found = {code: match["before"] or match["after"] for code, match in named.items() if match}
@@ -221,6 +221,11 @@ def _pid(value: Any) -> Any:
     """Return the number of a process of a merged trace without the name of its rank."""
     found = _OF_RANK.fullmatch(value) if isinstance(value, str) else None
     return (found["pid"] or found["own"]) if found else value
+
+
+def _natural(name: str) -> list[Any]:
+    """Return a key that sorts ``rank10`` after ``rank2``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _id(value: Any) -> float:

@@ -150,8 +150,8 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
 
 
 def _has_unknown_times(workload: WorkloadFindings) -> bool:
-    """Return True where kernels ran at other times than the file says, so that nothing is known of idle time."""
-    return any(each.check is Check.OUTSIDE_STEPS for each in workload.steps.contradictions)
+    """Return True where it is unknown when kernels ran, or on which GPU, so that nothing is known of idle time."""
+    return any(each.check in (Check.OUTSIDE_STEPS, Check.SHARED_IDS) for each in workload.steps.contradictions)
 
 
 #: The checks after which no step is given.
@@ -189,4 +189,9 @@ def _contradiction(each: Contradiction) -> doc.Text:
         case Check.SHARED_IDS:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
-    return fill(f"{n} steps were found, but they hold only {{}} of the kernel time", percent(each.value / 100))
+    found = "1 step was found, but it holds" if each.n == 1 else f"{n} steps were found, but they hold"
+    return fill(
+        f"{{}}{found} only {{}} of the kernel time",
+        f"{each.subject.capitalize()}: " if each.subject else "",
+        percent(each.value / 100),
+    )

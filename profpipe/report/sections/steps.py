@@ -489,6 +489,18 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
     return table if has_unmatched else table.without("unmatched")
 
 
+#: Steps by pattern are doubted where the GPU is idle in outliers for more than this share of their time. An evaluation,
+#: which makes a long step too, keeps it busy.
+_MOST_PAUSES = 0.5
+
+
+def _pauses(own: CaseSteps) -> float:
+    """Return the share of the time of the steps of all ranks in which the GPU is idle in an outlier."""
+    parts = [(row.parts, row.state) for row in own.rows if row.parts and row.state is not StepState.OTHER]
+    total = sum(each.wall_ns for each, _ in parts)
+    return sum(each.idle_ns for each, state in parts if state is StepState.OUTLIER) / total if total else 0.0
+
+
 def _condition(profiler: str) -> str:
     return "no profiler" if profiler == "plain" else profiler
 
@@ -515,6 +527,14 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
                 doc.Number(first.median_ns, unit),
                 doc.Number(first.longest_ns, unit),
                 doc.join(found),
+            )
+        if own is not None and own.rule is StepRule.PATTERN and (share := _pauses(own)) > _MOST_PAUSES:
+            who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
+            yield fill(
+                "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
+                " part, such as a layer. Mark the steps.",
+                percent(share),
+                who,
             )
         if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
             who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
