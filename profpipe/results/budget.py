@@ -16,7 +16,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -138,7 +138,9 @@ class _Watch:
         try:
             yield
         finally:
-            connection.set_progress_handler(None, 0)
+            # A generator that the budget left unfinished ends when its connection is closed.
+            with suppress(sqlite3.ProgrammingError):
+                connection.set_progress_handler(None, 0)
             with self._lock:
                 self._connections.remove(connection)
 
