@@ -45,7 +45,10 @@ def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path: Path) -> 
     assert [len(frame) for frame in steps] == [8, 8]
     tables = reader.combine(frame.with_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
     times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("subject")["value"]
-    assert times[""] == pytest.approx((times["rank 0"] + times["rank 1"]) / 2)
+    # Of each step the mean over the ranks, and of these the median, or the mean where they are uneven.
+    walls = tables.steps[tables.steps["state"] == "steady"].groupby("step")["wall_ns"].mean()
+    assert times[""] in (pytest.approx(walls.median()), pytest.approx(walls.mean()))
+    assert {"rank 0", "rank 1"} < set(times.index)
 
 
 def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succeeds(tmp_path: Path) -> None:
