@@ -11,7 +11,7 @@ import pytest
 from nsys_exports import Export
 
 from profpipe import plugins
-from profpipe.commands import reading
+from profpipe.commands import ingest
 from profpipe.ingest import reader
 from profpipe.results.schema import Check, Tables
 
@@ -192,7 +192,7 @@ def test_ranks_of_a_merged_trace_without_a_name_for_their_rank_have_no_steps(tmp
     path.write_text(json.dumps(trace), encoding="utf-8")
     tables = parsed(path, "torch_trace")
     assert checks(tables)[Check.SHARED_IDS.value] == (240, 240) and tables.steps.empty
-    reading.read_files([path], tmp_path / "out")
+    ingest.read_files([path], tmp_path / "out")
     # Four GPUs look like one, which says nothing of what each did.
     page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "their process is unknown" in page and "the GPU computed" not in page

@@ -45,7 +45,7 @@ from profpipe import plugins
 from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.cli import main
-from profpipe.commands import reading
+from profpipe.commands import ingest
 from profpipe.ingest import reader
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
@@ -265,7 +265,7 @@ def test_steps_by_pattern_whose_outliers_take_most_of_the_time_are_doubted(tmp_p
             at += 100
         at += 4000 if layer % 10 == 9 else 0
     export.write_sqlite(tmp_path / "x.sqlite")
-    reading.read_files([tmp_path / "x.sqlite"], tmp_path / "out")
+    ingest.read_files([tmp_path / "x.sqlite"], tmp_path / "out")
     page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "The GPU is idle in outliers for" in page and "Mark the steps." in page
 
