@@ -224,7 +224,9 @@ def test_a_whole_export_is_read_as_the_reference_says(
             export.call(k.start, k.end, correlation, pid=k.pid, tid=k.tid)
         for node in range(per_graph):
             name = f"kernel{number}node{node}"
-            export.kernel(k.kernel_start, k.kernel_end, correlation, name, pid=k.pid)
+            # Each on a stream by itself: two of one stream do not overlap.
+            stream = per_graph * number + node
+            export.kernel(k.kernel_start, k.kernel_end, correlation, name, pid=k.pid, streamId=stream)
             expected[name] = schema.split_path(path_of(k, ranges, launches)[0])
     for table, rows in export.rows.items():
         # Of two ranges with one begin and one end the file's order says which is the outer one.
