@@ -11,9 +11,8 @@ sampling inside the process. Effects of processes are normal, bimodal (memory pl
 
 1. how often rules call two sides different that run the same code;
 2. the verdicts on 8 pairs where the code of B takes longer;
-3. how often `compare A... -- B...` calls groups of runs of the same code different;
-4. the verdicts on 8 pairs with up to 20 further ones;
-5. how many visits and pairs a change of 5 % needs where visits to a case are in one of two states, 10 % apart.
+3. the verdicts on 8 pairs with up to 20 further ones;
+4. how many visits and pairs a change of 5 % needs where visits to a case are in one of two states, 10 % apart.
 
 The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
 same on both sides. For a change of 3 % B does 103 operations; a run has 16 cases of each change. The third form reads
@@ -39,10 +38,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profpipe.analysis import compare_groups, noise, pairs, verdict  # noqa: E402
+from profpipe.analysis import pairs, verdict  # noqa: E402
 from profpipe.analysis.verdict import Judgement  # noqa: E402
 from profpipe.results import pair_blocks, store  # noqa: E402
-from profpipe.results.noise import Noise, Source, Spread  # noqa: E402
 from profpipe.results.pair_blocks import Block  # noqa: E402
 from profpipe.results.schema import Verdict  # noqa: E402
 
@@ -216,73 +214,6 @@ def state_machines() -> Iterator[tuple[str, Machine]]:
     yield "processes in two states, 50 % slow", Machine(two_states(0.5))
 
 
-# --- groups of runs --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Design:
-    """So many ``runs`` on each side, each of so many ``processes``; the runs vary by ``of_runs`` beside the processes.
-
-    The order of the runs is drawn until it is interleaved enough. With ``blocks`` all runs of A come first, and 10
-    earlier runs of the same code are known.
-    """
-
-    runs: int
-    processes: int = 1
-    of_runs: float = 0.0
-    blocks: bool = False
-
-    def order(self, rng: random.Random) -> tuple[list[bool], float]:
-        """Return the side of each run in its order (True: B), and the imbalance."""
-        order = [False] * self.runs + [True] * self.runs
-        while not self.blocks:
-            rng.shuffle(order)
-            if abs(_imbalance(order)) <= compare_groups.MOST_IMBALANCE:
-                break
-        return order, _imbalance(order)
-
-    def judge(self, machine: Machine, rng: random.Random) -> Verdict:
-        """Return the verdict on the same code."""
-        order, imbalance = self.order(rng)
-        logs = iter(machine.log_times([False] * (len(order) * self.processes), 0.0, rng))
-        sides: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
-        for is_b in order:
-            state = rng.gauss(0.0, self.of_runs)
-            sides[is_b].append(tuple(math.exp(next(logs) + state) for _ in range(self.processes)))
-        a, b = (compare_groups.Side(tuple(runs)) for runs in (sides[False], sides[True]))
-        known = known_runs(machine, rng) if self.blocks else Noise()
-        return compare_groups.judge("", a, b, imbalance, known).verdict
-
-
-def known_runs(machine: Machine, rng: random.Random) -> Noise:
-    """Return the noise model after 10 runs of one process of the same code."""
-    times = [math.exp(log) for log in machine.log_times([False] * 10, 0.0, rng)]
-    sample = noise.of_processes(Source.RUNS, "", "", "", times)
-    assert sample is not None
-    return Noise(between=Spread(sample.spread, sample.degrees, {Source.RUNS: sample.n}))
-
-
-def _imbalance(order: Sequence[bool]) -> float:
-    places = [[i for i, own in enumerate(order) if own is is_b] for is_b in (False, True)]
-    return statistics.fmean((b > a) - (b < a) for a, b in itertools.product(*places))
-
-
-DESIGNS = {
-    "6 and 6 runs of one process": Design(6),
-    "10 and 10 runs of one process": Design(10),
-    "3 and 3 runs of five processes": Design(3, 5),
-    "the same, where runs vary by 0.5 % too": Design(3, 5, 0.005),
-    "6 runs, then 6 runs; 10 earlier runs known": Design(6, blocks=True),
-}
-
-
-def false_of_groups(design: Design, machine: Machine, repetitions: int, seed: int) -> float:
-    """Return the share of repetitions in which groups of the same code are called different."""
-    rng = random.Random(seed)
-    found = (design.judge(machine, rng) for _ in range(repetitions))
-    return sum(each in (Verdict.FASTER, Verdict.SLOWER) for each in found) / repetitions
-
-
 # --- measured runs ---------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -446,7 +377,6 @@ def main() -> None:
         print_runs(args.runs, args.seed)
     else:
         print_pairs(args.repetitions, args.seed)
-        print_groups(args.repetitions // 2, args.seed)
         print_further(args.repetitions, args.seed)
 
 
@@ -465,20 +395,9 @@ def print_pairs(repetitions: int, seed: int) -> None:
             print(f"| {name} | +{100 * change:g} % | {' | '.join(f'{100 * s:.1f}' for s in shares.values())} |")
 
 
-def print_groups(repetitions: int, seed: int) -> None:
-    print(f"\n3. False verdicts on groups in %, the largest of six spreads ({repetitions} repetitions of each)\n")
-    print(f"| groups | no drift | drift of {100 * DRIFT:g} % |\n| --- | ---: | ---: |")
-    for name, design in DESIGNS.items():
-        rates = (
-            max(100 * false_of_groups(design, Machine(effect, drift), repetitions, seed) for effect in EFFECTS.values())
-            for drift in (0.0, DRIFT)
-        )
-        print(f"| {name} | {' | '.join(f'{rate:.2f}' for rate in rates)} |")
-
-
 def print_further(repetitions: int, seed: int) -> None:
     few = repetitions // 8
-    print(f"\n4. Verdicts with up to {pair_blocks.OFFERED} further pairs in % ({repetitions} and {few} repetitions)\n")
+    print(f"\n3. Verdicts with up to {pair_blocks.OFFERED} further pairs in % ({repetitions} and {few} repetitions)\n")
     heads = ("processes vary", "B takes", *Verdict, "further pairs, mean")
     print(f"| {' | '.join(heads)} |\n| --- | ---: |{' ---: |' * (len(heads) - 2)}")
     for name, machine in itertools.chain(machines(), state_machines()):
@@ -486,7 +405,7 @@ def print_further(repetitions: int, seed: int) -> None:
             shares, mean = further_shares(machine, change, few if change else repetitions, seed)
             cells = " | ".join(f"{100 * share:.{1 if change else 2}f}" for share in shares.values())
             print(f"| {name} | +{100 * change:g} % | {cells} | {mean:.1f} |", flush=True)
-    print(f"\n5. A change of 5 % found by further pairs in %, half of the visits slow ({few} repetitions)\n")
+    print(f"\n4. A change of 5 % found by further pairs in %, half of the visits slow ({few} repetitions)\n")
     counts = [*pair_blocks.looks(pair_blocks.OFFERED), 30]
     print(f"| visits in a process | {' | '.join(f'{n} pairs' for n in counts)} |\n| ---: |{' ---: |' * len(counts)}")
     for visits in (1, 2, 4, 6, 8, 12):

@@ -25,7 +25,7 @@ COMMANDS = {
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",
     "scrub": "remove environments, command lines and host names from exports, in place",
     "trace": "write the recordings of a run as a trace for ui.perfetto.dev",
-    "compare": "compare the times of two runs, or of two groups of runs",
+    "compare": "compare the times of two runs, or two recordings",
     "history": "list the last runs, and the course of each case with its noise",
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
@@ -93,17 +93,13 @@ def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | 
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
     After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand
-    before the program or alone. For ``compare`` it is the runs of B, up to the next option.
+    before the program or alone. ``compare`` refuses any.
     """
     command = next((word for word in argv if not word.startswith("-")), "")
     if command not in ("run", "ab", "resume", "compare") or "--" not in argv:
         return argv, None
-    at = list(argv).index("--")
-    before, after = list(argv[:at]), list(argv[at + 1 :])
-    end = len(after)
-    if command == "compare":
-        end = next((i for i, word in enumerate(after) if word.startswith("-")), end)
-    return [*before, *after[end:]], after[:end]
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 def _only_prints(args: argparse.Namespace) -> bool:

@@ -651,6 +651,20 @@ def test_a_wrong_number_on_the_command_line_is_explained(arguments, message, cap
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a"], "needs two runs, and 1 is given. Name A and B."),
+        (["a", "b", "c"], "compares one run A with one run B. `profpipe ab` decides over several runs"),
+        (["a", "--", "b"], "compares one run A with one run B. `profpipe ab` decides over several runs"),
+        (["a", "b", "--", "c", "--gate", "5"], "compares one run A with one run B. `profpipe ab` decides over"),
+    ],
+)
+def test_compare_takes_one_run_a_side_and_names_what_decides_over_several(words, message, capsys):
+    assert cli.main(["compare", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
     samples = [noise.Sample(noise.Source.RUNS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
     monkeypatch.chdir(tmp_path)

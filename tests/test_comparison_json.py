@@ -63,26 +63,8 @@ def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_groups_of_runs_have_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [save_run(tmp_path / f"run{i}", i, c=(1e6 if i % 4 in (0, 3) else 1.05e6) + 100 * i) for i in range(12)]
-    a, b = ([run for i, run in enumerate(runs) if (i % 4 in (0, 3)) is is_a] for is_a in (True, False))
-    file = tmp_path / "out.json"
-    assert cli.main(["compare", "--gate", "2", "--json", str(file), *map(str, a), "--", *map(str, b)]) == 4
-    assert "w/c" in capsys.readouterr().out
-    document = json.loads(file.read_text(encoding="utf-8"))
-    (case,) = document["cases"]
-    assert (document["kind"], document["counts"]["slower"], document["gate"]["result"]) == (
-        "compare_groups",
-        1,
-        "failed",
-    )
-    assert (case["verdict"], case["processes"], case["gate"]) == ("slower", [6, 6], "failed")
-    assert case["ratio"] == pytest.approx(1.05, abs=0.001) and case["p"] < 0.005
-
-
-@pytest.mark.parametrize("is_group", [False, True])
 def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_group: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = save_run(tmp_path / "a", 1, c=1e6, params='{"x": 1}')
     other = save_run(tmp_path / "other", 2, c=1e6, params='{"x": 2}')
@@ -90,8 +72,7 @@ def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undeci
     empty = save_run(tmp_path / "empty", 4)
     found = []
     for first, second, expected in ((a, other, 4), (a, crashed, 4), (empty, a, 5)):
-        runs = (first, "--", second) if is_group else (first, second)
-        code, document = document_of(capsys, "--gate", "5", "--json", "-", *runs)
+        code, document = document_of(capsys, "--gate", "5", "--json", "-", first, second)
         assert code == document["exit_code"] == expected
         found.append(document)
     of_other, of_crashed, of_none = found
@@ -108,11 +89,9 @@ def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
 ) -> None:
     runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
     _, of_two = document_of(capsys, *runs, "--json")
-    _, of_groups = document_of(capsys, "--json", "-", runs[0], "--", runs[1])
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())
     of_ab = results_json.verdict_document(pairs.analyze(data, run), data, run, "", 0)
-    assert set(of_two) == set(of_groups) == set(of_ab)
+    assert set(of_two) == set(of_ab)
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("## The JSON document")[2]
     words = set(re.findall(r"`(\w+)`", page.partition("## Which kernels")[0]))
-    for document in (of_two, of_groups):
-        assert words >= {*document, *document["cases"][0]}
+    assert words >= {*of_two, *of_two["cases"][0]}

@@ -7,15 +7,14 @@ that case, GPU and driver. The spread of the processes of one session shows only
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 import pandas as pd
 
@@ -112,26 +111,11 @@ class GateCause(Enum):
         return self in (GateCause.UNDECIDED, GateCause.ABSENT, GateCause.NOTHING_TO_JUDGE)
 
 
-class JudgedChange(Protocol):
-    """A case in both runs, or in both groups of runs."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def inaccurate_in(self) -> tuple[str, ...]: ...
-
-    def judge_gate(self, percent: float) -> Gate: ...
-
-
-_Change = TypeVar("_Change", bound=JudgedChange)
-
-
 @dataclass(frozen=True)
-class Comparison(Generic[_Change]):
-    """The runs of B compared with those of A. Cases are given by name."""
+class Comparison:
+    """The run B compared with A. Cases are given by name."""
 
-    changes: tuple[_Change, ...]
+    changes: tuple[Change, ...]
     #: Cases with a time in A that failed in B, and those without a time of the same kind in B for another reason.
     lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
@@ -171,61 +155,44 @@ class Comparison(Generic[_Change]):
 
 def compare_runs(
     a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifest, noise: Model = MappingProxyType({})
-) -> Comparison[Change]:
+) -> Comparison:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
-    ``noise`` has by workload and case how far processes of the same code lie apart on this machine.
+    A case is lost if it failed in B, and absent if B lacks its time, or has that of the process alone where A has that
+    of the steps. It is not compared if its parameters differ. One without stored parameters, such as one of a file that
+    was ingested, counts as one with the same parameters. ``noise`` has by workload and case how far processes of the
+    same code lie apart on this machine.
     """
+    times_b, failed = timed_cases(b), failed_cases(b)
     processes_a, processes_b = plain_processes(a), plain_processes(b)
-
-    def judge(name: str, key: Key, before: Sequence[TimedCase], after: Sequence[TimedCase]) -> Change:
-        is_one_device = not are_devices_different(key, [manifest_a, manifest_b])
-        known = noise.get(key, Noise()) if is_one_device else Noise()
-        limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
-        a_time, b_time, inaccurate = before[0].time, after[0].time, where_inaccurate(before, after)
-        overlaps = a_time.overlaps(b_time)
-        return Change(name, a_time.ns, b_time.ns, overlaps, inaccurate, limit, known.between is not None)
-
-    return compare_cases([(a, manifest_a)], [(b, manifest_b)], judge)
-
-
-def compare_cases(
-    a: Sequence[Run], b: Sequence[Run], judge: Callable[[str, Key, list[TimedCase], list[TimedCase]], _Change]
-) -> Comparison[_Change]:
-    """Compare each case of A that has a time with those of B. ``judge`` compares two that have the same parameters.
-
-    A case is lost if it failed in a run of B, and absent if B lacks its time, or has that of the process alone where A
-    has that of the steps. It is not compared if its parameters differ between runs. One without stored parameters, such
-    as one of a file that was ingested, counts as one with the same parameters.
-    """
-    times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
-    failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
-    changes: list[_Change] = []
+    changes: list[Change] = []
     lost: dict[str, Failure] = {}
     absent: list[str] = []
     changed: list[ChangedCase] = []
-    for key in dict.fromkeys(itertools.chain.from_iterable(times_a)):
-        name = f"{key[0]}/{readable(key[1])}"
-        before, after = ([times[key] for times in side if key in times] for side in (times_a, times_b))
-        params = [case.params for case in (*before, *after) if case.params]
-        other = next((own for own in params if own != params[0]), None)
+    for key, before in timed_cases(a).items():
+        name, after = f"{key[0]}/{readable(key[1])}", times_b.get(key)
         if key in failed:
             lost[name] = failed[key]
-        elif not after or len({case.metric for case in (*before, *after)}) > 1:
+        elif after is None or after.metric != before.metric:
             absent.append(name)
-        elif other is not None:
-            changed.append(_changed_case(name, params[0], other))
+        elif before.params and after.params and before.params != after.params:
+            changed.append(_changed_case(name, before.params, after.params))
         else:
-            changes.append(judge(name, key, before, after))
-    names = ((_gpu_names(x), _gpu_names(y)) for (_, x), (_, y) in itertools.product(a, b))
-    gpus = next((pair for pair in names if all(pair) and pair[0] != pair[1]), None)
-    is_unfinished = any(run.is_run and not run.ended for _, run in b)
-    return Comparison(tuple(changes), lost, tuple(absent), tuple(changed), gpus, is_unfinished)
-
-
-def where_inaccurate(before: Iterable[TimedCase], after: Iterable[TimedCase]) -> tuple[str, ...]:
-    """Return the sides with a result outside the tolerance: ``A``, ``B`` or both."""
-    return tuple(side for side, own in (("A", before), ("B", after)) if any(case.is_inaccurate for case in own))
+            is_one_device = not _are_devices_different(key, manifest_a, manifest_b)
+            known = noise.get(key, Noise()) if is_one_device else Noise()
+            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
+            inaccurate = tuple(side for side, own in (("A", before), ("B", after)) if own.is_inaccurate)
+            overlaps, holds_drift = before.time.overlaps(after.time), known.between is not None
+            changes.append(Change(name, before.time.ns, after.time.ns, overlaps, inaccurate, limit, holds_drift))
+    gpus = (_gpu_names(manifest_a), _gpu_names(manifest_b))
+    return Comparison(
+        tuple(changes),
+        lost,
+        tuple(absent),
+        tuple(changed),
+        gpus=gpus if all(gpus) and gpus[0] != gpus[1] else None,
+        is_b_unfinished=manifest_b.is_run and not manifest_b.ended,
+    )
 
 
 def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> float | None:
@@ -333,13 +300,12 @@ def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
 
 
-def are_devices_different(key: tuple[str, str], runs: Iterable[Manifest]) -> bool:
-    """Return True if a case, given by workload and id, ran on other devices in some of the runs than in others.
+def _are_devices_different(key: Key, *runs: Manifest) -> bool:
+    """Return True if a case ran on other devices in one of the runs than in the other.
 
     The machine may have several models of GPUs, and what is known of its noise is of one of them. Where no run has
     recorded the device of the case, as for a program without torch, the GPUs of the machines count.
     """
-    runs = list(runs)
     jobs = [[job for job in run.jobs_of(key[0]) if job.profiler == "plain" and key[1] in job.cases] for run in runs]
     recorded = {frozenset(device.device for job in own for device in job.devices) for own in jobs} - {frozenset()}
     used = recorded or {frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs} - {frozenset()}

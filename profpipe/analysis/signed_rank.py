@@ -24,7 +24,7 @@ def p_values(differences: Sequence[float]) -> tuple[float, float]:
     in ``scipy.stats.wilcoxon(zero_method="wilcox")``. Without a difference both p values are 1.
     """
     values = [value for value in differences if value]
-    ranks = double_ranks(list(map(abs, values)))
+    ranks = _double_ranks(list(map(abs, values)))
     positive = sum(rank for value, rank in zip(values, ranks, strict=True) if value > 0)
     below = _cumulative(tuple(sorted(ranks)))
     return float(below[positive]), float(below[sum(ranks) - positive])
@@ -68,7 +68,7 @@ def rejection_rate(count: int, alpha: float) -> float:
     return 2 * float(below[below <= alpha / 2].max(initial=0.0))
 
 
-def double_ranks(values: Sequence[float]) -> list[int]:
+def _double_ranks(values: Sequence[float]) -> list[int]:
     """Return twice the rank of each value, from 2. Equal values share their mean rank, which may be a half."""
     ordered = sorted(values)
     # The first rank of a value and its last one.

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from profpipe.analysis import signed_rank
 from profpipe.results import pair_blocks
@@ -60,19 +60,6 @@ class Levels:
 
     differs: float = ALPHA
     same: float = ALPHA_SAME
-
-
-class Judged(Protocol):
-    """A case with a verdict, of pairs or of groups. ``percent`` is positive where B takes longer than A."""
-
-    @property
-    def verdict(self) -> Verdict: ...
-
-    @property
-    def percent(self) -> float: ...
-
-    @property
-    def floor(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +177,7 @@ def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
     return judged.verdict is not Verdict.INCONCLUSIVE
 
 
-def judge_gate(case: Judged, percent: float, p_slower: float | None) -> Gate:
+def judge_gate(case: Judgement, percent: float, p_slower: float | None) -> Gate:
     """Return what the verdict on a case means for a gate of ``percent``.
 
     It fails where B is SLOWER by more. It passes where B is FASTER, SLOWER by less, or SAME with a floor below the

@@ -1,9 +1,8 @@
-"""``profpipe compare``: the times of two runs or groups of runs, with a gate for CI; or the parts of two recordings."""
+"""``profpipe compare``: the times of two runs, with a gate for CI; or the parts of two recordings."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,25 +13,23 @@ from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
 
 if TYPE_CHECKING:
     from profpipe.analysis.compare_recordings import RecordingComparison
-    from profpipe.analysis.compare_runs import Run
-    from profpipe.report.comparison_text import Compared
+    from profpipe.analysis.compare_runs import Comparison, Run
     from profpipe.results.manifest import Manifest
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
   profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower
-  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels
-  profpipe compare A1 A2 A3 A4 A5 A6 -- B1 B2 B3 B4 B5 B6    # groups of runs that took turns"""
+  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "profpipe compare [OPTIONS] A B\n       profpipe compare [OPTIONS] A [A ...] -- B [B ...]"
+    parser.usage = "profpipe compare [OPTIONS] A B"
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="+",
         help="A, the run to compare with, and B, the run to judge: a folder, a name below --out, latest, or a file of a"
-        " profiler; with --, the runs of each side",
+        " profiler",
     )
     parser.add_argument(
         "--gate",
@@ -51,11 +48,11 @@ def main(args: argparse.Namespace) -> int:
 
     if args.json and args.json != arguments.STDOUT:
         arguments.check_output_file("--json", Path(args.json))
-    if args.program is not None:
-        return _compare_groups(args.runs, args.program, args)
-    if len(args.runs) != 2:
-        what = f"needs two runs, and {len(args.runs)} {'is' if len(args.runs) == 1 else 'are'} given."
-        raise ConfigError("profpipe compare", what, "Put -- between the runs of A and those of B to compare groups.")
+    if args.program is not None or len(args.runs) > 2:
+        what = "compares one run A with one run B."
+        raise ConfigError("profpipe compare", what, "`profpipe ab` decides over several runs of A and B.")
+    if len(args.runs) < 2:
+        raise ConfigError("profpipe compare", "needs two runs, and 1 is given.", "Name A and B.")
     (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
@@ -65,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         recorded = compare_recordings((a, manifest_a), (b, manifest_b))
         if not of_runs or (recorded.changes and not found.absent):
             return _end_recordings(args, recorded)
-    return _end(args, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
+    return _end(args, found, manifest_b)
 
 
 def _load(name: str, out: Path) -> Run:
@@ -115,9 +112,8 @@ def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
         arguments.write_output_file("--json", Path(args.json), stdio.as_json(document) + "\n")
 
 
-def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest) -> int:
+def _end(args: argparse.Namespace, found: Comparison, run: Manifest) -> int:
     """Print the comparison, or write it as JSON, and end as the gate demands."""
-    from profpipe.analysis.compare_groups import GroupComparison
     from profpipe.analysis.verdict import Gate
     from profpipe.report import comparison_json, comparison_text
 
@@ -127,30 +123,11 @@ def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], 
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     if args.json:
         code = stop.exit_code if stop else errors.OK
-        _write_json(args, comparison_json.document(found, names, run, args.gate, code))
+        _write_json(args, comparison_json.document(found, args.runs, run, args.gate, code))
     if args.json != arguments.STDOUT:
         print(comparison_text.text(found))
     if stop:
         raise stop
     if args.gate is not None and args.json != arguments.STDOUT:
-        noise_too = "" if isinstance(found, GroupComparison) else " and beyond the noise"
-        print(f"B passes the gate: no case is more than {args.gate:g} % slower{noise_too}.")
+        print(f"B passes the gate: no case is more than {args.gate:g} % slower and beyond the noise.")
     return errors.OK
-
-
-def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argparse.Namespace) -> int:
-    """Compare the runs before ``--`` with those after it."""
-    from profpipe.analysis.compare_groups import compare_groups
-    from profpipe.results import folders, noise, store
-
-    if not names_b:
-        raise ConfigError("profpipe compare", "has no run after '--'.", "Name the runs of B there.")
-    found_folders = [folders.find(name, args.out) for name in (*names_a, *names_b)]
-    if twice := next((path for path in found_folders if found_folders.count(path) > 1), None):
-        raise ConfigError("profpipe compare", f"{twice.name} is given twice.", "Name each run once.")
-    runs = list(map(store.load, found_folders))
-    a, b = runs[: len(names_a)], runs[len(names_a) :]
-    machines = {(run.name, run.device) for _, run in (*a, *b)}
-    known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
-    found = compare_groups(a, b, known, args.gate)
-    return _end(args, found, (names_a, names_b), b[-1][1])

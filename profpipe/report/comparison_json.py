@@ -6,23 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from profpipe.analysis.compare_groups import GroupChange, GroupComparison
 from profpipe.analysis.compare_recordings import RecordingChange, RecordingComparison
-from profpipe.analysis.compare_runs import Change
+from profpipe.analysis.compare_runs import Change, Comparison
 from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.report import comparison_text, document as doc, results_json
-from profpipe.report.comparison_text import Compared
 from profpipe.report.sections import recording_changes
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
 
 
 def document(
-    found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest, gate: float | None, exit_code: int
+    found: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
 ) -> dict[str, Any]:
-    """Return the document of a comparison. ``names`` are the runs of each side, ``run`` is the last one of B."""
+    """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
     failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
     cases = [_case(change, gate) for change in found.changes]
     cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
@@ -37,14 +35,12 @@ def document(
     )
     unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
     warnings = {"not_compared": comparison_text.missing(found), "runs_differ": comparison_text.differences(found)}
-    if isinstance(found, GroupComparison):
-        warnings["no_verdict"] = comparison_text.hindrances(found)
     return {
         **nothing,
         **dict.fromkeys(key for key in unknown if key in nothing),
-        "kind": "compare_groups" if isinstance(found, GroupComparison) else "compare",
-        "a": {"runs": list(names[0])},
-        "b": {"runs": list(names[1])},
+        "kind": "compare",
+        "a": {"runs": [names[0]]},
+        "b": {"runs": [names[1]]},
         "gate": None if gate is None else {
             "percent": gate, "inconclusive": "report", "result": found.judge_gate(gate).value,
             **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
@@ -55,21 +51,18 @@ def document(
     }  # fmt: skip
 
 
-def _case(change: Change | GroupChange, gate: float | None) -> dict[str, Any]:
-    if isinstance(change, GroupChange):
-        a_ns, b_ns, ratio = change.a.median_ns, change.b.median_ns, change.ratio
-        figures = {"verdict": str(change.verdict), "p": change.p, "floor": change.floor}
-        figures |= {"ci_low": change.ci_low, "ci_high": change.ci_high}
-        figures |= {"processes": [len(change.a.logs), len(change.b.logs)]}
-        figures |= {"hindrance": change.hindrance.value if change.hindrance else None}
-    else:
-        a_ns, b_ns = change.a_ns, change.b_ns
-        ratio = b_ns / a_ns
-        figures = {"is_beyond_noise": change.is_beyond_noise}
-    result = None if gate is None else change.judge_gate(gate).value
-    known = {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": a_ns * (ratio - 1), "ratio": ratio}
-    inaccurate = {"is_newly_inaccurate": change.inaccurate_in == ("B",)}
-    return {**_unknown(change.name), **known, **figures, **inaccurate, "gate": result}
+def _case(change: Change, gate: float | None) -> dict[str, Any]:
+    ratio = change.b_ns / change.a_ns
+    return {
+        **_unknown(change.name),
+        "a_ns": change.a_ns,
+        "b_ns": change.b_ns,
+        "difference_ns": change.a_ns * (ratio - 1),
+        "ratio": ratio,
+        "is_beyond_noise": change.is_beyond_noise,
+        "is_newly_inaccurate": change.inaccurate_in == ("B",),
+        "gate": None if gate is None else change.judge_gate(gate).value,
+    }
 
 
 def _unknown(name: str) -> dict[str, Any]:
