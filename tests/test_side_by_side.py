@@ -196,8 +196,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
         runner = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=err)
         ended = tmp_path / "ended.txt"
         deadline = time.monotonic() + 60
-        # Three processes of the calibration, and two cases.
-        while not (ended.exists() and ended.read_text().count("\n") >= 5):
+        while not (ended.exists() and ended.read_text().count("\n") >= 2):
             assert runner.poll() is None and time.monotonic() < deadline, (tmp_path / "err.txt").read_text()
             time.sleep(0.02)
         runner.kill()
@@ -211,23 +210,20 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     }
     by_size = {n: {job.lane for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
     assert all(len(own) == 1 for own in by_size.values()) and len(set.union(*by_size.values())) == 2
-    assert run.host_sharing and run.host_sharing.case == "impl=a,n=0.3" and run.host_sharing.metric == "process_wall"
-    assert 2.5e8 < run.host_sharing.alone_ns < 5e9
     page = (folder / "SUMMARY.md").read_text()
-    assert "**shared_host** (every case)" in page and "the process of impl=a,n=0.3 took" in page
+    assert "**shared_host** (every case)" in page and "A lead is not called a win." in page
     assert "beside other jobs" in (folder / "details.md").read_text()
-    # What the calibration ran, and what was killed or lost its outcome, ran again; the rest did not.
+    # What was killed or lost its outcome ran again; the rest did not.
     counts = Counter(line.split()[0] for line in (tmp_path / "ran.txt").read_text().splitlines())
-    assert sum(counts.values()) <= 3 + 6 + 4
-    assert "Measuring w, impl=a,n=0.3 alone" in (tmp_path / "err.txt").read_text()
-    # A second run uses what the first one measured of sharing the host. A reused job names the place that measured it,
-    # although n=0.3 would get the first one today. The other case of its group, which ran nowhere else, runs again.
+    assert sum(counts.values()) <= 6 + 4
+    # A reused job names the place that measured it, although n=0.3 would get the first one today. The other case of its
+    # group, which ran nowhere else, runs again.
     document = json.loads((folder / "run.json").read_text())
     for job in document["jobs"]:
         job["lane"] = "place 2" if job["cases"] == ["impl=a,n=0.3"] else "place 1"
     (folder / "run.json").write_text(json.dumps(document))
     again = forked.run(tmp_path, "run", "p.yaml", "--reuse", "--set", "n=0.3,0.4", env=env)
-    assert again.returncode == 0 and "Measuring" not in again.stderr
+    assert again.returncode == 0, again.stderr
     run = Manifest.load(tmp_path / "out" / "latest")
     reused = {job.cases[0]: (job.lane, bool(job.reused_from)) for job in run.jobs}
     assert reused == {

@@ -58,7 +58,7 @@ from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import HostSharing, Manifest
+from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
@@ -158,8 +158,7 @@ def _workload(
         baseline=layout.baseline,
         basis=basis,
         kernel_profiler=data.profiler,
-        shapes=tuple(_shapes(cases, data, unreliable, run.host_sharing, nodes)),
-        host_sharing=run.host_sharing,
+        shapes=tuple(_shapes(cases, data, unreliable, nodes)),
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
@@ -243,13 +242,12 @@ def _shapes(
     cases: Mapping[str, CaseResult],
     data: WorkloadData,
     unreliable: Mapping[str, DoubtCause],
-    sharing: HostSharing | None,
     nodes: Nodes,
 ) -> Iterator[Shape]:
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = winner.judge(own, unreliable, sharing, nodes)
+        win = winner.judge(own, unreliable, nodes)
         yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 

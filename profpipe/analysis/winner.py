@@ -6,7 +6,7 @@
 * A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
 * ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
   interval of a few scattered samples misses the median too often.
-* ``shared_host`` does, unless the times differ by more than the other process changed a time.
+* ``shared_host`` of a slower case does: another process may have made it slower, and by how much is unknown.
 * ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
   and ``unchecked`` do not make a time wrong either.
 * Cases of nodes that are unlike are not compared. On like nodes the lead must be larger than the spread between them.
@@ -17,13 +17,11 @@ its result is not known to be the result of the other cases. The winner is the f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, Win, WinVerdict
 from profpipe.analysis.nodes import Nodes
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import HostSharing
 from profpipe.results.schema import PROCESS_WALL
 
 #: A run without a cluster.
@@ -41,7 +39,6 @@ _DIFFERENT_CLOCKS = 1.02
 def judge(
     cases: Sequence[CaseResult],
     unreliable: Mapping[str, DoubtCause],
-    sharing: HostSharing | None = None,
     nodes: Nodes = _ONE_MACHINE,
 ) -> Win | None:
     """Return the win among ``cases`` of one shape; ``unreliable`` gives cases that did not run as expected."""
@@ -71,7 +68,7 @@ def judge(
     doubts = (
         *(doubt for case in others for doubt in nodes.doubt(best, case)),
         *_clock_doubts(best, second),
-        *(doubt for case in others for doubt in _sharing_doubts(best, case, sharing)),
+        *(doubt for case in others for doubt in _flagged(case, (Flag.SHARED_HOST,))),
         *_scatter_doubts(best, second),
         *(doubt for case in clocked for doubt in _clock_doubts(best, case)),
     )
@@ -125,13 +122,6 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
     yield from flagged
     if not flagged and clocks and clocks[0] > _DIFFERENT_CLOCKS * clocks[1]:
         yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks)
-
-
-def _sharing_doubts(best: CaseResult, other: CaseResult, sharing: HostSharing | None) -> Iterator[Doubt]:
-    """Yield that the other case may have run beside another process for longer than the best one."""
-    factor = max(sharing.beside_ns / sharing.alone_ns, 1.0) if sharing and sharing.alone_ns > 0 else math.inf
-    if best.time and other.time and other.time.ns <= factor * best.time.ns:
-        yield from _flagged(other, (Flag.SHARED_HOST,))
 
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:

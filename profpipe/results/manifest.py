@@ -159,21 +159,6 @@ class JobEntry:
 
 
 @dataclass(frozen=True)
-class HostSharing:
-    """What running side by side did to a case: a time in ns of the case alone, and beside another process.
-
-    ``lanes`` is how many processes the run has side by side at most.
-    """
-
-    workload: str
-    case: str
-    metric: str
-    alone_ns: float
-    beside_ns: float
-    lanes: int
-
-
-@dataclass(frozen=True)
 class FileEntry(Origin):
     """A file that was read.
 
@@ -297,8 +282,6 @@ class Manifest:
     #: Set for a run on a cluster only: its tasks, and its nodes by name.
     tasks: tuple[TaskEntry, ...] = ()
     nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
-    #: Set where jobs ran side by side.
-    host_sharing: HostSharing | None = None
 
     @property
     def device(self) -> tuple[str, str]:

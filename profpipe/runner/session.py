@@ -44,7 +44,6 @@ from profpipe.job import (
     Missing,
     ProgressListener,
     Status,
-    readable,
 )
 from profpipe.measure import machine as machine_info, visible_gpus
 from profpipe.results import atomic, folders, manifest, manifest_entries, store
@@ -57,7 +56,6 @@ from profpipe.runner import (
     executor,
     fingerprint,
     guided_ncu,
-    host_sharing,
     job_cache,
     lanes,
     own_runs,
@@ -244,7 +242,6 @@ class Session:
         whole = {job.folder: job.cases for job in jobs}
         shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
         if self._lanes:
-            self._measure_host_sharing(jobs, keys, listener)
             outcomes = side_by_side.run(jobs, profilers.ALL, listener, self._lanes, **shared)
         else:
             outcomes = executor.run(jobs, profilers.ALL, listener, **shared)
@@ -265,24 +262,6 @@ class Session:
     def _lanes(self) -> lanes.Lanes | None:
         """The GPUs of the run, where its jobs run side by side."""
         return lanes.load(self.folder, _find_lanes(self.request, self.machine)) if self.request.comparisons else None
-
-    def _measure_host_sharing(self, jobs: Sequence[Job], keys: Mapping[Path, str], listener: ProgressListener) -> None:
-        """Find out what running side by side does to a case, unless the run or the results folder has that."""
-        chosen = host_sharing.choose(jobs)
-        if self.manifest.host_sharing or chosen is None or len({job.group for job in jobs if job.group}) < 2:
-            return
-        key = keys[chosen[0].folder]
-        found = host_sharing.load(self.request.out, key)
-        if not found and self._lanes:
-            case = readable(chosen[0].cases[0].id)
-            listener.message(f"Measuring {chosen[0].workload}, {case} alone and then beside another process")
-            found = host_sharing.measure(chosen, self._lanes, self.folder, self.request.plugin_dir, listener)
-            if found and key:
-                host_sharing.save(self.request.out, key, found)
-        if found:
-            self.manifest = replace(self.manifest, host_sharing=found)
-        else:
-            listener.message("This was not measured, because a process of it failed. The run goes on")
 
     def _is_done(self, job: Job) -> bool:
         """Return True if the job ended, without an interrupt and without a full disk."""

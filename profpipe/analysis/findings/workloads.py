@@ -28,7 +28,6 @@ from profpipe.analysis.findings.warnings import (
     Unseen,
 )
 from profpipe.measure.tolerance import Verdict
-from profpipe.results.manifest import HostSharing
 
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
@@ -450,8 +449,6 @@ class WorkloadFindings:
     rates_measured: bool = False
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
-    #: Where jobs of the run ran side by side: what that did to one case, of any workload.
-    host_sharing: HostSharing | None = None
     #: How far the nodes of a cluster lie apart; None where no case ran on several of them.
     node_spread: NodeSpread | None = None
     #: The largest error allowed, by measure; empty without a tolerance.

@@ -10,7 +10,6 @@ from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent
-from profpipe.results.schema import PROCESS_WALL
 
 #: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
 _LEAST_FOR_INTERVAL = 6
@@ -19,7 +18,8 @@ _MEANINGS: Mapping[str, str] = {
     Flag.CLOCK_SPREAD: "the SM clock moved by more than 5 %. A lead that the clocks can explain is not called a win.",
     Flag.NOISY: "the samples are scattered: the 95 % interval of the median is wide.",
     Flag.WAITED: "the samples include waiting for another process. Never called a win.",
-    Flag.SHARED_HOST: "another case ran on this host at the same time, and the host sets this time.",
+    Flag.SHARED_HOST: "another case ran on this host at the same time, and the host sets this time. How much that"
+    " changes a time was not measured. A lead is not called a win.",
     Flag.OTHER_PROCESS: "another process used the GPU. Never called a win.",
     Flag.ABOVE_PEAK: "the rate is above the hardware's peak: a wrong FLOP or byte count, a skipped kernel or cached"
     " data. Never called a win.",
@@ -79,8 +79,6 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     if flag == Flag.THROTTLED:
         clocks = _clocks(flagged) if is_timed else ""
         return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
-    if flag == Flag.SHARED_HOST:
-        return f"{_MEANINGS[flag]} {_sharing(workloads[0])}"
     if flag == Flag.HOST_BOUND and is_timed:
         return (
             "launching takes over 5 % longer than running. Times are of calls queued ahead; in a plain loop the host is"
@@ -93,16 +91,6 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     if flag == Flag.TOO_FEW_SAMPLES and len(requested) == 1 and counts and (most := requested.pop()):
         return _sample_counts(counts, most)
     return _MEANINGS.get(flag, "set by the workload.")
-
-
-def _sharing(workload: WorkloadFindings) -> str:
-    """Return what running side by side did to the case that was measured for this."""
-    found = workload.host_sharing
-    if found is None or found.alone_ns <= 0:
-        return "How much that changes a time was not measured. A lead is not called a win."
-    what = {"loop_wall": "a call in a plain loop", PROCESS_WALL: "the process"}.get(found.metric, "a call")
-    took = f"{what} of {readable(found.case)} took {found.beside_ns / found.alone_ns:.2f}x its time alone"
-    return f"Beside another process, {took}. A lead that this can explain is not called a win."
 
 
 def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
