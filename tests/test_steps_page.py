@@ -464,7 +464,7 @@ def test_steps_without_a_profiler_stand_beside_a_recording_that_lost_records() -
     lost = metric_row("", "check_lost_kernels", 6, subject="process 1", n=38, profiler="nsys")
     remarks = texts(headline.headline(only((step_tables(steps=rows, metrics=[time, lost]), {}))))
     assert remarks[0].startswith("**A step takes 5.00 ms (9 steady steps")
-    assert remarks[1] == (
+    assert remarks[2] == (
         "Process 1 made 38 launches, and 6 of them have no kernel in the file: records were lost. "
         "The recording of nsys gives no figure of a step."
     )
