@@ -199,18 +199,15 @@ def _correct_late_ends(trace: events.Trace, gpu: pd.DataFrame) -> np.ndarray:
     """Correct ends of kernels that are recorded too late, in place, and return the ns removed from each."""
     rows = np.flatnonzero(gpu["kind"] == "kernel")
     kernels = gpu.iloc[rows]
-    stream = kernels["stream"].fillna(-1).to_numpy()
-    process = trace.process_codes[kernels["thread"].fillna(-1).to_numpy().astype(int)]
-    lane, _ = groupby.combine(process, kernels["device"].fillna(-1).to_numpy(), stream)
+    thread, device, stream, launch = (
+        kernels[name].fillna(-1).to_numpy().astype(np.int64) for name in ("thread", "device", "stream", "correlation")
+    )
     start = _ns(kernels["start"])
-    end = start + _ns(kernels["dur"])
-    recorded = end.copy()
-    launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
-    late = reconcile.clip_late_ends(start, end, np.where(stream < 0, -1, lane), np.where(launch > 0, launch, -1))
+    place = trace.process_codes[thread], device, stream
+    late, ns = reconcile.clip_late_ends(start, start + _ns(kernels["dur"]), place, launch)
     removed = np.zeros(len(gpu), dtype=np.int64)
-    removed[rows[late]] = recorded[late] - end[late]
-    if len(late):
-        gpu["dur"] -= removed / 1000
+    removed[rows[late]] = ns
+    gpu["dur"] -= removed / 1000
     return removed
 
 
@@ -404,7 +401,8 @@ def _lost_kernels(trace: events.Trace) -> Iterator[reconcile.Row]:
         for pattern in (_LAUNCH.pattern, "StreamBeginCapture", "StreamEndCapture")
     }
     launching, *marks = (np.flatnonzero(rows) for rows in named.values())
-    launching = launching[~reconcile.are_captured(*((thread[each], time[each]) for each in (launching, *marks)))]
+    begins, ends = ((thread[each], time[each]) for each in marks)
+    launching = launching[~reconcile.are_captured(thread[launching], time[launching], begins, ends)]
     has_kernel = np.isin(calls["correlation"].to_numpy()[launching], trace.frame("gpu")["correlation"])
     for each, rows in groupby.groups(trace.process_codes[thread[launching]]):
         lost = reconcile.of_lost_kernels(len(rows), int(has_kernel[rows].sum()))

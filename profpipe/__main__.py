@@ -4,8 +4,8 @@
 import os
 import sys
 
-# Python looks for modules in the current folder where it is told to: for `python -m`, or by an empty entry of
-# PYTHONPATH. That may be a results folder of somebody else, whose files would be imported in place of modules.
+# `python -m`, and an empty entry of PYTHONPATH, make Python look for modules in the current folder. That folder may be
+# somebody else's results folder, whose files would be imported instead of modules.
 try:
     _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     if (_HERE := os.path.realpath(os.getcwd())) != _ROOT:

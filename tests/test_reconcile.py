@@ -245,3 +245,15 @@ def test_no_recording_at_hand_contradicts_itself_but_those_that_were_made_to(
     figures = pd.concat([result.tables.step_figures for result in read])
     assert len(read) > 30
     assert figures[figures["metric"].str.startswith("check_")].empty
+
+
+def test_gpus_of_one_process_without_steps_are_no_ranks_and_have_a_mean(tmp_path: Path) -> None:
+    export = Export()
+    for launch in range(20):
+        export.call(1000 * launch, 1000 * launch + 2, launch + 1)
+        busy = 100 if launch % 2 else 300
+        export.kernel(1000 * launch + 5, 1000 * launch + 5 + busy, launch + 1, f"k{launch}", deviceId=launch % 2)
+    ingest.read_files([export.write_sqlite(tmp_path / "x.sqlite")], tmp_path / "out")
+    page = (tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "**Mean of 2 GPUs: in 18.2 us a GPU was idle 89.0 % (because the host launched late)" in page
+    assert "| GPU | recorded us |" in page and "| GPU 0 |" in page and "rank" not in page

@@ -457,6 +457,19 @@ def test_shares_of_a_step_under_a_profiler_say_so_where_its_overhead_is_in_no_pa
     )
 
 
+def test_steps_without_a_profiler_stand_beside_a_recording_that_lost_records() -> None:
+    """The page does not say that no step is known, for plain has steps."""
+    rows = [{**step_row("", n, (5e6, 0, 0, 0, 0, 0)), "profiler": "plain"} for n in range(9)]
+    time = metric_row("", "step_time", 5e6, n=9, profiler="plain")
+    lost = metric_row("", "check_lost_kernels", 6, subject="process 1", n=38, profiler="nsys")
+    remarks = texts(headline.headline(only((step_tables(steps=rows, metrics=[time, lost]), {}))))
+    assert remarks[0].startswith("**A step takes 5.00 ms (9 steady steps")
+    assert remarks[2] == (
+        "Process 1 made 38 launches, and 6 of them have no kernel in the file: records were lost. "
+        "The recording of nsys gives no figure of a step."
+    )
+
+
 def test_few_steady_steps_stand_beside_the_number_of_all() -> None:
     rows = [step_row("", n, (5e7, 0, 0, 0, 0, 0), state="steady" if n else "warmup") for n in range(3)]
     time = metric_row("", "step_time", 5e7, n=2, profiler="nsys")

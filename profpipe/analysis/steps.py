@@ -121,13 +121,11 @@ def find_steps(
 
 
 def _contradictions(index: CaseIndex, cases: Sequence[str]) -> Iterator[Contradiction]:
-    """Yield what the recordings of the cases contradict themselves in, each once."""
-    seen: dict[Contradiction, None] = {}
-    for (case, _), numbers in index.step_numbers.items():
+    """Yield what the recordings of the cases contradict themselves in."""
+    for (case, profiler), numbers in index.step_numbers.items():
         for check in Check:
             for subject, number in numbers.get(check.value, {}).items() if case in cases else ():
-                seen[Contradiction(case, check, subject, number.value, int(number.n))] = None
-    yield from seen
+                yield Contradiction(case, profiler, check, subject, number.value, int(number.n))
 
 
 def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
@@ -137,11 +135,11 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
     for rank in numbers.get(_CAPTURED[0], {}):
         found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
-        yield Recording(case, _readable(rank, len(numbers[_CAPTURED[0]])), StepParts(parts))
+        yield Recording(case, _readable(rank), StepParts(parts))
 
 
-def _readable(subject: str, subjects: int) -> str:
-    """Return ``1`` for ``rank 1``, ``0, GPU 1`` for ``rank 0 device 1``, without the rank where all have the same."""
+def _readable(subject: str) -> str:
+    """Return ``1`` for ``rank 1``, and ``0, GPU 1`` for ``rank 0 device 1``."""
     rank, has_device, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
     return f"{rank}, GPU {device}" if has_device else rank
 

@@ -61,7 +61,7 @@ _MOST_NAMED: Final = 4
 
 #: In the folder of a run that could not be stored: its name.
 _MISSING: Final = Path("raw") / "not-in-history"
-#: What SQLite may open for writing besides the database.
+#: Endings of the files that SQLite writes beside the database.
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
 #: The last bytes of a journal that names another journal, which SQLite would remove wherever it lies. profpipe changes
 #: one database at a time, and then there is none.

@@ -230,6 +230,11 @@ class Check(str, Enum):
 
     __str__ = str.__str__
 
+    @property
+    def forbids_steps(self) -> bool:
+        """Return True where no figure of a step follows from the recording. Late ends are corrected."""
+        return self is not Check.LATE_END
+
 
 #: Metric with the name of the program's range that is the step as its subject; % of the kernel time in it.
 STEP_RANGE: Final = "step_range"

@@ -79,7 +79,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _digest(folder: Path) -> str:
-    """Return the hash of what the run starts. It is not published: a list that leaks gives nobody a run."""
+    """Return the hash of the files that say what the run starts."""
     parts = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in _HASHED]
     return hashlib.sha256(b"\n".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 

@@ -317,7 +317,7 @@ class CaseSteps:
 class Recording:
     """A whole recording of a case in which no step was found, on one GPU, from its first operation to its last.
 
-    ``rank`` is the number of the process, or ``GPU 1``, and the device too where the process has several.
+    ``rank`` is the number of the process, with the device where a process has several: ``0, GPU 1``.
     """
 
     case: str
@@ -327,9 +327,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """What a recording of a case contradicts itself in: a number, of how many, and whose (a kernel or a process)."""
+    """What the recording of a profiler contradicts itself in: a number, of how many, and of which kernel or process."""
 
     case: str
+    profiler: str
     check: Check
     subject: str
     value: float

@@ -133,14 +133,13 @@ def _read_work(export: Source, strings: Strings) -> Work:
 def _correct_late_ends(columns: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.intp], Int64s]:
     """Correct the ends of kernels that are recorded too late, in place; return their rows and the ns removed."""
     rows = np.flatnonzero(columns["kind"] == schema.KINDS.index("kernel"))
-    start, end = columns["start"][rows], columns["end"][rows]
-    stream = columns["stream"][rows]
-    lane, _ = combine(columns["process"][rows], columns["device"][rows], stream)
-    launch = columns["correlation"][rows].astype(np.int64)
-    recorded = end.copy()
-    late = reconcile.clip_late_ends(start, end, np.where(stream < 0, -1, lane), np.where(launch == 0, -1, launch))
+    place = [columns[name][rows] for name in ("process", "device", "stream")]
+    end = columns["end"][rows]
+    late, removed = reconcile.clip_late_ends(
+        columns["start"][rows], end, place, columns["correlation"][rows].astype(np.int64)
+    )
     columns["end"][rows[late]] = end[late]
-    return rows[late], recorded[late] - end[late]
+    return rows[late], removed
 
 
 def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
@@ -273,8 +272,9 @@ def _launching(columns: dict[Any, npt.NDArray[Any]], used: npt.NDArray[Any], nam
     rows = named(r"(cuda|cu)Launch\w*Kernel")
     rows = rows[columns["returnValue"][rows] <= 0]
     marks = (named(rf"(cuda|cu)Stream{what}Capture") for what in ("Begin", "End"))
-    places = ((columns["globalTid"][each], columns["start"][each]) for each in (rows, *marks))
-    return rows[~reconcile.are_captured(*places)]
+    thread, start = columns["globalTid"], columns["start"]
+    begins, ends = ((thread[each], start[each]) for each in marks)
+    return rows[~reconcile.are_captured(thread[rows], start[rows], begins, ends)]
 
 
 def read_call_names(export: Source, strings: Strings) -> tuple[npt.NDArray[np.intp], list[str]]:

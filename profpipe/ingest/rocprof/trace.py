@@ -276,18 +276,15 @@ def _correct_late_ends(
     """Return the launches with the ends corrected that are recorded too late, and what was removed."""
     rows = np.flatnonzero(launches["kind"] == "kernel")
     kernels = launches.iloc[rows]
-    keys = [*_PROCESS, "device", "stream"]
-    lane, _ = combine(*(pd.factorize(kernels[key], use_na_sentinel=False)[0] for key in keys))
-    lane = np.where(kernels["stream"].isna(), -1, lane)
+    # A missing value is -1.
+    place = [pd.factorize(kernels[key])[0] for key in (*_PROCESS, "device", "stream")]
     start, end = (kernels[key].to_numpy(dtype=np.int64) for key in ("start", "end"))
-    recorded = end.copy()
-    late = reconcile.clip_late_ends(start, end, lane, kernels["correlation"].fillna(-1).to_numpy(dtype=np.int64))
-    if not len(late):
-        return launches, []
+    launch = kernels["correlation"].fillna(-1).to_numpy(dtype=np.int64)
+    late, removed = reconcile.clip_late_ends(start, end, place, launch)
+    found = list(reconcile.of_late_ends(removed, name[rows[late]], [str(each) for each in names]))
     ends = launches["end"].to_numpy(dtype=np.int64).copy()
     ends[rows[late]] = end[late]
-    found = reconcile.of_late_ends(recorded[late] - end[late], name[rows[late]], [str(each) for each in names])
-    return launches.assign(end=pd.array(ends, dtype="Int64")), list(found)
+    return (launches.assign(end=pd.array(ends, dtype="Int64")) if found else launches), found
 
 
 def _operations(

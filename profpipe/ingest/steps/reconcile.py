@@ -24,36 +24,37 @@ _SAME_REPLAYS: Final = 3
 #: Most replays of a graph whose identity is not recorded have one number of kernels.
 _MOST_REPLAYS: Final = 0.8
 
-#: Checks after which no figure of a step is told. Late ends are corrected.
-FORBID_STEPS: Final = frozenset(check.value for check in Check if check is not Check.LATE_END)
-
 Row = dict[str, Any]
 
 
-def clip_late_ends(start: Int64s, end: Int64s, lane: Ints, launch: Ints) -> Ints:
-    """Return the kernels whose recorded end is too late, and set it to the start of the next kernel, in place.
+def clip_late_ends(start: Int64s, end: Int64s, place: Sequence[Ints], launch: Ints) -> tuple[Ints, Int64s]:
+    """Set the ends of kernels that are recorded too late to the start of the next kernel, in place.
 
-    A kernel of a stream that runs on after the next one of that stream has ended is recorded with a wrong end:
-    ROCm's profiler loses the end of some kernels. Programmatic dependent launch lets a kernel begin before the one
-    before it ends, but not end before it. ``lane`` numbers the streams, negative where a stream is unknown. ``launch``
-    numbers the launch calls, negative where unknown: kernels of one call are those of a graph, whose branches overlap.
-    So the next kernel is the first one of the next call.
+    Return the rows of these kernels and the ns removed from each. A kernel of a stream that runs on after the next one
+    of that stream has ended is recorded with a wrong end: ROCm's profiler loses the end of some kernels. Programmatic
+    dependent launch lets a kernel begin before the one before it ends, but not end before it.
+
+    ``place`` are numbers of process, device and stream; the stream is negative where it is unknown. ``launch`` numbers
+    the launch calls, and is not positive where they are unknown. The kernels of one call are those of a graph, whose
+    branches overlap: the next kernel is the first one of the next call.
     """
-    found = []
-    for stream, rows in groups(lane):
-        if stream < 0:
+    stream, recorded = place[-1], end.copy()
+    found = [np.zeros(0, dtype=np.int64)]
+    for _, rows in groups(combine(*place)[0]):
+        if stream[rows[0]] < 0:
             continue
         if (start[rows][1:] < start[rows][:-1]).any():
             rows = rows[np.argsort(start[rows], kind="stable")]
         # Kernels whose call is unknown have one each.
-        call = np.where(launch[rows] < 0, -1 - np.arange(len(rows)), launch[rows])
+        call = np.where(launch[rows] > 0, launch[rows], -1 - np.arange(len(rows)))
         first = np.flatnonzero(call[1:] != call[:-1]) + 1
         here = rows[: first[-1] if len(first) else 0]
         following = rows[first[np.searchsorted(first, np.arange(len(here)), side="right")]]
         late = (end[here] > end[following]) & (start[following] > start[here])
         found.append(here[late])
         end[here[late]] = start[following[late]]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    clipped = np.concatenate(found)
+    return clipped, recorded[clipped] - end[clipped]
 
 
 def _are_of_graphs(launch: Ints) -> Bools:
@@ -77,16 +78,16 @@ def of_late_ends(removed_ns: Int64s, name: Ints, names: Sequence[str]) -> Iterat
         yield {**_row(Check.LATE_END, removed_ns[rows].sum(), "ns", len(rows)), "subject": names[code]}
 
 
-def are_captured(*places: tuple[Ints, Ints]) -> Bools:
-    """Return which launches built a graph and ran nothing. ``places`` are (thread, time) of launches, begins and ends.
+def are_captured(thread: Ints, time: Ints, begins: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Bools:
+    """Return which launches built a graph and ran nothing.
 
-    Between the begin and the end of a stream capture a thread's launches become nodes of a graph.
+    Between the begin and the end of a stream capture, the launches of a thread become nodes of a graph. ``begins`` and
+    ``ends`` are the threads and the times of the calls that begin and end a capture.
     """
-    (thread, time), *marks = places
     captured = np.zeros(len(thread), dtype=bool)
-    for each in np.unique(marks[0][0]):
+    for each in np.unique(begins[0]):
         own = thread == each
-        begun, ended = (np.searchsorted(np.sort(at[of == each]), time[own]) for of, at in marks)
+        begun, ended = (np.searchsorted(np.sort(at[of == each]), time[own]) for of, at in (begins, ends))
         captured[own] = begun > ended
     return captured
 
@@ -109,8 +110,8 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
         own = in_graph[of_graph]
         replay, firsts = combine(launch[own])
         # The capture may begin inside the first replay, and end inside the last one.
-        whole_ones = np.isin(replay, [replay[0], replay[-1]], invert=True)
-        own, (replay, firsts) = own[whole_ones], combine(replay[whole_ones])
+        is_whole = np.isin(replay, [replay[0], replay[-1]], invert=True)
+        own, (replay, firsts) = own[is_whole], combine(replay[is_whole])
         if not len(own):
             continue
         size = np.bincount(replay, minlength=len(firsts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,10 +17,12 @@ from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_record
 from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.segments import Segments
 from profpipe.results import schema
-from profpipe.results.schema import StepState
+from profpipe.results.schema import Check, StepRule, StepState
 
 #: A row of ``schema.STEP_FIGURES`` without its place.
 Figure = dict[str, Any]
+#: The process and the device, what ran there, its steps, and whether the end of the last one is known.
+_Account = tuple[dict[str, int], Timeline, Accounts, bool]
 
 
 @dataclass(frozen=True)
@@ -70,26 +72,10 @@ def find(
         (process, {device: timeline(operations, rows) for device, rows in by_device.items()})
         for process, by_device in operations.processes()
     ]
-    checks: list[Figure] = [dict(check) for check in operations.checks]
-    figures: list[Figure] = []
+    accounted, checks, figures = _account(operations, ranges, by_process, lines, with_cases, shown, origin)
+    checks += map(dict, operations.checks)
     window = None
-    accounted: list[tuple[dict[str, int], Timeline, Accounts, bool]] = []
-    for process, own_lines in lines:
-        chosen, found = _choose(
-            operations, ranges, by_process.get(process, ()), process, own_lines, process in with_cases
-        )
-        if chosen is None:
-            continue
-        for device, line in own_lines.items():
-            place = {"process": process, "device": device}
-            accounts = account(line, chosen, shown.waiting(process), origin)
-            if accounts is not None:
-                accounted.append((place, line, accounts, chosen.has_last_end))
-                checks += [{**check, **place} for check in reconcile.of_windows(line, accounts, origin)]
-                figures += [{**figure, **place} for figure in found]
-        placed = [(line, chosen.place(line.launched)) for line in own_lines.values()]
-        checks += [{**check, "process": process} for check in reconcile.of_coverage(chosen, placed)]
-    if any(check["metric"] in reconcile.FORBID_STEPS for check in checks):
+    if any(Check(check["metric"]).forbids_steps for check in checks):
         accounted, figures = [], []
     steps = [_with_states(accounts, ends).assign(**place) for place, _, accounts, ends in accounted]
     if steps:
@@ -115,6 +101,40 @@ def find(
         schema.frame(schema.STEP_FIGURES, [*({"process": -1, "device": -1, **check} for check in checks), *figures]),
         shown.table(),
     )
+
+
+def _account(
+    operations: Operations,
+    ranges: attribution.Ranges,
+    by_process: Mapping[int, Sequence[Segments]],
+    lines: Sequence[tuple[int, Mapping[int, Timeline]]],
+    with_cases: Collection[int],
+    shown: excerpt.Excerpts,
+    origin: int,
+) -> tuple[list[_Account], list[Figure], list[Figure]]:
+    """Return the steps of each process on each of its devices, what contradicts them, and what says more of them."""
+    accounted: list[_Account] = []
+    checks: list[Figure] = []
+    figures: list[Figure] = []
+    for process, own_lines in lines:
+        sorts = by_process.get(process, ())
+        chosen, found = _choose(operations, ranges, sorts, process, own_lines, process in with_cases)
+        if chosen is None:
+            continue
+        placed = [(line, chosen.place(line.launched)) for line in own_lines.values()]
+        uncovered = list(reconcile.of_coverage(chosen, placed))
+        if uncovered and chosen.rule is StepRule.PATTERN:
+            # What recurs on one device alone, and in less than half of the kernel time, is no step.
+            continue
+        checks += [{**check, "process": process} for check in uncovered]
+        for device, line in own_lines.items():
+            place = {"process": process, "device": device}
+            accounts = account(line, chosen, shown.waiting(process), origin)
+            if accounts is not None:
+                accounted.append((place, line, accounts, chosen.has_last_end))
+                checks += [{**check, **place} for check in reconcile.of_windows(line, accounts, origin)]
+                figures += [{**figure, **place} for figure in found]
+    return accounted, checks, figures
 
 
 def _choose(
@@ -159,9 +179,9 @@ def _by_pattern(operations: Operations, lines: Mapping[int, Timeline]) -> Segmen
     Of several devices the order of the launches on all of them is looked at. Where threads launch on each, it need not
     recur, and the longest steps of a single device are taken: a device may see only equal layers of a model.
     """
-    found = [_in_launches(operations, line) for line in lines.values()]
     if len(lines) > 1 and (together := _in_launches(operations, _joined(operations, lines), len(lines))):
         return together
+    found = (_in_launches(operations, line) for line in lines.values())
     return min((each for each in found if each is not None), key=lambda each: each.steps, default=None)
 
 

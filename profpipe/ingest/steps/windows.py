@@ -30,6 +30,24 @@ _FRAMEWORKS: Final = (
     r"step\[(?:DECODE|EXTEND|MIXED|IDLE)\b.*\]",
     r"(?:v2_)?gpu_model_runner: forward",
 )
+#: Ranges that libraries open around single operations, and profpipe around its own work, parts of a model, and epochs:
+#: no steps of a program. ``rank0_train_step`` is a step.
+_NO_STEP: Final = re.compile(
+    rf"(?i)({re.escape(schema.CASE_PREFIX)}|aten::|autograd::|c10d::|nccl|cublas|cudnn|cusolver|cusparse|cub::|thrust|cccl"
+    r"|tsl:|xla|optimizer\.|enumerate\(|fsdp::|torch-compiled|compiledf|## |.*evaluate_function"
+    r"|epochs?[^a-z]*$"
+    r"|(?!.*(?:step|iter|batch))(.*[^a-z])?(layers?|blocks?|stage|head|rank|device|gpu|stream|module)[^a-z]*\d)"
+)
+#: A range is a step from so many instances on, of which at least half launch nearly as many kernels as the typical one.
+_LEAST_INSTANCES: Final = 3
+_ALIKE: Final = 0.25
+#: The time of half of the instances differs by no more than this from the median. Inputs have different lengths.
+_LARGEST_SPREAD: Final = 0.75
+_ONE_PARENT: Final = 0.8
+#: Programs have few names of ranges; more are those of single operations.
+_MOST_NAMES: Final = 1000
+#: Two ranges in turn overlap by this share of the later one at most: some tools round times to whole microseconds.
+_OVERLAP: Final = 0.05
 #: Longer numbers would overflow.
 _DIGITS: Final = 18
 #: nsys puts the domain of a range before its name.
@@ -60,32 +78,14 @@ def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "")
     return found
 
 
-#: Ranges that libraries open around single operations, and profpipe around its own work, parts of a model, and epochs:
-#: no steps of a program. ``rank0_train_step`` is a step.
-_NO_STEP: Final = re.compile(
-    rf"(?i)({re.escape(schema.CASE_PREFIX)}|aten::|autograd::|c10d::|nccl|cublas|cudnn|cusolver|cusparse|cub::|thrust|cccl"
-    r"|tsl:|xla|optimizer\.|enumerate\(|fsdp::|torch-compiled|compiledf|## |.*evaluate_function"
-    r"|epochs?[^a-z]*$"
-    r"|(?!.*(?:step|iter|batch))(.*[^a-z])?(layers?|blocks?|stage|head|rank|device|gpu|stream|module)[^a-z]*\d)"
-)
-#: A range is a step from so many instances on, of which at least half launch nearly as many kernels as the typical one.
-_LEAST_INSTANCES: Final = 3
-_ALIKE: Final = 0.25
-#: The time of half of the instances differs by no more than this from the median. Inputs have different lengths.
-_LARGEST_SPREAD: Final = 0.75
-_ONE_PARENT: Final = 0.8
-#: Programs have few names of ranges; more are those of single operations.
-_MOST_NAMES: Final = 1000
-
-
 def recurring(
     ranges: attribution.Ranges, process: int, launched: Int64s, duration: Int64s
 ) -> tuple[str, float, Segments] | None:
     """Return the program's own range that is a step: its name, % of the kernel time, and instances; None without one.
 
     It opens at least three times, holds most of the time of the process's kernels, and its instances are alike. The
-    outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that
-    differ in numbers that count up are one name.
+    outermost such range wins. ``launched`` and ``duration`` are those of the kernels. Names that differ in numbers that
+    count up are one name.
     """
     rows = np.flatnonzero(ranges.process == process)
     texts = ranges.recorded or ranges.names
@@ -98,20 +98,24 @@ def recurring(
     order = np.argsort(launched, kind="stable")
     launched, duration = launched[order], duration[order]
     total = np.concatenate([[0], np.cumsum(duration)])
-    outers: dict[str, Segments] = {}
+    windows_of: dict[str, Segments] = {}
     for name, instances in list(by_name.items())[:_MOST_NAMES]:
         own = np.array(instances)
         own = own[np.argsort(ranges.start[own], kind="stable")]
         counters = _counters(texts, ranges.name[own])
         if len(set(counters)) == 1 or all(one < following for one, following in pairwise(counters)):
             last = np.array([(counter or (-1,))[-1] for counter in counters], dtype=np.int64)
-            outers[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], last)
-    for name, windows in outers.items():
+            windows_of[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], last)
+    for name, windows in windows_of.items():
         if len(windows.begin) < _LEAST_INSTANCES:
             continue
         first, last = np.searchsorted(launched, [windows.begin, windows.end])
         held, kernels = total[last] - total[first], last - first
-        if 2 * held.sum() <= total[-1] or not _are_alike(held, kernels) or not _have_one_parent(name, windows, outers):
+        if (
+            2 * held.sum() <= total[-1]
+            or not _are_alike(held, kernels)
+            or not _have_one_parent(name, windows, windows_of)
+        ):
             continue
         found.append((int((windows.end - windows.begin).sum()), name, float(100 * held.sum() / total[-1]), windows))
     if not found:
@@ -154,10 +158,6 @@ def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
             yield rule, re.compile(f"{_DOMAIN}(?:{own})")
     for pattern in _FRAMEWORKS:
         yield StepRule.FRAMEWORK, re.compile(f"{_DOMAIN}{pattern}", re.IGNORECASE)
-
-
-#: Two ranges in turn overlap by this share of the later one at most: some tools round times to whole microseconds.
-_OVERLAP: Final = 0.05
 
 
 def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Segments:

@@ -96,7 +96,7 @@ class Rows:
                 {**common, "cat": "user_annotation", "name": numbered, "tid": event.get("tid"), "args": ids}
             )
             return None
-        # XLA gives hosts numbers of its own, which are no process ids.
+        # XLA numbers the hosts itself. The numbers are no process ids.
         return (
             {**common, "cat": "cuda_driver", "name": name, "tid": event.get("tid"), "args": ids}
             if ids["correlation"]

@@ -47,7 +47,7 @@ def _reason(workload: WorkloadFindings) -> str:
     whole = " The figures are of the whole recording"
     whole += "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     whole += f" ({workload.kernel_profiler})."
-    if any(each.check in _WITHOUT_STEPS for each in workload.steps.contradictions):
+    if any(each.check.forbids_steps for each in workload.steps.contradictions):
         return f"No step is given, since the recording contradicts itself.{whole}"
     return (
         "No steps were found: no marker and no range of the program or a framework says where one begins, and no"
@@ -56,15 +56,18 @@ def _reason(workload: WorkloadFindings) -> str:
 
 
 def _parts_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each case and rank: what was recorded, and its parts."""
+    """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
     found = workload.steps.recordings
     unit = step_unit(each.parts.wall_ns for each in found)
     labels = {case.id: case_text(case) for case in workload.cases}
     shown = [part for part in StepPart if any(each.parts.share(each.parts.ns[part]) >= LEAST_SHOWN for each in found)]
-    columns = [doc.label("case"), doc.label("rank"), doc.Column("wall", "recorded", unit)]
+    # Several GPUs of the only process are no ranks.
+    lone = "0, " if all(each.rank.startswith("0, ") for each in found) else ""
+    who = "GPU" if lone else "rank"
+    columns = [doc.label("case"), doc.label("rank", who), doc.Column("wall", "recorded", unit)]
     columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in shown]
     rows = [
-        [labels.get(each.case, ""), each.rank, each.parts.wall_ns,
+        [labels.get(each.case, ""), each.rank.removeprefix(lone), each.parts.wall_ns,
          *(with_share(each.parts.ns[part], each.parts.share(each.parts.ns[part])) for part in shown)]
         for each in found
     ]  # fmt: skip
@@ -123,9 +126,9 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     why = f" ({'' if idle[cause] == sum(idle.values()) else 'mostly '}{WHY_IDLE[cause]})" if idle[cause] else ""
     spent[f"was idle {{}}{why}"] = sum(idle.values())
     shown = sorted(((share, said) for said, share in spent.items() if share >= LEAST_SHOWN), reverse=True)
-    who = "the GPU" if len(own) == 1 else f"each of {len(own)} GPUs, on average,"
+    begin, who = ("In", "the") if len(own) == 1 else (f"Mean of {len(own)} GPUs: in", "a")
     parts = doc.join([fill(said, percent(share)) for share, said in shown])
-    return fill(f"In {{}} {who} {{}} of the time.", duration(wall / len(own)), parts)
+    return fill(f"{begin} {{}} {who} GPU {{}} of the time.", duration(wall / len(own)), parts)
 
 
 #: What a GPU did, of a part of a recording.
@@ -154,19 +157,14 @@ def _has_unknown_times(workload: WorkloadFindings) -> bool:
     return any(each.check in (Check.OUTSIDE_STEPS, Check.SHARED_IDS) for each in workload.steps.contradictions)
 
 
-#: The checks after which no step is given.
-_WITHOUT_STEPS = frozenset(Check) - {Check.LATE_END}
-
-
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the recordings contradict themselves in, and what follows from it."""
     labels = {case.id: case_text(case) for case in workload.cases} if len(workload.cases) > 1 else {}
     for each in workload.steps.contradictions:
         of = fill(" ({})", labels[each.case]) if each.case in labels else ""
-        yield fill(f"{{}}{{}}.{_CONSEQUENCE if each.check in _WITHOUT_STEPS else ''}", _contradiction(each), of)
-
-
-_CONSEQUENCE = " No figure of a step is given."
+        # Another profiler, or none, may give figures of a step beside this one.
+        end = f" The recording of {each.profiler} gives no figure of a step." if each.check.forbids_steps else ""
+        yield fill(f"{{}}{{}}.{end}", _contradiction(each), of)
 
 
 def _contradiction(each: Contradiction) -> doc.Text:
