@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -59,7 +59,8 @@ class Calls:
 class Operations:
     """Operations of GPUs, one row each, times in ns on the clock of the host.
 
-    ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names.
+    ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names. A
+    parser gives the classes that its file states, and no ``in_case``: ``recording`` fills in both.
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
     each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
@@ -75,10 +76,10 @@ class Operations:
     device: Ints
     name: Ints
     names: Sequence[str]
-    classes: Sequence[str]
-    in_case: Bools
     stream: Ints
     read_calls: Callable[[Ints], tuple[Int64s, Ints]]
+    classes: Sequence[str] = ()
+    in_case: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     grid: Ints | None = None
     read_sizes: Callable[[], Ints] | None = None
     checks: Sequence[Mapping[str, Any]] = ()
