@@ -142,7 +142,7 @@ def _workload(
     highest_clock = clocks.pop() if len(clocks) == 1 else None
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
-        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
+        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), conditions, counters[id])
         for id, case in cases.items()
         if own_steps.of(id) is None
     )

@@ -26,37 +26,14 @@ from profpipe.results.tasks import TaskState
 CLOSE = 0.03
 
 
-class Cause(str, Enum):
-    """What makes the times of two profilers differ. Behind each stand the numbers that it has; [some are optional]."""
-
-    LAUNCH_GAPS = "launch gaps"  # ns, kernels
-    COPIES = "copies and sets"  # ns
-    HOST_BOUND = "host-bound"  # [issue_ns, launches, queue; idle]
-    SYNCHRONISATION = "synchronisation"  # [issue_ns]
-    BETWEEN_OPERATORS = "between operators"
-    PROFILER_OVERHEAD = "profiler overhead"  # profiler [loop_ns, alone_ns]
-    OVERLAP = "overlap"  # ns, streams [of_ns: it explains a part; excess_ns: it would explain more]
-    COMMUNICATION = "waiting in communication"  # slow, slow_ns, fast, fast_ns: GPUs and their time in communication
-    SLOWEST_RANK = "slowest process"  # slow, slow_ns, fast, fast_ns: ranks and their time of the call
-    CLOCK = "clock"  # recorded: profiler, hz, reference, reference_hz [cycles: the difference that is left]
-    BELOW_HIGHEST = "clock below its highest"  # reference, hz, highest_hz: recorded; under ncu the GPU rests
-    THROTTLED = "throttled clock"  # hz, low, high, marks, highest_hz: recorded while the call was timed
-    DERIVED_CLOCK = "derived clock"  # profiler, low, high [recorded_low, recorded_high]: by time x clock
-    NCU_CLOCK = "lower clock under ncu"  # hz, longer_hz: in longer launches, share: of the time that is lost
-    NCU_LAUNCH = "launch under ncu"  # limit_ns: what ncu adds to a launch, at most
-    LOCKED_CLOCK = "locked clock"
-    COLD_CACHE = "cold cache"
-    CLEAN_CACHE = "clean cache under ncu"  # reference, limit_ns: the most that the write-back takes
-    SPREAD = "spread"  # [p10, p90 where the clock moved; ci_low, ci_high]: the time that the call may have
-    SHORT_KERNELS = "short kernels"  # limit_ns: the difference of a launch
-    SINGLE_LAUNCH = "single launch"  # ns, under ncu; low, high, launches, reference
-
-
 @dataclass(frozen=True)
 class Reason:
-    """A cause and its numbers by name: times in ns, clocks in Hz, shares between 0 and 1, names of profilers."""
+    """A cause, such as ``launch gaps``, and its numbers by name.
 
-    cause: Cause
+    Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
+    """
+
+    cause: str
     numbers: Mapping[str, float | str] = field(default_factory=dict)
 
 
