@@ -316,15 +316,6 @@ class Unattributed:
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """Cases that ended well, and of which a profiler recorded no kernel although it did of others."""
-
-    workload: str
-    profiler: str
-    cases: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class LaunchCounts:
     """How many launches two profilers recorded of the ``cases`` of a workload that both captured.
 
@@ -350,14 +341,6 @@ class TimedCase:
     case: str
     ns: float
     axes: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class DuplicateTimes:
-    """A case of two workloads whose times differ by more than their intervals and clocks explain."""
-
-    longer: TimedCase
-    shorter: TimedCase
 
 
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
@@ -698,19 +681,6 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Overhead:
-    """What a profiler added to the loop of a case, as a share of the wall time of an iteration without it."""
-
-    case: str
-    profiler: str
-    share: float
-
-    @property
-    def is_large(self) -> bool:
-        return self.share > OVERHEAD
-
-
-@dataclass(frozen=True)
 class RankResult:
     """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
 
@@ -722,14 +692,6 @@ class RankResult:
     name: str
     numbers: Mapping[str, float]
     profiler: str = ""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The time that was recorded of a program without steps, in seconds from its start."""
-
-    after_s: float
-    for_s: float
 
 
 @dataclass(frozen=True)
@@ -762,10 +724,13 @@ class WorkloadFindings:
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()
     iteration: Iteration = Iteration.CALL
-    span: Span | None = None
+    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
+    recorded_after_s: float = 0.0
+    recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
-    overheads: tuple[Overhead, ...] = ()
+    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
+    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
@@ -793,6 +758,12 @@ class WorkloadFindings:
     def is_on_cpu(self) -> bool:
         """True if a profiler recorded CPU operators of a case and no kernel."""
         return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def slowed_cases(self) -> set[str]:
+        """The cases whose loop the profiler of the kernels has made far slower."""
+        return {case for (case, name), share in self.overheads.items()
+                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
 
     @property
     def varying_shape(self) -> tuple[str, ...]:
@@ -826,9 +797,11 @@ class Findings:
     expectations: tuple[Expectation, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
-    unseen: tuple[Unseen, ...] = ()
+    #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
+    unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     launch_counts: tuple[LaunchCounts, ...] = ()
-    duplicates: tuple[DuplicateTimes, ...] = ()
+    #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
+    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()

@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.workloads import CLOSE, Agreement, Figure, Overhead, Reason, WorkloadFindings
+from profpipe.analysis.findings.workloads import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts
@@ -126,28 +126,28 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
 def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
-    by_share = grouped((own.profiler, own) for own in sorted(workload.overheads, key=lambda overhead: overhead.share))
+    by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.overheads.items())
+    by_share = {profiler: sorted(own, key=lambda pair: pair[0]) for profiler, own in by_profiler.items()}
 
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 9.995:
             return doc.Cell(share, note=doc.concat(*note))
         return doc.Cell(share + 1, format=doc.Format.RATIO, note=doc.concat("the time ", *note))
 
-    def of_case(own: Overhead) -> doc.Cell:
-        return added(own.share, "(", names.get(own.case, doc.Code(own.case)), ")")
+    def of_case(share: float, case: str) -> doc.Cell:
+        return added(share, "(", names.get(case, doc.Code(case)), ")")
 
-    columns: doc.Columns[list[Overhead]] = [
-        (doc.label("profiler"), lambda own: doc.Code(own[0].profiler)),
-        (doc.signed_percent("median"), lambda own: added(statistics.median(o.share for o in own))),
+    columns: doc.Columns[str] = [
+        (doc.label("profiler"), doc.Code),
+        (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
         # The least may be negative: then something else held up the loop without a profiler.
-        (doc.signed_percent("least"), lambda own: of_case(own[0]) if len(own) > 1 else None),
-        (doc.signed_percent("most"), lambda own: of_case(own[-1])),
+        (doc.signed_percent("least"), lambda name: of_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
+        (doc.signed_percent("most"), lambda name: of_case(*by_share[name][-1])),
         (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
-         lambda own: f"{sum(o.is_large for o in own)} of {len(own)}"),
+         lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
-    rows = [by_share[name] for name in dict.fromkeys(overhead.profiler for overhead in workload.overheads)]
     title = "Time that a profiler adds to the loop"
-    return doc.table_of("overheads", rows, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("overheads", by_share, columns, title, doc.Placement.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
