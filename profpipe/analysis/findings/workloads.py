@@ -113,9 +113,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """A table of the pipeline file, the largest of its grids first. The rows of a plot are what it runs over.
+    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
 
-    Among its axes are ``value`` and ``phase`` where several were requested.
+    Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
+    lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
+    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
     """
 
     title: str
@@ -123,10 +125,15 @@ class Study:
     phases: tuple[str, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    grids: tuple[Grid, ...]
     note: str = ""
     #: Whether it opens the page, above the headline.
     is_first: bool = False
+    is_plot: bool = False
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+    requested_units: tuple[str, ...] = ()
+    requested_profiler: str | None = None
+    grids: tuple[Grid, ...] = ()
     has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
     skipped_grids: int = 0
@@ -138,13 +145,11 @@ class Study:
     shared_flags: tuple[str, ...] = ()
     #: The axes that have one value in all cells.
     fixed: Axes = ()
-    #: The stored unit of each value, and the units that the pipeline file requests.
+    #: The stored unit of each value.
     units: Mapping[str, str] = field(default_factory=dict)
-    requested_units: tuple[str, ...] = ()
     #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
     row_unit: str | None = None
-    #: The profiler and quantity of its times, as in a Basis.
-    basis: tuple[str, str] | None = None
+    basis: Basis | None = None
     kernel_profiler: str | None = None
     #: Whether kernel times are per call, and of the operators of a CPU.
     is_per_call: bool = True
@@ -160,6 +165,11 @@ class Study:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     #: Whether a case leaves out a part of the work that its FLOP/s count.
     has_sparse_cases: bool = False
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
+        return (*self.row_axes, *self.column_axes)
 
     def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
         """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
