@@ -10,8 +10,7 @@ from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
 from profpipe.report import document as doc
-from profpipe.report.inlines import plural
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, plural
 from profpipe.report.selection import main_cases
 
 _TITLES = {

@@ -9,7 +9,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, percent
+from profpipe.report.labels import fill, percent
 
 #: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
 _LEAST_FOR_INTERVAL = 6

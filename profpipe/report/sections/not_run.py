@@ -11,7 +11,7 @@ from profpipe.analysis.findings.workloads import CaseResult, Findings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.report import document as doc
-from profpipe.report.inlines import names
+from profpipe.report.labels import names
 from profpipe.results.tasks import TaskState
 
 OUTCOMES: Mapping[Status, str] = {

@@ -9,8 +9,8 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.targets import Grade, Target
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, plural
-from profpipe.report.labels import case_text, variant_text
+from profpipe.report.labels import case_text, fill, plural, variant_text
+from profpipe.report.units import RATIO
 
 #: By quantity: its name, its unit behind a number, and what measures it.
 _QUANTITIES: Mapping[str, tuple[str, str, str]] = {
@@ -72,5 +72,5 @@ def _cells(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Cell | 
         if grade is None or value is None:
             yield None
         else:
-            form = doc.Format.RATIO if name == "speedup" else None
-            yield doc.Cell(value, is_strong=grade is Grade.GOOD, format=form, note=grade.value)
+            unit = RATIO if name == "speedup" else None
+            yield doc.Cell(value, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)

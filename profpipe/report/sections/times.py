@@ -8,8 +8,7 @@ from profpipe.analysis.cases import in_words, is_number, running_axis, shown, wi
 from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import fill, names, ratio
-from profpipe.report.labels import marked_text, quantity, variant_text
+from profpipe.report.labels import fill, marked_text, names, quantity, ratio, variant_text
 from profpipe.report.sections import flags, steps
 from profpipe.report.sections.wins import doubt_of, tied_names
 from profpipe.report.units import size_unit, step_unit, time_unit

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill
+from profpipe.report.labels import fill
 from profpipe.report.sections import kernel_differences
 from profpipe.report.sections.verdicts import NAMES, name, verdicts
 from profpipe.results.manifest import Manifest
@@ -39,7 +39,7 @@ def forest(findings: PairFindings) -> doc.Section:
         doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
                  cases=tuple(map(name, rows))),
         doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
-        (doc.Panel("", tuple(each for each in series if each.marks)),),
+        {"": tuple(each for each in series if each.marks)},
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
         doc.Placement.HTML,
@@ -86,7 +86,7 @@ def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
         doc.ChartKind.STRIP,
         doc.Axis("pair"),
         doc.Axis("B - A", quantity="change"),
-        (doc.Panel("", (doc.Series("pair", "pair", marks),)),),
+        {"": (doc.Series("pair", "pair", marks),)},
         placement=doc.Placement.HTML,
         references=tuple(references),
     )

@@ -13,7 +13,7 @@ from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, plural
+from profpipe.report.labels import fill, plural
 from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
 from profpipe.results import pair_blocks
@@ -235,7 +235,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     cases = sorted(judged, key=_rank)
     columns = [
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(readable(case.case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), name(case))),
         (doc.label("verdict"), _verdict_cell),
         (doc.Column("a", "A", unit), lambda case: case.a_ns),
         (doc.Column("b", "B", unit), lambda case: case.b_ns),
@@ -335,7 +335,7 @@ def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
     columns: doc.Columns[CaseVerdict] = [
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(name(case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(name(case)), name(case))),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Win
 from profpipe.job import readable
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, names, percent
+from profpipe.report.labels import fill, names, percent
 from profpipe.report.units import Unit
 
 #: Names of tied cases in a sentence; more are counted.
