@@ -11,11 +11,11 @@ import pytest
 from report_study import analyze, case_row, example, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.workloads import Study
 from profpipe.config.models import Plot
 from profpipe.report.document import Chart, Reference, ReferenceKind, Series
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections.study_plots import baseline_name, line_names, study_plot, study_plots
+from profpipe.report.sections.studies import baseline_name, line_names, study_plot, study_plots
 from profpipe.report.svg.lines import picture
 from profpipe.results.schema import Tables
 

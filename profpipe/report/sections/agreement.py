@@ -8,8 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
-from profpipe.analysis.findings.workloads import Overhead, WorkloadFindings
+from profpipe.analysis.findings.workloads import CLOSE, Agreement, Cause, Figure, Overhead, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts

@@ -19,7 +19,6 @@ from profpipe.report.sections import (
     agreement,
     cases,
     commands,
-    flags,
     kernel_share,
     kernels,
     memory,
@@ -30,6 +29,7 @@ from profpipe.report.sections import (
     roofline,
     step_times,
     steps,
+    times,
 )
 from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import JobEntry, Manifest
@@ -70,7 +70,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     own, own_steps = workload.steps.of(case.id), steps.steps(alone)
     has_timeline = any(each.case == case.id for each in workload.timelines)
     blocks: list[doc.Block | None] = [
-        doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in flags.meanings([alone]).items())),
+        doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in times.meanings([alone]).items())),
         strip_of_samples(samples, case) if len(samples) > 1 else None,
         strip_of_steps(own) if own else None,
         _figures(alone, case),

@@ -7,8 +7,7 @@ from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.findings.warnings import Unattributed
-from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.findings.workloads import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import has_no_gpu, is_on_cpu, names, of_workload
