@@ -13,7 +13,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts
 from profpipe.report.sections import ranks
-from profpipe.report.units import percent, signed_percent, time_unit
+from profpipe.report.units import RATIO, percent, signed_percent, time_unit
 
 #: Kernels above this are long enough for launch gaps and cold caches to be a small part of them.
 _LONG_NS = 50_000.0
@@ -132,7 +132,7 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 9.995:
             return doc.Cell(share, note=doc.concat(*note))
-        return doc.Cell(share + 1, format=doc.Format.RATIO, note=doc.concat("the time ", *note))
+        return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
     def of_case(share: float, case: str) -> doc.Cell:
         return added(share, "(", names.get(case, doc.Code(case)), ")")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from profpipe.analysis.findings.steps import IDLE_PARTS, Contradiction, StepPart
 from profpipe.analysis.findings.workloads import CaseResult, Iteration, KernelBreakdown, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, literal, percent, with_share
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, duration, fill, literal, percent, with_share
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import count, size_unit, step_unit
 from profpipe.results.schema import Check

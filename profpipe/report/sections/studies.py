@@ -19,7 +19,7 @@ from profpipe.report.labels import DENSE_WORK, quantity
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
 from profpipe.report.short_kernel_names import short_names
-from profpipe.report.units import MISSING, Unit, unit_of
+from profpipe.report.units import COUNT, MISSING, NO_CASE, Unit, unit_of
 
 #: Grids of one table that are shown.
 _GRIDS = 9
@@ -213,9 +213,6 @@ def value_name(study: Study, value: StudyValue) -> str:
     return on_cpu or _TITLES.get(value.name, name)
 
 
-_FORMATS: Mapping[str, doc.Format] = {"share": doc.Format.PERCENT, "calls": doc.Format.COUNT, "x": doc.Format.RATIO}
-
-
 class _TableWriter:
     """Turns the grids of one study into tables of the document."""
 
@@ -271,10 +268,10 @@ class _TableWriter:
 
     def _cell(self, cell: Cell | None, value: StudyValue) -> doc.Cell:
         if cell is None:
-            return doc.Cell(missing=doc.Missing.NOT_REQUESTED)
+            return doc.Cell(missing=NO_CASE)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
         if cell.value is None:
-            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=doc.Missing.NOT_MEASURED)
+            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=MISSING)
         stored, unit = self._study.units.get(value.name, ""), self._units[value.name]
         if isinstance(cell.value, str):
             is_kernel = stored == "kernel"
@@ -284,8 +281,7 @@ class _TableWriter:
             return doc.Cell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
         is_count = stored == "1" and cell.value.is_integer()
-        form = doc.Format.COUNT if is_count else _FORMATS.get(stored, doc.Format.NUMBER)
-        return doc.Cell(cell.value, flags=flags, unit=unit, format=form if unit.size == 1.0 else doc.Format.NUMBER)
+        return doc.Cell(cell.value, flags=flags, unit=COUNT if is_count and unit.size == 1.0 else unit)
 
 
 # --- study plots ------------------------------------------------------------------------------------------------------

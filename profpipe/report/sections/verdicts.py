@@ -14,7 +14,7 @@ from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, plural
+from profpipe.report.labels import fill, plural
 from profpipe.report.sections import kernel_differences
 from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
@@ -230,7 +230,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     cases = sorted(judged, key=_rank)
     columns = [
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(readable(case.case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), name(case))),
         (doc.label("verdict"), _verdict_cell),
         (doc.Column("a", "A", unit), lambda case: case.a_ns),
         (doc.Column("b", "B", unit), lambda case: case.b_ns),
@@ -326,7 +326,7 @@ def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
     columns: doc.Columns[CaseVerdict] = [
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(name(case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(name(case)), name(case))),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
     ]
@@ -390,7 +390,7 @@ def forest(findings: PairFindings) -> doc.Section:
         doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
                  cases=tuple(map(name, rows))),
         doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
-        (doc.Panel("", tuple(each for each in series if each.marks)),),
+        {"": tuple(each for each in series if each.marks)},
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
         doc.Placement.HTML,
@@ -437,7 +437,7 @@ def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
         doc.ChartKind.STRIP,
         doc.Axis("pair"),
         doc.Axis("B - A", quantity="change"),
-        (doc.Panel("", (doc.Series("pair", "pair", marks),)),),
+        {"": (doc.Series("pair", "pair", marks),)},
         placement=doc.Placement.HTML,
         references=tuple(references),
     )

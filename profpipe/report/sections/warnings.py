@@ -17,10 +17,9 @@ from profpipe.analysis.findings.workloads import (
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, names
-from profpipe.report.labels import case_text, case_texts, of_workload
+from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
 from profpipe.report.sections import classification, files, steps
-from profpipe.report.units import time_unit
+from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
 
@@ -142,7 +141,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[each.case], doc.Number(figure.difference, format=doc.Format.SIGNED_PERCENT)))
+        (figure.profiler, (labels[each.case], doc.Number(figure.difference, SIGNED_PERCENT)))
         for each in workload.agreements
         for figure in each.figures
         if figure.is_unexplained
