@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, bounds, launch_order, recording as events
+from profpipe.ingest import attribution, bounds, launch_tables, operations, recording as events
 from profpipe.ingest.groupby import Int64s, Ints, combine, factorize, groups
 from profpipe.ingest.nsys_export import (
     FAILURES,
@@ -37,7 +37,7 @@ from profpipe.ingest.nsys_export import (
     read_rows,
     read_texts,
 )
-from profpipe.ingest.steps import operations, reconcile
+from profpipe.ingest.steps import reconcile
 from profpipe.results import schema
 
 READS_FOLDERS = True
@@ -96,7 +96,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
 
 
 def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     with _refusing(path):
         return events.launches(_read(path))
 
@@ -301,8 +301,8 @@ def _read_shapes(export: Source) -> pd.DataFrame | None:
     code, firsts = combine(*columns)
     # One text for each shape: captures have millions of launches and dozens of shapes.
     distinct = np.stack([column[firsts] for column in columns], axis=1).tolist()
-    texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
-    texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
+    texts = {"grid": [launch_tables.shape(row[:3]) for row in distinct]}
+    texts["block"] = [launch_tables.shape(row[3:]) for row in distinct]
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 

@@ -27,11 +27,12 @@ from profpipe.ingest import (
     groupby,
     json_stream,
     kernel_classes,
+    operations,
     recording as events,
     torch_events,
 )
 from profpipe.ingest.groupby import Ints
-from profpipe.ingest.steps import operations, partition, reconcile
+from profpipe.ingest.steps import reconcile
 from profpipe.ingest.torch_events import Trace
 from profpipe.results import schema
 
@@ -80,7 +81,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
 
 
 def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     return events.launches(_read(path, torch_events.read(path)))
 
 
@@ -239,7 +240,7 @@ def _are_in_convolutions(trace: Trace, gpu: pd.DataFrame, by_call: pd.DataFrame,
         own = around[around["thread"] == thread]
         start = _ns(own["start"])
         time = _ns(gpu["time"].iloc[unknown[rows]])
-        found[unknown[rows]] = partition.Union(start, start + _ns(own["dur"])).contains(time)
+        found[unknown[rows]] = groupby.Union(start, start + _ns(own["dur"])).contains(time)
     return found
 
 

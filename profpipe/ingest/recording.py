@@ -14,19 +14,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import (
-    attribution,
-    bounds,
-    comm_overlap,
-    kernel_classes,
-    launch_order,
-    launch_sums,
-    range_stats,
-)
+from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables
 from profpipe.ingest.attribution import Attribution, Launches, Ranges
 from profpipe.ingest.groupby import Int64s, Ints, factorize, labelled
+from profpipe.ingest.operations import Calls, Operations
 from profpipe.ingest.steps import reconcile, search
-from profpipe.ingest.steps.operations import Calls, Operations
 from profpipe.results import schema
 
 _KERNEL: Final = schema.KINDS.index("kernel")
@@ -96,7 +88,7 @@ def tables(found: Recording, step_range: str = "") -> schema.Tables:
         classes = executor.submit(kernel_classes.classes, work.names)
         placed = attribution.attribute(ranges, launches)
         # Not in the other thread, which would go on after a refusal of this one.
-        range_rows = range_stats.table(ranges, launches, placed, work.start, work.end, pids, on_gpu)
+        range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, pids, on_gpu)
         # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, launches.process, placed, pids)
         # What needs no classes is done before them.
@@ -109,8 +101,8 @@ def tables(found: Recording, step_range: str = "") -> schema.Tables:
             lost = schema.frame(schema.STEP_FIGURES, [{"device": -1, **check} for check in work.checks])
             steps = search.Found(figures=lost) if len(lost) else search.find_on_host(ranges, step_range)
         elif finds_steps:
-            launched = comm_overlap.kernels(work, placed, pids)
-            metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
+            launched = launch_tables.kernels(work, placed, pids)
+            metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
             steps = search.find(work, ranges, waits, latest, step_range)
     return schema.Tables(
         kernels=kernels.result(),
@@ -137,8 +129,8 @@ def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: C
         # Negative numbers stand for NULL.
         return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 
-    # Without a name for the launches, which ``summarise`` frees as soon as it can.
-    rows = launch_sums.summarise(
+    # Without a name for the launches, which ``kernel_rows`` frees as soon as it can.
+    rows = launch_tables.kernel_rows(
         pd.DataFrame(
             {
                 "case": labelled(path, cases),
@@ -177,15 +169,15 @@ def _origin(found: Recording, placed: Attribution) -> schema.Origin:
 
 
 def launches(found: Recording) -> pd.DataFrame:
-    """Return the single kernels in the order of their calls (``launch_order.COLUMNS``), none without shapes."""
+    """Return the single kernels in the order of their calls (``launch_tables.COLUMNS``), none without shapes."""
     work, shapes = found.operations, found.read_shapes()
     if shapes is None:
-        return launch_order.empty()
+        return launch_tables.no_launches()
     placed = attribution.attribute(found.ranges, found.launches)
     rows = np.flatnonzero(work.kind == _KERNEL)
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_order.table(found.ranges, found.launches, placed, rows, seen, work.start[rows])
+    return launch_tables.in_order(found.ranges, found.launches, placed, rows, seen, work.start[rows])
 
 
 def traced(found: Recording) -> Recording:

@@ -17,9 +17,8 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import attribution, kernel_classes, recording as events
+from profpipe.ingest import attribution, kernel_classes, operations, recording as events
 from profpipe.ingest.groupby import Ints
-from profpipe.ingest.steps import operations
 from profpipe.results import schema
 
 #: ``start`` and ``end`` are on the GPU, ``thread`` launched it, ``dispatched`` is when the host queued it. ``space``

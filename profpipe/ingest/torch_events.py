@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds, foreign_files, json_stream, launch_order
+from profpipe.ingest import bounds, foreign_files, json_stream, launch_tables
 from profpipe.ingest.groupby import Ints
 from profpipe.results import schema
 
@@ -102,7 +102,7 @@ class Trace:
         # Kineto draws a GPU as a process and a stream as its thread.
         device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
         place = (KINDS.index(sort), number(device), number(stream))
-        grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
+        grid, block = (launch_tables.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
         size = number(args["bytes"]) if "bytes" in args else MISSING
         graph = number(args.get("graph id")) if args.get("graph id") else MISSING

@@ -1,4 +1,4 @@
-"""The operations of GPUs and the waits of the host, as every parser gives them to the search for steps."""
+"""The operations of GPUs and the calls of the host, as the parsers give them."""
 
 from __future__ import annotations
 
