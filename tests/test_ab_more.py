@@ -21,6 +21,7 @@ import pytest
 from profpipe import cli
 from profpipe.analysis import noise, pairs, verdict
 from profpipe.analysis.verdict import Gate
+from profpipe.config.models import read_recorded
 from profpipe.measure import rounds
 from profpipe.report import ci, render, results_json
 from profpipe.report.document import Placement
@@ -241,7 +242,7 @@ def test_the_page_with_further_pairs_is_the_golden_one(regenerate):
 
 def test_the_page_of_a_command_says_nothing_of_visits():
     data, run = decided_and_not()
-    of_command = replace(run, pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}})
+    of_command = replace(run, pipeline=read_recorded({"workloads": {"w": {"command": ["python", "train.py"]}}}))
     texts = [page_of(data, each) for each in (run, of_command)]
     assert ["Further pairs: the pairs behind" in text for text in texts] == [True, True]
     assert ["visits" in text for text in texts] == [True, False]

@@ -33,7 +33,7 @@ TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
     """``run`` as it would be with these `tables` in its pipeline file."""
     entries = [Table.model_validate({"title": "A table", **entry}).model_dump(mode="json") for entry in wanted]
-    return {**run, "pipeline": {**run.get("pipeline", {}), "tables": entries}}
+    return {**run, "pipeline": {"workloads": {"w": {}}, **run.get("pipeline", {}), "tables": entries}}
 
 
 def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
@@ -455,7 +455,8 @@ def judged(errors: dict[str, float | None], words: list[str], flags: tuple[str, 
     cases = [case_row(f"impl={impl}", flags=list(flags), params={"impl": impl}) for impl in errors]
     rows = [metric_row(f"impl={impl}", "time", 100.0 / i, n=9) for i, impl in enumerate(errors, 1)]
     rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items() if error is not None]
-    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    workload = {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}, "repeats": 9}
+    run = {"pipeline": {"workloads": {"w": workload}}}
     return only(tables(cases, metrics=rows), run, rows="impl", value=words)
 
 
@@ -473,7 +474,8 @@ def test_a_doubtful_baseline_gives_no_speedup() -> None:
     ids = [f"impl={one['impl']},n={one['n']}" for one in params]
     rows = [metric_row(case, "time", 100.0 if "impl=a" in case else 50.0, n=9) for case in ids]
     rows += [metric_row(case, "error_rel_l1", 0.2 if case == "impl=a,n=2" else 0.001, "1") for case in ids]
-    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    workload = {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}, "repeats": 9}
+    run = {"pipeline": {"workloads": {"w": workload}}}
     cases = [case_row(case, params=own) for case, own in zip(ids, params, strict=True)]
     study = only(tables(cases, metrics=rows), run, rows=["n", "impl"], value=["speedup"])
     assert [row[-1] for row in rows_of(study)[1:]] == ["1.00x", "2.00x", "inaccurate", "baseline inaccurate"]

@@ -261,7 +261,7 @@ def _recorded(run: Run, key: Key, profiler: str) -> _Recorded:
     frames = {table.name: getattr(data, table.name) for table in ALL}
     own = {n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()}
     declared = manifest.workload(workload)
-    index = CaseIndex.of(Tables(**own), bool(declared.get("command")))
+    index = CaseIndex.of(Tables(**own), declared is not None and declared.is_command)
     found = steps.find_steps(index, [case], {}, declared, manifest, workload)
     return _Recorded(workload, case, profiler, index, found)
 

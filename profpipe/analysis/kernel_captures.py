@@ -61,7 +61,7 @@ def read(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dict[_Key, d
     """
     found: dict[_Key, dict[str, list[Capture]]] = {}
     for (workload, pair, side), own in _processes(data):
-        is_command = bool(run.workload(workload).get("command"))
+        is_command = run.is_command(workload)
         index = CaseIndex.of(own, is_command)
         copies = own.kernels[own.kernels["kind"].isin(COPIES)]
         classes = dict(zip(copies["kernel"], copies["kind"], strict=True))

@@ -109,7 +109,7 @@ def read_conditions(
     highest_hz: float | None,
 ) -> Conditions:
     """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
-    jobs, declared = run.jobs_of(workload), run.workload(workload)
+    jobs, is_command = run.jobs_of(workload), run.is_command(workload)
     ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
     clocks = {
         key[:2]: ClockSamples(*(numbers[name].value for name in _RECORDED))
@@ -117,12 +117,12 @@ def read_conditions(
         if not key[2] and all(name in numbers and numbers[name].value > 0 for name in _RECORDED)
     }
     return Conditions(
-        is_command=bool(declared.get("command")),
+        is_command=is_command,
         ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
         ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
         highest_hz=highest_hz,
         longest=_longest_launches(counters, recorded.totals, clocks, highest_hz),
-        flushed=frozenset(() if declared.get("command") else (job.profiler for job in jobs)),
+        flushed=frozenset(() if is_command else (job.profiler for job in jobs)),
         clocks=clocks,
         ranks=grouped((rank.case, rank) for rank in ranks.find_ranks(recorded, counters)),
         walls=loop_walls(recorded.numbers),

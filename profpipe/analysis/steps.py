@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,9 @@ from profpipe.results.schema import (
     StepState,
 )
 
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
+
 #: The class of the kernels that are the part ``communication``.
 _COMMUNICATION = "communication"
 
@@ -78,7 +81,7 @@ def find_steps(
     index: CaseIndex,
     cases: Sequence[str],
     params: Mapping[str, Mapping[str, Any]],
-    declared: Mapping[str, Any],
+    declared: Workload | None,
     run: Manifest,
     workload: str,
 ) -> StepFindings:
@@ -94,7 +97,7 @@ def find_steps(
     profiler = max((name for name in PREFERENCE if name in counts), key=lambda name: counts[name], default="")
     nodes = {(case, job.profiler): job.rank_nodes or {} for job in run.jobs_of(workload) for case in job.cases}
     found = {case: _Case(index, case, profiler, by_case[case], nodes).read() for case in cases if case in by_case}
-    items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
+    items = {case: items_of(declared.items_per_step if declared else None, own) for case, own in params.items()}
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
     kept = tuple(replace(own, unlike_nodes=unlike.get(own.case, ())) for own in found.values() if own)
     without = tuple(case for case in cases if not found.get(case))
@@ -115,7 +118,7 @@ def find_steps(
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
-        item_name=str(declared.get("item_name") or "items"),
+        item_name=declared.item_name if declared else "items",
         contradictions=tuple(_contradictions(index, cases)),
     )
 

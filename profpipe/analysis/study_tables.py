@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -25,6 +25,9 @@ from profpipe.config.kernel_categories import CATEGORIES
 from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Plot, Table
 
 #: Axes of a table that are no parameters of its cases.
 VALUE, PHASE, WORKLOAD, PROFILER = "value", "phase", "workload", "profiler"
@@ -50,7 +53,7 @@ ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
 class _Request:
     """An entry of `tables`, or of `plots`, whose rows are what it runs over and whose columns are its lines."""
 
-    entry: Mapping[str, Any]
+    entry: Table | Plot
     where: Mapping[str, Sequence[Any]]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -68,41 +71,40 @@ class _Request:
 
 
 def fill_studies(
-    entries: Iterable[Mapping[str, Any]], workloads: Sequence[WorkloadData], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadData], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     found = []
     for entry in entries:
-        names = entry.get("workload") or ()
-        if chosen := [data for data in workloads if data.name in names or not names]:
+        if chosen := [data for data in workloads if data.name in entry.workload or not entry.workload]:
             found.append(_fill(_read_request(entry, chosen), chosen, results_on))
     return tuple(found)
 
 
-def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> _Request:
+def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadData]) -> _Request:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
     """
-    is_plot, rows = "over" in entry, list(entry["rows"]) if "rows" in entry else [entry["over"]]
-    columns = list(entry.get("columns") or entry.get("lines") or ())
+    rows, given = entry.axes.values()
+    columns, is_plot = [*given], "over" in entry.axes
     if is_plot and not columns:
-        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, entry["over"])]
+        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, *rows)]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
-    values, phases = list(entry["value"]), list(entry.get("phase") or ())
+    values, phases = entry.value, entry.phase
     for axis, several in ((PHASE, phases), (VALUE, values)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
     return _Request(
         entry,
-        where=entry.get("where") or {},
+        where=entry.where,
         rows=tuple(rows),
         columns=tuple(columns),
         values=tuple(map(parse_value, values)),
         phases=tuple(phases) or ("",),
-        profiler=entry.get("profiler"),
+        profiler=entry.profiler,
         is_plot=is_plot,
-        unplaced=(*(entry.get("where") or ()), *(axis for data in workloads for axis, _ in data.layout.fixed)),
+        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
     )
 
 
@@ -134,11 +136,11 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [result.is_baseline for result in cases[_RESULT]]
-    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
+    limits = [(data.declared.limits if data.declared else {}).items() for data in workloads]
     return Study(
-        title=str(request.entry["title"]),
-        note=str(request.entry.get("note") or ""),
-        is_first=bool(request.entry.get("first")),
+        title=request.entry.title,
+        note=request.entry.note,
+        is_first=request.entry.first,
         values=request.values,
         phases=tuple(filter(None, request.phases)),
         row_axes=rows,
@@ -152,7 +154,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
-        requested_units=tuple(request.entry.get("unit") or ()),
+        requested_units=tuple(request.entry.unit),
         is_by_profiler=is_by_profiler,
         basis=(basis.profiler, basis.quantity) if basis else None,
         kernel_profiler=profiler,

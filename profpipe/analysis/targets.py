@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.steps import CaseSteps
@@ -12,15 +12,18 @@ from profpipe.analysis.findings.workloads import CaseResult
 from profpipe.analysis.ncu_metrics import THROUGHPUT
 from profpipe.measure.flags import Flag
 
+if TYPE_CHECKING:
+    from profpipe.config.targets import Targets
+
 
 def compare(
-    declared: Mapping[str, Any],
+    declared: Targets | None,
     cases: Mapping[str, CaseResult],
     counters: Mapping[str, Iterable[Counters]],
     steps: Mapping[str, CaseSteps],
 ) -> TargetFindings:
     """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
-    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
+    targets = {name: Target(limits.good, limits.poor) for name, limits in declared or () if limits}
     timed = {id: case for id, case in cases.items() if targets and case.time}
     found = {id: _values(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
     values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}

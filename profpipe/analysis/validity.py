@@ -142,7 +142,7 @@ def _expectation(workload: str, case: str, requested: str, attention: Collection
 
 def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
     """Return the classified share of each workload's kernel time, from the profiler that represents it."""
-    minimum = (run.pipeline.get("coverage") or {}).get("min_classified")
+    minimum = run.pipeline.coverage.min_classified if run.pipeline else None
     found = []
     for workload, recorded in tables.kernels.groupby("workload", sort=False):
         if (profiler := preferred(recorded)) is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from profpipe.config.items import parameters
 from profpipe.config.slurm import Slurm, Words
@@ -16,6 +17,9 @@ from profpipe.config.targets import Targets
 from profpipe.config.yaml import as_list
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
+
+#: The context of a validation that reads the pipeline of a run, not a user's file.
+RECORDED: Final = {"recorded": True}
 
 ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
 
@@ -63,6 +67,13 @@ Limits = Annotated[
 #: Times are finite: JSON, and so run.json, cannot hold infinity.
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+
+def _read_variables(env: object, info: ValidationInfo) -> object:
+    """Return variables with texts: the record of a run has their names only."""
+    return dict.fromkeys(env, "") if info.context is RECORDED and isinstance(env, Mapping) else env
+
+
+Variables = Annotated[Mapping[str, str], BeforeValidator(_read_variables)]
 
 _TIMEOUT = "seconds without a next case or the end of the job after which the process and its children are killed"
 _CASE_TIMEOUT = "seconds after which a case, or one round of it, is killed; the others continue in a new process"
@@ -212,7 +223,7 @@ class Settings(StrictModel):
         description="allow cases to run side by side on the `gpus` of the machine, one on each; cases that the report "
         "compares stay on one GPU",
     )
-    env: Mapping[str, str] = Field({}, description="environment variables of the workload's process")
+    env: Variables = Field({}, description="environment variables of the workload's process")
     ncu: Ncu = Ncu()
     timing: Timing = Timing()
     tolerance: Limits = Field(
@@ -224,6 +235,11 @@ class Settings(StrictModel):
     skip_larger_after_oom: bool = Field(
         True, description="after a case ran out of memory, skip cases that are larger in every dimension"
     )
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The tolerance by the name of each measure."""
+        return {str(measure): limit for measure, limit in self.tolerance.items()}
 
 
 #: Settings of the harness, which does not run inside a command.
@@ -300,7 +316,9 @@ class Workload(Settings):
         return document
 
     @model_validator(mode="after")
-    def _validate_command(self) -> Workload:
+    def _validate_command(self, info: ValidationInfo) -> Workload:
+        if info.context is RECORDED:
+            return self
         if (self.script is None) == (self.command is None) or self.command == ():
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
         if self.cwd is not None and self.command is None:
@@ -323,6 +341,10 @@ class Workload(Settings):
         if self.processes > 1 and self.timing.mode != "eager":
             raise ValueError("'timing.mode' must be eager with several processes")
         return self
+
+    @property
+    def is_command(self) -> bool:
+        return self.command is not None
 
     @property
     def is_parallel(self) -> bool:
@@ -360,6 +382,11 @@ class Table(_Study):
     note: str = Field("", description="one or two sentences above the table")
     first: bool = Field(False, description="show the table at the top of the report, above the answer on speed")
 
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """The axes by their key: those of the rows, and those of the columns."""
+        return {"rows": self.rows, "columns": self.columns}
+
 
 class Plot(_Study):
     """Plots of the study: a picture for each value, with a panel for each combination of the other axes."""
@@ -369,6 +396,13 @@ class Plot(_Study):
         [],
         description="axes with a line for each value, 'workload', 'phase' or 'profiler'; without it the compared axis",
     )
+    note: ClassVar[str] = ""
+    first: ClassVar[bool] = False
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """The axes by their key: what the x axis shows, and those of the lines."""
+        return {"over": [self.over], "lines": self.lines}
 
 
 class Report(StrictModel):
@@ -402,8 +436,8 @@ class Pipeline(StrictModel):
     slurm: Slurm | None = None
 
     @model_validator(mode="after")
-    def _validate_gpus(self) -> Pipeline:
-        if self.gpus > 1:
+    def _validate_gpus(self, info: ValidationInfo) -> Pipeline:
+        if self.gpus > 1 and info.context is not RECORDED:
             if not any(workload.parallel for workload in self.workloads.values()):
                 raise ValueError("'gpus' is for workloads with 'parallel: true', and none has it")
             for name, workload in self.workloads.items():
@@ -412,3 +446,35 @@ class Pipeline(StrictModel):
                         f"{name}: 'gpus' chooses the GPU of each case, and 'env' sets CUDA_VISIBLE_DEVICES"
                     )
         return self
+
+
+def read_recorded(document: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline in the record of a run, in which variables have no values.
+
+    A setting that another version had, lacked or allowed gets its default. Raises ValueError for one of the wrong type.
+    """
+    known: dict[str, Any] = copy.deepcopy({**document, "version": 1})
+    while True:
+        try:
+            return Pipeline.model_validate(known, context=RECORDED)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                is_mistyped = each["type"].endswith(("_type", "_parsing", "literal_error"))
+                setting = None if is_mistyped else _deepest_key(known, each["loc"])
+                if setting is None:
+                    raise ValueError(f"{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
+                mapping, key = setting
+                mapping.pop(key, None)
+
+
+def _deepest_key(document: dict[str, Any], location: Sequence[int | str]) -> tuple[dict[str, Any], str] | None:
+    """Return the last mapping and its key on the way to ``location``, as far as the document goes."""
+    node: Any = document
+    found: tuple[dict[str, Any], str] | None = None
+    for key in location:
+        if isinstance(node, dict) and key in node:
+            found = node, str(key)
+        elif not (isinstance(node, list) and isinstance(key, int)):
+            break
+        node = node[key]
+    return found

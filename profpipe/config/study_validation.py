@@ -49,13 +49,6 @@ def find_mistakes(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) ->
             yield from _in_table(at, table, _Vocabulary.of(chosen, path, written))
 
 
-def _places(entry: Table | Plot) -> dict[str, list[str]]:
-    """Return the axes of a table or plot by their key."""
-    if isinstance(entry, Table):
-        return {"rows": entry.rows, "columns": entry.columns}
-    return {"over": [entry.over], "lines": entry.lines}
-
-
 _WORKLOAD_LIB: Final = Path(__file__).parents[1] / "workload_lib"
 
 
@@ -128,7 +121,7 @@ def _in_table(at: str, table: Table | Plot, known: _Vocabulary) -> Iterator[Mist
 
 
 def _in_places(at: str, table: Table | Plot, known: _Vocabulary) -> Iterator[Mistake]:
-    places = _places(table)
+    places = table.axes
     # A plot draws one picture for each value.
     reserved = _PLACES if isinstance(table, Table) else tuple(word for word in _PLACES if word != "value")
     for part, words in places.items():

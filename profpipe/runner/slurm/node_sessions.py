@@ -101,7 +101,7 @@ class NodeSession(Session):
 
     def save_record(self, state: TaskState, details: str = "") -> None:
         """Write the record of this attempt, which holds what earlier ones have measured too."""
-        known = replace(self.manifest, pipeline={}, command=(), planned=(), git=GitState())
+        known = replace(self.manifest, pipeline=None, command=(), planned=(), git=GitState())
         rows = [(table, frame) for table in schema.ALL if len(frame := getattr(self.data, table.name))]
         texts = {table.name: store.as_csv(frame).decode() for table, frame in rows if not table.is_picture}
         pictures = {t.name: records.as_text(store.as_parquet(frame)) for t, frame in rows if t.is_picture}
