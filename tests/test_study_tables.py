@@ -18,8 +18,8 @@ from report_study import ADD, ATTENTION, COPY, analyze, case_row, kernel_row, me
 
 from profpipe import plugins
 from profpipe.analysis.findings.workloads import Study
-from profpipe.config.kernel_categories import OTHER_CLASSES
 from profpipe.config.models import Table
+from profpipe.config.quantities import OTHER_CLASSES
 from profpipe.report.document import Details, Paragraph, plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.studies import study_table

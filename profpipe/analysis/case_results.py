@@ -34,7 +34,7 @@ from profpipe.results.schema import FAILED, PROCESS_WALL
 
 if TYPE_CHECKING:
     from profpipe.config.models import Workload
-    from profpipe.config.targets import Targets
+    from profpipe.config.settings import Targets
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}

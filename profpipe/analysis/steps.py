@@ -36,7 +36,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
 from profpipe.analysis.nodes import differences_of_job
-from profpipe.config.items import items_of
+from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import (

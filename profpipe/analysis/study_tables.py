@@ -29,8 +29,7 @@ from profpipe.analysis.findings.workloads import (
     Study,
 )
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
-from profpipe.config.kernel_categories import CATEGORIES
-from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from profpipe.config.items import parameters
-from profpipe.config.slurm import Slurm, Words
-from profpipe.config.strict_model import StrictModel
-from profpipe.config.targets import Targets
+from profpipe.config.quantities import parameters
+from profpipe.config.settings import (
+    Capture,
+    Coverage,
+    KernelRule,
+    Ncu,
+    Report,
+    Seconds,
+    Slurm,
+    Steps,
+    StrictModel,
+    Targets,
+    Timing,
+    TorchProfiler,
+    Words,
+)
 from profpipe.config.yaml import as_list
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
@@ -29,17 +40,6 @@ Names = Annotated[list[str], BeforeValidator(as_list)]
 Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
 Point = Mapping[str, Scalar]
 Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
-
-
-def _validate_regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
-    return text
-
-
-Regex = Annotated[str, AfterValidator(_validate_regex)]
 
 
 def _validate_name(name: str) -> str:
@@ -62,10 +62,6 @@ def _validate_limits(limits: Mapping[Measure, float]) -> Mapping[Measure, float]
 Limits = Annotated[
     Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_validate_limits)
 ]
-
-
-#: Times are finite: JSON, and so run.json, cannot hold infinity.
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _read_variables(env: object, info: ValidationInfo) -> object:
@@ -102,101 +98,6 @@ def _validate_items(items: float | str) -> float | str:
 
 
 ItemCount = Annotated[float | str, AfterValidator(_validate_items)]
-
-
-class NcuTargets(StrictModel):
-    """Throughput in % of the hardware's peak below which the report names a kernel."""
-
-    memory: float = Field(80.0, ge=0, le=100, description="memory throughput")
-    sm: float = Field(90.0, ge=0, le=100, description="SM throughput")
-
-
-class Ncu(StrictModel):
-    """Metrics and kernels that Nsight Compute collects."""
-
-    set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
-    sections: tuple[str, ...] = Field(
-        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
-        description="additional ncu --section names; the first two fill ncu_memory_metrics.txt and "
-        "ncu_compute_metrics.txt, the third gives the reasons for stalls",
-    )
-    kernels: Regex = Field(
-        "all",
-        description="'all', 'guided' (the kernels with the largest share), or a regular expression; for a `command` "
-        "with nsys or torch among its profilers the default is 'guided'",
-    )
-    top: int = Field(3, ge=1, description="number of kernels of a case that 'guided' profiles")
-    source: bool = Field(False, description="embed the source code of kernels in the ncu report")
-    targets: NcuTargets = NcuTargets()
-    exclude: Regex = Field(
-        "nccl", description="kernels that are never replayed; a kernel that waits for another process would hang"
-    )
-
-
-class Timing(StrictModel):
-    """Settings of the times that are measured without a profiler."""
-
-    target: float = Field(
-        0.005, gt=0, lt=1, description="stop when half the 95 % interval is at most this share of the median"
-    )
-    budget_s: Seconds = Field(2.0, le=86_400, description="seconds of sampling for each case, all rounds together")
-    slowed_s: float = Field(
-        0.0, ge=0, le=86_400, description="least seconds of sampling where power or heat lowers the GPU's clock"
-    )
-    most: int = Field(10_000, ge=1, description="largest number of samples of a case")
-    mode: Literal["eager", "cuda_graph", "both"] = Field(
-        "eager", description="launch each call, replay a CUDA graph, or both"
-    )
-    order: Literal["interleaved", "sequential"] = Field(
-        "interleaved", description="cases in rounds, or one after the other"
-    )
-    rounds: int = Field(3, ge=1, description="rounds when interleaved, so that drift affects all cases alike")
-    seed: int = Field(0, description="seed of the random order in each round")
-    flush: bool = Field(True, description="overwrite the caches before each sample; false sets the flag warm_cache")
-
-
-class Steps(StrictModel):
-    """Steps of a `command`: what a program does in each iteration, such as a training step."""
-
-    warmup: int = Field(5, ge=0, description="first steps, which are not recorded and do not count")
-    measure: int = Field(
-        20, ge=1, description="steps that profilers record after the warm-up (ncu: one); plain times all steps"
-    )
-    stop: bool = Field(False, description="end the program after these steps, with exit code 0")
-    range: Regex | None = Field(
-        None, description="name of a range that the program opens once in each step, as a regular expression"
-    )
-    forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
-
-
-class Capture(StrictModel):
-    """The time that profilers record of a `command` without steps, such as a server."""
-
-    after_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds from the start to the recording")
-    for_s: Seconds = Field(description="seconds that are recorded")
-
-
-class TorchProfiler(StrictModel):
-    """What torch.profiler records of a `command`."""
-
-    with_stack: bool = Field(False, description="record the Python stack of each operator, which slows the program")
-    record_shapes: bool = Field(False, description="record the shapes of the inputs of each operator")
-
-
-class Coverage(StrictModel):
-    """Share of the kernel time that must be classified; below it the exit code is 1."""
-
-    min_classified: float | None = Field(
-        None, ge=0, le=1, description="smallest classified share of the kernel time, 0 to 1"
-    )
-
-
-class KernelRule(StrictModel):
-    """Rules for the class of a kernel, tried before those of parsers/kernel_classes.yaml."""
-
-    pattern: Regex = Field(description="regular expression that is searched in the kernel name")
-    kernel_class: str = Field(alias="class", description="attention, gemm, copy, add, ...")
-    family: str = Field("", description="implementation that the kernel belongs to: fa2, cudnn, ...")
 
 
 class Settings(StrictModel):
@@ -403,16 +304,6 @@ class Plot(_Study):
     def axes(self) -> dict[str, list[str]]:
         """The axes by their key: what the x axis shows, and those of the lines."""
         return {"over": [self.over], "lines": self.lines}
-
-
-class Report(StrictModel):
-    """Settings of the report."""
-
-    top_kernels: int | None = Field(
-        None,
-        ge=1,
-        description="kernels that are listed for each case; without it 8 for a single case and 3 for several",
-    )
 
 
 class Pipeline(StrictModel):

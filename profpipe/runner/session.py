@@ -27,8 +27,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import masking, profilers
-from profpipe.config.items import items_of
-from profpipe.config.workload_files import script_path
+from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
@@ -46,6 +45,7 @@ from profpipe.job import (
     Status,
 )
 from profpipe.measure import machine as machine_info, visible_gpus
+from profpipe.plugins import script_path
 from profpipe.results import atomic, folders, manifest, manifest_entries, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables

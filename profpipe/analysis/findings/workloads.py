@@ -15,7 +15,7 @@ from typing import Any, Final
 from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
 from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
-from profpipe.config.study_values import StudyValue
+from profpipe.config.quantities import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.tasks import TaskState

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe.config.models import Pipeline, Workload
-from profpipe.config.slurm import Spread
+from profpipe.config.settings import Spread
 from profpipe.errors import ConfigError
 from profpipe.job import Case
 from profpipe.results import atomic, budget, manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe import __version__
-from profpipe.config.slurm import Slurm, option_lines
+from profpipe.config.settings import Slurm, option_lines
 from profpipe.errors import ConfigError
 from profpipe.runner import environment
 from profpipe.runner.slurm.plan import FOLDER

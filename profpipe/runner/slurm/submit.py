@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError
 from profpipe.ingest import reader
 from profpipe.results import atomic

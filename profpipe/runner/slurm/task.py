@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe import errors
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
 from profpipe.ingest import job_tables
 from profpipe.job import ProgressListener
