@@ -10,7 +10,6 @@ from report_study import analyze
 
 from profpipe.analysis.findings.kernels import HostPhase, Memory
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
-from profpipe.config.models import read_recorded
 from profpipe.report.document import plain
 from profpipe.report.sections import memory, phases
 from profpipe.results.schema import Tables
@@ -265,7 +264,7 @@ def test_a_command_without_a_gpu_has_its_phases_by_the_hosts_clock() -> None:
     whole, run = _on_host(
         study.range_row("default", 4, range="forward", wall_ns=8e6),
         study.range_row("default", 4, range=SOFTMAX, wall_ns=2e6),
-        pipeline=read_recorded({"workloads": {"w": {"command": ["python", "train.py"]}}}),
+        pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}},
     )
     (workload,) = analyze(whole, run).workloads
     section = phases.host_phases(workload)
