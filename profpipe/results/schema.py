@@ -527,7 +527,7 @@ class Tables:
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
 
-    def with_columns(self, **values: str) -> Tables:
+    def with_columns(self, **values: Any) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
         changed: dict[str, Any] = {}
         for table in PARSED:

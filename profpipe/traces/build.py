@@ -55,9 +55,9 @@ class Builder:
         number = done.table_names[1]
         self._classes = [own[code] or done.classes[at] for at, code in enumerate(number.tolist())]
         self._origin = int(done.start.min()) if len(done.start) else 0
-        given = recording.ranges, recording.waits, recording.latest, step_range
-        #: Rows of the table `steps`.
-        self.steps = search.find(done, *given).steps
+        given = recording.ranges, recording.waits
+        #: Rows of the table `steps`, by the numbers of processes.
+        self.steps = search.find(done, *given, unclosed=recording.latest, own=step_range).steps
 
     def processes(self, selection: Selection, name: Callable[[int | None, list[int]], str]) -> Iterator[Process]:
         """Yield the processes that hold something; ``name`` makes their names from the process id and the devices."""
@@ -81,7 +81,8 @@ class Builder:
             yield Process(name(known, devices), known, tuple(tracks)).since(-self._recording.offset_ns)
 
     def _cases(self, rows: Ints) -> Any:
-        return np.array(self._recording.cases, dtype=object)[self._recording.case[rows]]
+        placed = self._recording.placed
+        return np.array(placed.paths.case, dtype=object)[placed.path[rows]]
 
     def _window(self, process: int, rows: Ints, selection: Selection) -> tuple[int, int]:
         """Return the time of the wanted step of a process; with the launches of its operations."""
@@ -159,12 +160,12 @@ class Builder:
         names, number = done.table_names
         duration = done.end[rows] - done.start[rows]
         details: dict[str, list[Any]] = {}
-        if any(self._recording.cases):
+        if any(self._recording.placed.paths.case):
             details["case"] = [case or None for case in self._cases(rows).tolist()]
         known = done.launched[rows] != operations.UNKNOWN
         queued = (done.start[rows] - done.launched[rows]).tolist()
         details["ns_since_launch"] = [ns if is_known else None for ns, is_known in zip(queued, known, strict=True)]
-        if done.read_sizes is not None and (sizes := done.read_sizes()[rows]).any():
+        if done.sizes is not None and (sizes := done.sizes[rows]).any():
             details["bytes"] = [size or None for size in sizes.tolist()]
             rates = (sizes / np.maximum(duration, 1)).tolist()
             details["GB/s"] = [round(rate, 2) if rate else None for rate in rates]

@@ -179,8 +179,8 @@ def _rows(window: Window, start: Int64s, end: Int64s, kind: Any, **more: Any) ->
 def _operation_rows(window: Window, operations: Operations, part: Timeline, shown: Ints) -> Rows:
     rows = part.rows[shown]
     sizes = np.full(len(rows), np.nan)
-    if operations.read_sizes is not None and (copies := part.copies[shown]).any():
-        sizes[copies] = operations.read_sizes()[rows[copies]]
+    if (copies := part.copies[shown]).any() and operations.sizes is not None:
+        sizes[copies] = operations.sizes[rows[copies]]
     return _rows(
         window,
         part.start[shown],

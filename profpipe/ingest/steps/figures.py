@@ -224,9 +224,9 @@ def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
 
 def _copied(operations: Operations, own: Timeline, name: Any, steady: Bools, names: int) -> Any:
     """Return the bytes that the steady steps copied or set, by name."""
-    if operations.read_sizes is None or not (copies := steady & own.copies).any():
+    if not (copies := steady & own.copies).any() or operations.sizes is None:
         return np.zeros(names)
-    return np.bincount(name[copies], weights=operations.read_sizes()[own.rows[copies]], minlength=names)
+    return np.bincount(name[copies], weights=operations.sizes[own.rows[copies]], minlength=names)
 
 
 def _outliers(

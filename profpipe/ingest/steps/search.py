@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,45 +25,35 @@ Figure = dict[str, Any]
 _Account = tuple[dict[str, int], Timeline, Accounts, bool]
 
 
-@dataclass(frozen=True)
-class Found:
-    """Rows of `steps`, ``schema.STEP_FIGURES`` and `timeline`, by the numbers of processes that the parser gave."""
-
-    steps: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
-    figures: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEP_FIGURES))
-    timeline: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.TIMELINE))
-
-    def of_processes(self, pids: Callable[[Int64s], Any]) -> Found:
-        """Return the rows with the process ids, and without the devices, that are negative where unknown."""
-        return Found(*(_known(frame, pids) for frame in (self.steps, self.figures, self.timeline)))
-
-    def tables(self, **columns: Any) -> dict[str, pd.DataFrame]:
-        """Return the rows by the names of their tables in ``schema.Tables``, with values for some columns."""
-        frames = {"steps": self.steps, "step_figures": self.figures, "timeline": self.timeline}
-        known = {name: {key: columns[key] for key in columns if key in frame} for name, frame in frames.items()}
-        return {name: frame.assign(**known[name]) for name, frame in frames.items()}
-
-
-def _known(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
+def _of_processes(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
+    """Return the rows with the process ids, and without the numbers that are negative where unknown."""
     process = pd.Series(pd.array(pids(frame["process"].to_numpy(dtype=np.int64)), dtype="Int64"), index=frame.index)
     numbers = {name: frame[name].where(frame[name] >= 0) for name in ("device", "stream", "thread") if name in frame}
     return frame.assign(process=process.where(process >= 0), **numbers)
+
+
+def _tables(pids: Callable[[Int64s], Any] | None, **frames: pd.DataFrame) -> schema.Tables:
+    known: dict[str, Any] = {name: _of_processes(own, pids) for name, own in frames.items()} if pids else dict(frames)
+    return replace(schema.Tables(), **known)
 
 
 def find(
     operations: Operations,
     ranges: attribution.Ranges,
     waits: Calls,
+    pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
     own: str = "",
-) -> Found:
+) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
+
+    Return the tables `steps`, `step_figures` and `timeline`. ``pids`` turns the numbers of processes into process ids,
+    negative where unknown; without it the numbers stay.
 
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
     figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``.
     """
-    operations = operations.reading_once()
     by_process = windows.find(ranges, unclosed, own)
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
@@ -96,10 +86,12 @@ def find(
                 shown.add(line, excerpt.of_beginning(line, origin), **place)
     if with_cases:
         shown.add_cases(ranges)
-    return Found(
-        schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True) if steps else {}),
-        schema.frame(schema.STEP_FIGURES, [*({"process": -1, "device": -1, **check} for check in checks), *figures]),
-        shown.table(),
+    of_file = [{"process": -1, "device": -1, **check} for check in checks]
+    return _tables(
+        pids,
+        steps=schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True) if steps else {}),
+        step_figures=schema.frame(schema.STEP_FIGURES, [*of_file, *figures]),
+        timeline=shown.table(),
     )
 
 
@@ -241,7 +233,7 @@ def _with_states(accounts: Accounts, has_last_end: bool) -> pd.DataFrame:
     return frame.assign(state=state)
 
 
-def find_on_host(ranges: attribution.Ranges, own: str = "") -> Found:
+def find_on_host(ranges: attribution.Ranges, pids: Callable[[Int64s], Any], own: str = "") -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
     by_process = windows.find(ranges, own=own)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
@@ -251,4 +243,4 @@ def find_on_host(ranges: attribution.Ranges, own: str = "") -> Found:
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
         state = states(wall.astype(np.float64))
         found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
-    return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()
+    return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True) if found else {}))
