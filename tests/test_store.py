@@ -462,8 +462,8 @@ def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
     import sqlite3
 
     database.store_run(tmp_path, tmp_path / "r", some_tables(), record())
-    row = sqlite3.connect(tmp_path / database.FILE).execute("select device, process from kernels").fetchone()
-    assert row == (None, 7)
+    row = sqlite3.connect(tmp_path / database.FILE).execute("select seconds, time_ns from cases").fetchone()
+    assert row == (None, 1500.0)
 
 
 def test_a_folder_that_takes_no_results_is_refused_and_nothing_is_left_in_it(tmp_path):
