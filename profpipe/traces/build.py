@@ -143,17 +143,16 @@ class Builder:
         waits = self._recording.waits
         own = waits.process == process
         anything = Union(line.start, line.end)
-        found = gaps(line, anything, Union(waits.start[own], waits.end[own]))
+        opened, closed, cause = gaps(line, anything, Union(waits.start[own], waits.end[own]))
         following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
         of_line = np.isin(line.rows, rows[chosen])
         # A gap after the last operation of a case belongs to what follows.
         ends = np.sort(line.end[of_line])
-        at = np.searchsorted(ends, found.start).clip(max=max(len(ends) - 1, 0))
-        kept = of_line[following] | (found.end >= window[1])
-        kept &= (ends[at] == found.start) & (found.start >= window[0]) & (found.start < window[1])
-        cause = (found.is_late + 2 * found.is_blocked)[kept]
-        start, end = found.start[kept], np.minimum(found.end[kept], window[1])
-        return Slices(start, end, cause, IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
+        at = np.searchsorted(ends, opened).clip(max=max(len(ends) - 1, 0))
+        kept = of_line[following] | (closed >= window[1])
+        kept &= (ends[at] == opened) & (opened >= window[0]) & (opened < window[1])
+        start, end = opened[kept], np.minimum(closed[kept], window[1])
+        return Slices(start, end, cause[kept], IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
 
     def _operations(self, rows: Ints) -> Slices:
         done = self._recording.operations
