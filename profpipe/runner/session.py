@@ -57,11 +57,10 @@ from profpipe.runner import (
     fingerprint,
     guided_ncu,
     job_cache,
-    lanes,
     own_runs,
     pairs,
-    side_by_side,
     sides,
+    slots,
 )
 from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
@@ -128,7 +127,7 @@ def create(
     else:
         machine = Machine.examine(request)
     if request.comparisons:
-        _find_lanes(request, machine)  # refuses a number of GPUs that the machine lacks
+        _find_slots(request, machine)  # refuses a number of GPUs that the machine lacks
     planned = plan_run(request, machine, both)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
@@ -286,8 +285,8 @@ class Session:
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
         shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
-        if self._lanes:
-            outcomes = side_by_side.run(jobs, profilers.ALL, listener, self._lanes, **shared)
+        if self._slots:
+            outcomes = slots.run(jobs, profilers.ALL, listener, self._slots, **shared)
         else:
             outcomes = executor.run(jobs, profilers.ALL, listener, **shared, numbers=numbers)
         for outcome in outcomes:
@@ -309,9 +308,9 @@ class Session:
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
-    def _lanes(self) -> lanes.Lanes | None:
+    def _slots(self) -> slots.Slots | None:
         """The GPUs of the run, where its jobs run side by side."""
-        return lanes.load(self.folder, _find_lanes(self.request, self.machine)) if self.request.comparisons else None
+        return slots.load(self.folder, _find_slots(self.request, self.machine)) if self.request.comparisons else None
 
     def _is_done(self, job: Job) -> bool:
         return any(is_done(entry) for entry in self.manifest.jobs if entry.folder == self._name(job.folder))
@@ -349,7 +348,7 @@ class Session:
             cached = cached_jobs.get(keys[job.folder])
             if cached is None or job.folder.exists():
                 continue
-            if not job.group or self._lanes is None or self._lanes.assign_name(job.group, cached.lane):
+            if not job.group or self._slots is None or self._slots.assign_name(job.group, cached.lane):
                 job_cache.reuse(cached, job.folder)
 
     def _name(self, folder: Path) -> str:
@@ -483,8 +482,8 @@ class Session:
         return reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
 
 
-def _find_lanes(request: RunRequest, machine: Machine) -> tuple[lanes.Lane, ...]:
-    return lanes.find(request.pipeline.gpus, machine.gpus, os.environ)
+def _find_slots(request: RunRequest, machine: Machine) -> tuple[slots.Slot, ...]:
+    return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 
 def is_done(entry: JobEntry) -> bool:
