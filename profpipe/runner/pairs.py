@@ -32,7 +32,7 @@ import pandas as pd
 from profpipe import origins, profilers
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
-from profpipe.ingest import reader
+from profpipe.ingest import job_tables
 from profpipe.job import Case, Job, ProgressListener, Scalar, Status, as_text
 from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
@@ -309,7 +309,7 @@ class Pairs:
     def merge(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
         names = self._names(job)
-        stored = reader.drop_folder(stored, str(job.folder.relative_to(self._folder)))
+        stored = job_tables.drop_folder(stored, str(job.folder.relative_to(self._folder)))
         cases = _renamed(fresh.cases, names)
         ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
         if job.profiler == "plain":

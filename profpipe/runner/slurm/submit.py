@@ -18,7 +18,7 @@ from profpipe import __version__
 from profpipe.config.models import Workload
 from profpipe.config.slurm import Slurm, Spread, option_lines
 from profpipe.errors import ConfigError
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.job import Case, Job
 from profpipe.results import atomic
 from profpipe.results.manifest import PairsEntry
@@ -190,7 +190,7 @@ def create(
     tasks, machine = plan_tasks(request, compared, both), Machine.examine(request)
     planned = session.plan_run(request, machine, both)
     begun = replace(session.begin_run(request, machine, planned, command), ab=settings)
-    registry.parsers(request.plugin_dir)
+    reader.parsers(request.plugin_dir)
     # What cannot stand in the batch script is refused before there is a folder.
     write_script(request, request.out, len(tasks))
 
