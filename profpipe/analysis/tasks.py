@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.results.tasks import Task, TaskState
 
 
 def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
@@ -42,6 +42,6 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     )
 
 
-def open_tasks(run: Manifest) -> Iterator[TaskEntry]:
+def open_tasks(run: Manifest) -> Iterator[Task]:
     """Yield the tasks that are not done."""
     return (task for task in run.tasks if task.state is not TaskState.DONE)
