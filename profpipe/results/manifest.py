@@ -20,7 +20,7 @@ from profpipe.errors import ConfigError
 from profpipe.job import Cause, Incident, Status
 from profpipe.results import atomic, budget
 from profpipe.results.schema import SCHEMA_VERSION, Origin
-from profpipe.results.tasks import TaskEntry
+from profpipe.results.tasks import Task
 
 if TYPE_CHECKING:
     from profpipe.config.models import Pipeline, Workload
@@ -286,7 +286,7 @@ class Manifest:
     ab: PairsEntry | None = None
     incidents: tuple[Incident, ...] = ()
     #: Set for a run on a cluster only: its tasks, and its nodes by name.
-    tasks: tuple[TaskEntry, ...] = ()
+    tasks: tuple[Task, ...] = ()
     nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
 
     @property
