@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.targets import Target, TargetFindings
 from profpipe.analysis.findings.workloads import CaseResult
 from profpipe.analysis.ncu_metrics import THROUGHPUT
+from profpipe.analysis.steps import CaseSteps
 from profpipe.measure.flags import Flag
 
 

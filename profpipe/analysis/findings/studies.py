@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from profpipe.analysis.cases import Axes
 from profpipe.config.study_values import StudyValue
 
 #: Pairs of an axis and a value.
-Axes = tuple[tuple[str, Any], ...]
 
 
 class NoValue(str, Enum):
