@@ -23,12 +23,8 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings.agreement import Cause, Reason
 from profpipe.analysis.findings.kernels import Rule
-from profpipe.analysis.findings.workloads import (
-    Limit,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings.workloads import Cause, Limit, Reason, WorkloadFindings
 from profpipe.analysis.kernel_totals import CaseRange
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain

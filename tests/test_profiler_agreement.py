@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from report_study import ADD, ATTENTION, COPY, analyze, case_row, example, kernel_row, metric_row, range_row, tables
 
-from profpipe.analysis.findings.agreement import Agreement, Cause, Reason
+from profpipe.analysis.findings.workloads import Agreement, Cause, Reason
 from profpipe.report.document import plain
 from profpipe.report.sections.agreement import describe
 from profpipe.results.schema import Tables

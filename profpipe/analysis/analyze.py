@@ -16,20 +16,16 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
-    duplicate_cases,
     kernel_breakdown,
     launch_counts,
-    ncu_metrics,
     phases,
     profiler_agreement,
     ranks,
     roofline,
     steps,
     study_tables,
-    targets,
     timeline,
     validity,
-    winner,
 )
 from profpipe.analysis.case_index import CaseIndex, WorkloadData
 from profpipe.analysis.case_results import (
@@ -37,7 +33,9 @@ from profpipe.analysis.case_results import (
     baseline_of,
     case_results,
     choose_basis,
+    judge_win,
     nodes_of,
+    reach_targets,
     shared_marks,
 )
 from profpipe.analysis.cases import lay_out, order
@@ -74,7 +72,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     studies, plots = (
         study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
     )
-    duplicates = duplicate_cases.find_duplicates(workloads)
+    duplicates = validity.find_duplicates(workloads)
     unreliable = {(u.workload, case): DoubtCause.NO_KERNELS for u in unseen for case in u.cases}
     unreliable |= {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
     contradicted = [timed for pair in duplicates for timed in (pair.longer, pair.shorter)]
@@ -122,7 +120,7 @@ def _workload(
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
     ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
-    counters = ncu_metrics.collect_counters(index, layout.params, ncu_targets)
+    counters = roofline.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     nodes = nodes_of(data, run)
     cases = case_results(data, basis, run, nodes)
@@ -186,7 +184,7 @@ def _workload(
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},
-        targets=targets.compare(
+        targets=reach_targets(
             declared.get("targets") or {}, cases, counters, {own.case: own for own in own_steps.cases}
         ),
         ridges=rates.ridges,
@@ -248,7 +246,7 @@ def _shapes(
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = winner.judge(own, unreliable, nodes)
+        win = judge_win(own, unreliable, nodes)
         yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 

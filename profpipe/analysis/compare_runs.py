@@ -20,8 +20,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.kernel_totals import rows
-from profpipe.analysis.student_t import quantile
-from profpipe.analysis.verdict import LEAST_FLOOR, Gate
+from profpipe.analysis.verdict import LEAST_FLOOR, Gate, quantile
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_differences, signed_rank, tasks, verdict
+from profpipe.analysis import kernel_differences, tasks, verdict
 from profpipe.analysis.compare_runs import Failure
-from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
 from profpipe.analysis.kernel_totals import rows
@@ -355,5 +355,5 @@ def _gate(case: CaseVerdict, percent: float) -> Gate:
     if case.judgement is None or case.failure:
         return Gate.UNDECIDED
     limit = math.log1p(percent / 100)
-    p_slower = signed_rank.p_values([value - limit for value in case.log_ratios])[0]
+    p_slower = verdict.p_values([value - limit for value in case.log_ratios])[0]
     return verdict.judge_gate(case.judgement, percent, p_slower)

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 
 from profpipe.analysis import ranks
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown, RankResult
+from profpipe.analysis.findings.workloads import (
+    CLOSE,
+    Agreement,
+    CaseResult,
+    Cause,
+    Figure,
+    KernelBreakdown,
+    RankResult,
+    Reason,
+)
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, Key

@@ -7,7 +7,7 @@ from typing import Final
 
 from profpipe.analysis.compare_recordings import RecordingComparison
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause
-from profpipe.analysis.noise import FEWEST_RUNS
+from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.job import count_cases
 from profpipe.report.formatting import column_width
 from profpipe.report.sections import recording_changes

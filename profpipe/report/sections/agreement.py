@@ -8,13 +8,12 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
-from profpipe.analysis.findings.workloads import Overhead, WorkloadFindings
+from profpipe.analysis.findings.workloads import CLOSE, Agreement, Cause, Figure, Overhead, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts
 from profpipe.report.sections import ranks
-from profpipe.report.units import percent, signed_percent, time_unit
+from profpipe.report.units import RATIO, percent, signed_percent, time_unit
 
 #: Kernels above this are long enough for launch gaps and cold caches to be a small part of them.
 _LONG_NS = 50_000.0
@@ -132,7 +131,7 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 9.995:
             return doc.Cell(share, note=doc.concat(*note))
-        return doc.Cell(share + 1, format=doc.Format.RATIO, note=doc.concat("the time ", *note))
+        return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
     def of_case(own: Overhead) -> doc.Cell:
         return added(own.share, "(", names.get(own.case, doc.Code(own.case)), ")")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
 from profpipe.report import document as doc, history_pages
-from profpipe.report.inlines import plural
+from profpipe.report.labels import plural
 from profpipe.report.units import time_unit
 
 #: Courses that are not folded, if their last run is within the band.
@@ -84,7 +84,7 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         doc.ChartKind.COURSE,
         doc.Axis("run", labels=labels),
         doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
-        (doc.Panel("", (doc.Series(name, name, marks),)),),
+        {"": (doc.Series(name, name, marks),)},
         subtitle=history_pages.state(course),
         placement=doc.Placement.HTML,
     )

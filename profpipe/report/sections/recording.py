@@ -9,8 +9,7 @@ from profpipe.analysis.findings.workloads import CaseResult, Findings, Iteration
 from profpipe.analysis.kernel_breakdown import KernelBreakdown
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, literal, percent, plural, with_share
-from profpipe.report.labels import case_texts
+from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, with_share
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -260,6 +259,6 @@ def _chart(found: list[tuple[str, KernelBreakdown]]) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis("file", labels=tuple(name for name, _ in found)),
         doc.Axis("% of the kernel time of the file", Unit("%", 0.01), quantity="share"),
-        (doc.Panel("", tuple(series)),),
+        {"": tuple(series)},
         subtitle="Recorded elsewhere",
     )

@@ -10,8 +10,7 @@ from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, 
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, literal, names, percent, plural, share_cell
-from profpipe.report.labels import case_text, variant_text
+from profpipe.report.labels import case_text, fill, literal, names, percent, plural, share_cell, variant_text
 from profpipe.report.sections import ranks
 from profpipe.report.units import MISSING, number, size_unit, time_unit
 

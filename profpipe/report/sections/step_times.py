@@ -18,10 +18,9 @@ from profpipe.analysis.steps import (
     StepPart,
 )
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, plural
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, duration, fill, plural
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
-from profpipe.report.units import number, percent, signed_percent, size_unit, step_unit
+from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit
 from profpipe.results.schema import StepState
 
 #: Ranks of all cases up to which their table stands on the short page.
@@ -61,7 +60,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
 
     def cell(own: CaseSteps, name: str) -> doc.Cell:
         if name not in own.times:
-            return doc.Cell(missing=doc.Missing.NOT_MEASURED)
+            return doc.Cell(missing=MISSING)
         time, added = own.times[name].ns, own.overheads.get(name)
         if added is None:
             return doc.Cell(time)

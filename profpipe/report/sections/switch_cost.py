@@ -8,8 +8,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
 from profpipe.analysis.kernel_breakdown import CHANGE, KernelBreakdown, SwitchCost
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill
-from profpipe.report.labels import PART_NAMES, iteration
+from profpipe.report.labels import PART_NAMES, duration, fill, iteration
 from profpipe.report.sections import other_classes, ranks
 from profpipe.report.units import time_unit
 
