@@ -24,7 +24,9 @@ from report_study import (
 )
 
 from profpipe.analysis import kernel_breakdown
-from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, Measure, Shape, WorkloadFindings
+from profpipe.analysis.case_index import Measure
+from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
