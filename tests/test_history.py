@@ -18,9 +18,8 @@ from profpipe import cli
 from profpipe.analysis import history
 from profpipe.analysis.history import Course, HistoryFindings
 from profpipe.commands.rendering import find_templates
-from profpipe.report import history_pages
+from profpipe.report import history_pages, html_page
 from profpipe.report.history_pages import sparkline
-from profpipe.report.html import page as html_page
 from profpipe.report.sections import history as history_section
 from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry

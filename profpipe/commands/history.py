@@ -71,21 +71,21 @@ def main(args: argparse.Namespace) -> int:
 def _write_html(args: argparse.Namespace, found: HistoryFindings) -> Path:
     """Write the page of the results folder, and return its path."""
     from profpipe.commands import rendering
-    from profpipe.report.html import page
-    from profpipe.report.markdown import SUMMARY
+    from profpipe.report import html_page
+    from profpipe.report.document import SUMMARY
     from profpipe.report.sections import history as section
 
     target: Path = args.out / arguments.HISTORY_PAGE if args.html == arguments.IN_RESULTS else args.html
     if target.is_dir():
         raise ConfigError(str(target), "is a folder.", f"Name a file: --html {target / arguments.HISTORY_PAGE}.")
-    reports = (page.REPORT, SUMMARY)
+    reports = (html_page.REPORT, SUMMARY)
 
     def report(run: str) -> str:
         existing = next((args.out / run / name for name in reports if (args.out / run / name).is_file()), None)
         return "" if existing is None else os.path.relpath(existing, target.parent)
 
     document = section.document(found, args.out.resolve().name, report)
-    page.write(document, target.parent, rendering.find_templates().page, target.name)
+    html_page.write(document, target.parent, rendering.find_templates().page, target.name)
     return target
 
 
@@ -114,7 +114,7 @@ def text(
 
 
 def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
-    from profpipe.report.formatting import column_width
+    from profpipe.report.text import column_width
 
     width = column_width(row["run"] for row in runs)
     yield f"{'run':{width}}  {'started':25}  cases ok"
@@ -126,7 +126,7 @@ def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
 def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
     """Yield a line for each case, with a column for each of ``runs`` that has a time."""
     from profpipe.job import readable
-    from profpipe.report.formatting import column_width
+    from profpipe.report.text import column_width
     from profpipe.report.units import time_unit
 
     timed = {str(row["run"]) for row in times}

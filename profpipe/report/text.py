@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from profpipe.report import document as doc, pages
-from profpipe.report.formatting import (
-    column_width,
-    display_width,
-    flag_letters,
-    format_cell,
-    format_head,
-    shortened,
-)
-from profpipe.report.markdown import SUMMARY
+from profpipe.report import document as doc
 from profpipe.stdio import visible, visible_line
 
-#: The sections that a run prints when it ends.
-FIRST_SCREEN = ("first_studies", "overview", "headline", "times", "flags", "warnings")
+#: Characters of a text on a page. The tables hold longer names in full.
+LONGEST_TEXT: Final = 10_000
+#: Columns of plain text are aligned up to this width: one longer cell would make every row as long.
+_WIDEST: Final = 200
+
+
+def shortened(text: str) -> str:
+    """Return ``text``; of a longer one than any honest name its beginning and its length."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+
+
+def column_width(cells: Iterable[str]) -> int:
+    """Return the width to which the cells of a column are padded. A very long cell is wider, and widens no other."""
+    return min(max(map(display_width, cells), default=0), _WIDEST)
+
+
+def display_width(text: str) -> int:
+    """Return the columns of a terminal that ``text`` takes: two for a letter of Chinese, none for a combining mark."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
 
 
 def write_text(text: doc.Text) -> str:
@@ -28,7 +41,7 @@ def write_text(text: doc.Text) -> str:
             parts.append(write_text(inline.content))
         elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
-            parts.append(write_text(inline.content) + (f" in {SUMMARY}" if inline.target.startswith("#") else ""))
+            parts.append(write_text(inline.content) + (f" in {doc.SUMMARY}" if inline.target.startswith("#") else ""))
         elif isinstance(inline, doc.Number):
             parts.append(inline.unit.with_name(inline.value))
         else:
@@ -40,8 +53,8 @@ def write_table(table: doc.Table) -> str:
     """Return aligned columns below the title and above the legend of the flags; empty without rows."""
     if not table.rows:
         return ""
-    letters = flag_letters(table)
-    head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
+    letters = table.flag_letters()
+    head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
     rows = [[_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
             for row in table.rows]  # fmt: skip
     rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
@@ -65,7 +78,7 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
 
 
 def _cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
-    content = format_cell(cell, column) or write_text(cell.text)
+    content = cell.number(column) or write_text(cell.text)
     flags = f"({', '.join(letters.get(flag) or flag for flag in cell.flags)})" if cell.flags else ""
     return visible_line(" ".join(filter(None, [content, write_text(cell.note), flags])))
 
@@ -93,11 +106,3 @@ def write_section(section: doc.Section, workload: str = "") -> str:
     parts += map(write_block, section.blocks)
     parts += map(write_section, section.sections)
     return "\n\n".join(part for part in parts if part)
-
-
-def first_screen(document: doc.Document) -> str:
-    """Return what SUMMARY.md begins with, for the terminal: tables asked for first, headline, times and warnings."""
-    summary, _ = pages.paginate(document)
-    shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
-    several = len(document.workloads) > 1
-    return "\n\n".join(filter(None, (write_section(s, s.workload if several else "") for s in shown)))
