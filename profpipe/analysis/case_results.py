@@ -12,6 +12,7 @@ from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, Work
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import (
+    OVERHEAD,
     Basis,
     CaseResult,
     Doubt,
@@ -72,8 +73,8 @@ def case_results(
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
                 cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
-        overheads = roofline.overheads(data.recorded.numbers)
-        slowed = {o.case for o in overheads if o.profiler == basis.profiler and o.is_large}
+        overheads = roofline.overheads(data.recorded.numbers).items()
+        slowed = {case for (case, name), share in overheads if name == basis.profiler and share > OVERHEAD}
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }

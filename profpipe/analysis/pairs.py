@@ -59,6 +59,10 @@ class CaseVerdict:
     kernels: KernelComparison | None = None
 
     @property
+    def verdict(self) -> Verdict | None:
+        return self.judgement.verdict if self.judgement else None
+
+    @property
     def difference_ns(self) -> float:
         """B - A: the estimate over the pairs, in the time of A."""
         return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
@@ -82,7 +86,7 @@ class PairFindings:
     pending: tuple[NotRun, ...] = ()
 
     def count(self, wanted: Verdict) -> int:
-        return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
+        return sum(case.verdict is wanted for case in self.cases)
 
     @property
     def failed(self) -> tuple[CaseVerdict, ...]:

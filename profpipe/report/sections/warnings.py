@@ -8,11 +8,10 @@ from urllib.parse import unquote
 from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.workloads import (
     CaseResult,
-    DuplicateTimes,
     Findings,
     LaunchCounts,
     NotRun,
-    Unseen,
+    TimedCase,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
@@ -37,7 +36,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *map(_unread, run.refused),
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
-        *(_unseen(each, findings) for each in findings.unseen),
+        *_unseen(findings),
         *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
@@ -102,15 +101,13 @@ def _unread(refused: RefusedFile) -> doc.Text:
     return doc.concat("Not read: ", doc.Code(refused.source), ": ", f"{what} {remedy}".strip())
 
 
-def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
-    cases = findings.cases_of(unseen.workload)
-    named = doc.join(
-        (case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in unseen.cases), most=_NAMED
-    )
-    noun = "operator" if any(cases[id].is_on_cpu for id in unseen.cases if id in cases) else "kernel"
-    number = count_cases(len(unseen.cases))
-    where = of_workload(unseen.workload, findings)
-    return doc.concat(doc.Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
+def _unseen(findings: Findings) -> Iterator[doc.Text]:
+    for (workload, profiler), ids in findings.unseen.items():
+        cases = findings.cases_of(workload)
+        named = doc.join((case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in ids), most=_NAMED)
+        noun = "operator" if any(cases[id].is_on_cpu for id in ids if id in cases) else "kernel"
+        what = f" recorded no {noun} of {count_cases(len(ids))}"
+        yield doc.concat(doc.Code(profiler), what, of_workload(workload, findings), " that ran: ", named, ".")
 
 
 #: What happened, and what it means for the results.
@@ -172,10 +169,10 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     )  # fmt: skip
 
 
-def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[doc.Text]:
+def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
     named = []
-    for longer, shorter in grouped((pair.longer, pair.shorter) for pair in pairs).items():
+    for longer, shorter in grouped(pairs).items():
         unit = time_unit([longer.ns])
         times = doc.join(fill("{} in {}", doc.Number(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
         named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
