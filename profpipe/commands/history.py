@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe.analysis import history
     from profpipe.commands import recording
-    from profpipe.report import history_pages
+    from profpipe.report.sections import history as pages
     from profpipe.results import atomic, database, noise
 
     recording.record_missing(args.out)
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.html:
         print(_write_html(args, found))
     elif args.page:
-        atomic.write_text(args.page, history_pages.markdown(found))
+        atomic.write_text(args.page, pages.markdown(found))
         print(args.page)
     else:
         shown = {row["run"] for row in runs[: args.n]}
@@ -97,7 +97,7 @@ def text(
     ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first. ``found`` has
     the courses, which may cover more runs.
     """
-    from profpipe.report import history_pages
+    from profpipe.report.sections import history as pages
 
     courses = {pipeline.name: pipeline.courses for pipeline in found}
     parts = []
@@ -107,7 +107,7 @@ def text(
         lines = [f"Pipeline {name}", *_run_lines(own)]
         if own_times := [row for row in times if row["run"] in ids]:
             lines += ["", *_time_lines(own_times, ids)]
-        if own_courses := list(history_pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
+        if own_courses := list(pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
             lines += ["", *own_courses]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No runs."

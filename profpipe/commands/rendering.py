@@ -18,9 +18,9 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import html_page, pages, render, results_json
+from profpipe.report import html_page, pages, render, results_json, text as page_text
 from profpipe.report.sections import verdicts
-from profpipe.results import long_texts, schema
+from profpipe.results import schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 from profpipe.stdio import visible_line
@@ -82,7 +82,7 @@ def write_report(
     The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
     """
     templates = templates or find_templates()
-    data = long_texts.shorten(data)
+    data = page_text.shorten_tables(data)
     if manifest.ab is not None:
         found = found or pairs.analyze(data, manifest)
         document = render.build_pairs(found, data, manifest)

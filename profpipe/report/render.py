@@ -16,10 +16,8 @@ from profpipe.report.sections import (
     case_pages,
     cases,
     classification,
-    commands,
     environment,
     explorer,
-    files,
     headline,
     kernel_differences,
     kernel_share,
@@ -69,7 +67,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
         verdicts.spread(findings, run),
         kernel_differences.kernel_differences(findings),
         environment.environment(run),
-        commands.commands(run),
+        environment.commands(run),
     )
     title = environment.title(workloads, len(findings.cases), run, tables)
     shown = tuple(section for section in sections if section)
@@ -103,10 +101,10 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         warnings.failures(findings),
         warnings.unfinished(findings),
         warnings.skipped(findings),
-        files.launch_counts(findings),
-        files.files(findings, run),
+        environment.launch_counts(findings),
+        environment.files(findings, run),
         environment.environment(run),
-        commands.commands(run),
+        environment.commands(run),
         case_pages.logs(run, raw),
     )  # fmt: skip
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)

@@ -1,23 +1,35 @@
-"""Write the document as plain text: for the text files beside SUMMARY.md and for the terminal."""
+"""Write the document as plain text, for the text files beside SUMMARY.md and the terminal; and shorten long texts.
+
+Names of a megabyte would make every page as slow as a huge file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
+
+import pandas as pd
 
 from profpipe.report import document as doc
+from profpipe.results import budget, schema
+from profpipe.results.schema import Tables
 from profpipe.stdio import visible, visible_line
 
-#: Characters of a text on a page. The tables hold longer names in full.
-LONGEST_TEXT: Final = 10_000
+#: Characters of a cell that the analysis sees, and of a text on a page. The files keep all of them.
+LONGEST: Final = 10_000
+#: Columns that hold JSON: their texts are shortened one by one.
+_JSON: Final = ("params", "flags")
 #: Columns of plain text are aligned up to this width: one longer cell would make every row as long.
 _WIDEST: Final = 200
 
 
 def shortened(text: str) -> str:
     """Return ``text``; of a longer one than any honest name its beginning and its length."""
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
 def column_width(cells: Iterable[str]) -> int:
@@ -106,3 +118,50 @@ def write_section(section: doc.Section, workload: str = "") -> str:
     parts += map(write_block, section.blocks)
     parts += map(write_section, section.sections)
     return "\n\n".join(part for part in parts if part)
+
+
+# --- long texts ------------------------------------------------------------------------------------------------------
+
+
+def shorten_tables(data: Tables) -> Tables:
+    """Return the tables with the beginning of each longer text, which stays different from other texts."""
+    frames = {table.name: _shorten_frame(getattr(data, table.name), table) for table in schema.ALL}
+    changed: dict[str, Any] = {name: frame for name, frame in frames.items() if frame is not getattr(data, name)}
+    return replace(data, **changed) if changed else data
+
+
+def _shorten_frame(frame: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
+    texts = [column.name for column in table.columns if column.dtype == "str"]
+    long = [name for name in texts if _longest(frame[name]) > LONGEST]
+    if not long:
+        return frame
+    return frame.assign(**{name: frame[name].map(_shorten_json if name in _JSON else _shorten_text) for name in long})
+
+
+def _longest(texts: pd.Series[Any]) -> int:
+    if not len(texts):
+        return 0
+    if isinstance(texts.dtype, pd.StringDtype):
+        # Each text of such a column is made anew, which takes a hundred times as long as to measure it in place.
+        return int(texts.str.len().max())
+    return max(map(len, texts))
+
+
+def _shorten_text(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    checksum = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    end = f"… ({len(text):,} characters, {checksum})"
+    return f"{text[: LONGEST - len(end)]}{end}"
+
+
+def _shorten_json(text: str) -> str:
+    return text if len(text) <= LONGEST else json.dumps(_node(budget.load_json(text)))
+
+
+def _node(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {_shorten_text(key): _node(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return list(map(_node, node))
+    return _shorten_text(node) if isinstance(node, str) else node
