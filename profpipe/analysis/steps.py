@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe.analysis.case_index import CaseIndex, Number
+from profpipe.analysis.cluster import differences_of_job
 from profpipe.analysis.findings.steps import (
     IDLE_PARTS,
     CaseSteps,
@@ -35,7 +36,6 @@ from profpipe.analysis.findings.steps import (
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
-from profpipe.analysis.nodes import differences_of_job
 from profpipe.config.items import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import Manifest
