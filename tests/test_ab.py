@@ -25,6 +25,8 @@ import markdown_it
 import pandas as pd
 import pytest
 import yaml
+from pair_study import ROOT, environment, page_of, run_of, tables_of
+from report_study import check_golden
 
 from profpipe import cli, origins
 from profpipe.analysis import history, pairs, verdict
@@ -33,18 +35,16 @@ from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report import ci, render, results_json
-from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
-from profpipe.results import manifest, manifest_entries, schema, store
-from profpipe.results.manifest import Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results import manifest, manifest_entries, store
+from profpipe.results.manifest import SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
-from profpipe.results.schema import CASES, METRICS, Tables, Verdict
+from profpipe.results.schema import Tables, Verdict
 from profpipe.runner import checkout, executor, sides
 from profpipe.runner.pairs import join_cases
 from profpipe.runner.sides import Spec, SpecKind
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 
 WORKLOAD = """
@@ -104,11 +104,6 @@ def commit(folder, message):
     return git(folder, "rev-parse", "HEAD")
 
 
-def environment():
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
-
-
 def ab(folder, *arguments, **variables):
     """Run the command in ``folder``; return the finished process."""
     return forked.run(folder, "ab", *arguments, env={**environment(), **variables})
@@ -123,34 +118,11 @@ def verdicts_of(folder):
     return dict(zip(rows["case"], rows["verdict"], strict=True))
 
 
-# --- tables as a run leaves them -------------------------------------------------------------------------------------
-
-
-def tables_of(ratios, failures=(), marks=()):
-    """Return tables of cases: B over A in each pair by case; A takes 1 ms. ``marks``: (case, side, metric)."""
-    key = {"run": "r", "workload": "w", "profiler": "plain"}
-    cases, metrics = [], []
-    failed = dict(failures)
-    for case, values in ratios.items():
-        status, reason = failed.get(case, ("ok", ""))
-        cases.append({**key, "case": case, "status": status, "reason": reason, "params": "{}", "flags": "[]"})
-        for number, ratio in enumerate(values, start=1):
-            for side, value in (("A", 1e6), ("B", 1e6 * ratio)):
-                times = {"subject": f"pair {number} {side}", "metric": "time", "value": value, "unit": "ns", "n": 9}
-                metrics.append({**key, "case": case, **times})
-    for case, side, metric in marks:
-        mark = {"subject": f"pair 1 {side}", "metric": metric, "value": 1.0, "unit": "1", "n": 1}
-        metrics.append({**key, "case": case, **mark})
-    return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
+# --- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def around(percent, spread=0.2, count=8):
     return [1 + (percent + spread * (2 * i / (count - 1) - 1)) / 100 for i in range(count)]
-
-
-def run_of(gate=None, undecided=Undecided.REPORT, **more):
-    settings = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, undecided=undecided, **more)
-    return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=settings)
 
 
 FOUR = {"a": around(3), "b": around(-4), "c": around(0.1), "d": around(2, spread=4)}
@@ -332,13 +304,7 @@ def test_no_case_has_times_where_all_failed():
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):
     data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items(), [("e", "B", "failed")])
     run = run_of(2, seed=7)
-    document = render.build_pairs(pairs.analyze(data, run), data, run)
-    sections = document.without(Placement.HTML).sections
-    text = "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
-    golden = GOLDEN / "verdicts.md"
-    if regenerate:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    check_golden("verdicts.md", page_of(data, run), regenerate)
 
 
 def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_not_the_ratio():
