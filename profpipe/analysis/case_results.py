@@ -11,7 +11,6 @@ from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import (
     OVERHEAD,
     Basis,
@@ -26,6 +25,7 @@ from profpipe.analysis.findings.workloads import (
     WinVerdict,
 )
 from profpipe.analysis.roofline import THROUGHPUT, Rates
+from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.steps import CaseSteps
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
 from profpipe.report.sections import (
@@ -115,7 +116,7 @@ def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
             found,
             cases=own(found.cases),
             without_steps=tuple(name for name in found.without_steps if name == case.id),
-            recordings=own(found.recordings),
+            recordings={name: parts for name, parts in found.recordings.items() if name == case.id},
         ),
     )
 
@@ -207,7 +208,9 @@ def strip_of_steps(own: CaseSteps) -> doc.Chart | None:
     """Return the time of every step under the profiler that recorded them."""
     if len(own.rows) < 2:
         return None
-    points = grouped((_STATES[row.state], (float(row.step), row.wall_ns)) for row in own.rows)
+    points = grouped(
+        (_STATES[StepState(state)], (float(step), ns)) for state, step, ns in rows(own.rows, "state", "step", "wall_ns")
+    )
     title, time = f"Every step ({own.profiler or 'no profiler'})", own.times.get(own.profiler)
     caption = "Points of several ranks share a place." if len(own.ranks) > 1 else ""
     level = {"median of steady steps": time.ns} if time else {}
