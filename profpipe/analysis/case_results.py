@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     OVERHEAD,
@@ -19,11 +20,9 @@ from profpipe.analysis.findings.workloads import (
     KernelBreakdown,
     Measure,
     Target,
-    TargetFindings,
     Win,
     WinVerdict,
 )
-from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
@@ -34,7 +33,6 @@ from profpipe.results.schema import FAILED, PROCESS_WALL
 
 if TYPE_CHECKING:
     from profpipe.config.models import Workload
-    from profpipe.config.settings import Targets
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -374,18 +372,15 @@ def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def reach_targets(
-    declared: Targets | None,
-    cases: Mapping[str, CaseResult],
-    counters: Mapping[str, Iterable[Counters]],
-    steps: Mapping[str, CaseSteps],
-) -> TargetFindings:
-    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
-    targets = {name: Target(limits.good, limits.poor) for name, limits in declared or () if limits}
-    timed = {id: case for id, case in cases.items() if targets and case.time}
-    found = {id: _reached(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
-    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
-    return TargetFindings(targets, values)
+def with_grades(
+    case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
+) -> CaseResult:
+    """Add what a timed case reaches of the quantities that have a target, and its grades."""
+    found = _reached(case, counters, steps) if targets and case.time else {}
+    reached = {name: value for name, value in found.items() if name in targets}
+    return replace(
+        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
+    )
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
