@@ -39,6 +39,7 @@ from profpipe.analysis.case_results import (
     shared_marks,
 )
 from profpipe.analysis.cases import lay_out, order
+from profpipe.analysis.cluster import Nodes, differences_of_job
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     CaseResult,
@@ -52,7 +53,6 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.nodes import Nodes, differences_of_job
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest

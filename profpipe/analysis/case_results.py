@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     OVERHEAD,
@@ -23,7 +24,6 @@ from profpipe.analysis.findings.workloads import (
     Win,
     WinVerdict,
 )
-from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
