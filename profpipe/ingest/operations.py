@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -84,9 +83,10 @@ class Operations:
     read_sizes: Callable[[], Ints] | None = None
     checks: Sequence[Mapping[str, Any]] = ()
 
-    def reading_once(self) -> Operations:
-        """Return the operations with a reader of sizes that reads once, whatever the number of devices."""
-        return replace(self, read_sizes=self.read_sizes and functools.cache(self.read_sizes))
+    @cached_property
+    def sizes(self) -> Ints | None:
+        """Return the bytes that each row copies or sets; None where the tool records none."""
+        return self.read_sizes() if self.read_sizes else None
 
     @cached_property
     def are_collective(self) -> Bools:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +37,8 @@ class Recording:
     files of several processes share.
 
     ``read_shapes`` returns ``grid`` and ``block`` of each kernel, None where the file has none. ``read_calls`` returns
-    all calls, and the row of each operation's call, -1 where the call is not in the file. What a trace shows is filled
-    in by ``traced``: ``case`` indexes ``cases`` and ``call`` indexes ``calls`` for each operation.
+    all calls, and the row of each operation's call, -1 where the call is not in the file. ``traced``
+    fills in ``calls``, and for each operation its row ``call``.
     """
 
     operations: Operations
@@ -54,10 +55,13 @@ class Recording:
     offset_ns: int = 0
     read_shapes: Callable[[], pd.DataFrame | None] = lambda: None
     read_calls: Callable[[], tuple[Calls, Ints]] = lambda: (Calls.none(), np.zeros(0, dtype=np.int64))
-    case: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    cases: Sequence[str] = ()
     calls: Calls = field(default_factory=Calls.none)
     call: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def placed(self) -> Attribution:
+        """Return the ranges in which the launches lie."""
+        return attribution.attribute(self.ranges, self.launches)
 
 
 def corrected(found: Recording, launch: Ints) -> Recording:
@@ -86,43 +90,37 @@ def tables(found: Recording, step_range: str = "") -> schema.Tables:
         # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
         # takes the least memory: what a thread frees, glibc does not give to the others.
         classes = executor.submit(kernel_classes.classes, work.names)
-        placed = attribution.attribute(ranges, launches)
+        placed = found.placed
         # Not in the other thread, which would go on after a refusal of this one.
         range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, pids, on_gpu)
         # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, launches.process, placed, pids)
         # What needs no classes is done before them.
-        origin = _origin(found, placed)
+        origin = _origin(found)
         # A gigabyte of ten million kernels, which nothing needs any more.
         del found, launches
         work = _classified(work, classes.result(), placed)
-        steps, metrics = search.Found(), []
-        if finds_steps and not on_gpu:
-            lost = schema.frame(schema.STEP_FIGURES, [{"device": -1, **check} for check in work.checks])
-            steps = search.Found(figures=lost) if len(lost) else search.find_on_host(ranges, step_range)
+        steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
+        if finds_steps and on_gpu:
+            metrics = launch_tables.overlap_rows(work, placed, pids, range_rows)
+            steps = search.find(work, ranges, waits, pids, latest, step_range)
+        elif finds_steps and work.checks:
+            lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
+            steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
-            launched = launch_tables.kernels(work, placed, pids)
-            metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
-            steps = search.find(work, ranges, waits, latest, step_range)
-    return schema.Tables(
-        kernels=kernels.result(),
-        ranges=range_rows,
-        metrics=schema.frame(schema.METRICS, metrics),
-        **steps.of_processes(pids).tables(),
-        origin=origin,
-    ).with_columns(profiler=origin.tool)
+            steps = search.find_on_host(ranges, pids, step_range)
+    found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
+    return found_tables.with_columns(profiler=origin.tool)
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:
     stated = work.classes or [""] * len(classes)
     together = [own or found for own, found in zip(stated, classes, strict=True)]
-    return replace(work, classes=together, in_case=np.array(placed.paths.in_case)[placed.path])
+    return replace(work, classes=together, in_case=placed.in_case)
 
 
 def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: Callable[[Any], Any]) -> pd.DataFrame:
     """Return rows of `kernels`."""
-    path, paths = factorize(placed.path)
-    cases, phases = placed.cases_and_phases(paths)
 
     def numbered(column: Ints, known: Callable[[Any], Any] = lambda values: values) -> Any:
         codes, values = factorize(column)
@@ -133,11 +131,11 @@ def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: C
     rows = launch_tables.kernel_rows(
         pd.DataFrame(
             {
-                "case": labelled(path, cases),
+                "case": labelled(placed.path, placed.paths.case),
                 "process": numbered(process, pids),
                 "device": numbered(work.device),
                 "stream": numbered(work.stream),
-                "phase": labelled(path, phases),
+                "phase": labelled(placed.path, placed.paths.phase),
                 "kind": labelled(work.kind, schema.KINDS),
                 "kernel": labelled(work.name, work.names),
                 "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
@@ -149,14 +147,12 @@ def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: C
     return kernel_classes.annotate(rows)
 
 
-def _origin(found: Recording, placed: Attribution) -> schema.Origin:
+def _origin(found: Recording) -> schema.Origin:
     """Return the origin with the sums of all kernels, how they were placed, and what makes them doubtful."""
-    work = found.operations
+    work, placed = found.operations, found.placed
     is_kernel = work.kind == _KERNEL
     duration = work.end - work.start
-    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
-    in_case = is_kernel & np.array([case != "" for case in cases])[placed.path]
-    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, in_case))
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
     return replace(
         found.origin,
         launches=int(is_kernel.sum()),
@@ -173,20 +169,17 @@ def launches(found: Recording) -> pd.DataFrame:
     work, shapes = found.operations, found.read_shapes()
     if shapes is None:
         return launch_tables.no_launches()
-    placed = attribution.attribute(found.ranges, found.launches)
     rows = np.flatnonzero(work.kind == _KERNEL)
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_tables.in_order(found.ranges, found.launches, placed, rows, seen, work.start[rows])
+    return launch_tables.in_order(found.ranges, found.launches, found.placed, rows, seen, work.start[rows])
 
 
 def traced(found: Recording) -> Recording:
     """Return the recording with the classes and cases of the operations, and with all calls."""
-    placed = attribution.attribute(found.ranges, found.launches)
-    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
-    work = _classified(found.operations, kernel_classes.classes(found.operations.names), placed)
+    work = _classified(found.operations, kernel_classes.classes(found.operations.names), found.placed)
     calls, call = found.read_calls()
-    return replace(found, operations=work, case=placed.path, cases=cases, calls=calls, call=call)
+    return replace(found, operations=work, calls=calls, call=call)
 
 
 def count_kernels(placed: Attribution, counted: Any) -> dict[schema.Placement, int]:

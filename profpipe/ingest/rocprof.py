@@ -116,8 +116,7 @@ def tables(
         parsed = replace(parsed, origin=origin)
     if counted is None or not has_counters:
         return parsed
-    shown = events.traced(found)
-    of_launch = joined[list(key)].assign(case=np.array(shown.cases, dtype=object)[shown.case])
+    of_launch = joined[list(key)].assign(case=np.array(found.placed.paths.case, dtype=object)[found.placed.path])
     placed = counted.merge(of_launch.drop_duplicates(list(key)), on=list(key), how="left")
     return replace(parsed, metrics=counters(placed.assign(case=placed["case"].fillna(""))))
 
