@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
-from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings
+from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series
 from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
 from profpipe.report.svg import bars, charts as drawings, lines

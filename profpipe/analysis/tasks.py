@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.job import Status
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables

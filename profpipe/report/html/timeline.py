@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from profpipe.analysis.findings.timeline import Event
+from profpipe.analysis.timeline import Event
 from profpipe.report import document as doc
 from profpipe.report.markup import cut, element, empty, flat, short
 from profpipe.report.svg.palette import key_class
