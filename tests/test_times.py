@@ -203,7 +203,7 @@ def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bo
         *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "scenarios", "context_parallel")),
     ]  # fmt: skip
     lines = [f"- {Markdown().text(text)}" for workload in workloads for text in times.explanations([workload])]
-    check_golden("times.md", "\n".join(lines) + "\n", regenerate)
+    check_golden("flags.md", "\n".join(lines) + "\n", regenerate)
 
 
 # --- kernel shares and the cost of switching -------------------------------------------------------------------------

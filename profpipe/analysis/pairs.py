@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_differences, tasks, verdict
+from profpipe.analysis import cluster, kernel_differences, verdict
 from profpipe.analysis.compare_runs import Failure
 from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
@@ -139,7 +139,7 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         run.ab.undecided,
         is_complete=run.ended is not None,
         failed_captures=kernel_differences.failed_captures(data),
-        pending=tasks.find_unfinished(data, run),
+        pending=cluster.find_unfinished(data, run),
     )
 
 

@@ -16,11 +16,10 @@ from profpipe.analysis.steps import StepPart
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
-from profpipe.report.formatting import column_width
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import PART_NAMES, class_label, classes
-from profpipe.report.text import write_section
+from profpipe.report.text import column_width, write_section
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import KernelChange, StepState, Tables, Verdict

@@ -19,7 +19,7 @@ from profpipe.report.labels import case_text, duration, fill, margin, of_what, r
 from profpipe.report.sections import (
     agreement,
     cases,
-    commands,
+    environment,
     kernel_share,
     kernels,
     memory,
@@ -240,7 +240,7 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
         blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.Placement.HTML))
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
-    blocks += commands.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
+    blocks += environment.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
     if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
         blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
