@@ -51,7 +51,7 @@ from profpipe.analysis.findings.workloads import (
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Counters
+from profpipe.analysis.kernels import PREFERENCE, find_phases, switch_cost, top_kernels
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
