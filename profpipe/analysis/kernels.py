@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis.grouping import grouped
-from profpipe.config.kernel_categories import CATEGORIES, category
+from profpipe.config.quantities import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
 #: (case, profiler)

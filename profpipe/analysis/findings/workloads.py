@@ -26,7 +26,7 @@ from profpipe.analysis.kernels import (
 )
 from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
-from profpipe.config.study_values import StudyValue
+from profpipe.config.quantities import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.tasks import TaskState

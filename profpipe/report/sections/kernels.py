@@ -10,7 +10,7 @@ from typing import TypeAlias
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
 from profpipe.analysis.kernels import Counters, KernelRow, Rule
-from profpipe.config.kernel_categories import is_own
+from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, means_note, per_iteration
 from profpipe.report.selection import main_cases
