@@ -120,8 +120,6 @@ def test_overlapping_intervals_are_a_tie_at_any_clock_also_with_a_case_behind_th
 def test_a_time_with_another_process_takes_no_part_in_a_tie() -> None:
     flags = ("", "", "other_process", "waited")
     a, b, c, waited = (case(impl, 100, 2, flag) for impl, flag in zip("abcc", flags, strict=True))
-        case(impl, 100, 2, flag) for impl, flag in zip("abcc", ["", "", "other_process", "waited"], strict=True)
-    )
     assert judged(a, c)[0].verdict == judged(a, waited)[0].verdict == "inconclusive"
     assert [tied.variant for tied in judged(a, b, c)[0].tied] == ["a", "b"]
 
