@@ -45,7 +45,7 @@ from profpipe.job import (
     ProgressListener,
     Status,
 )
-from profpipe.measure import machine as machine_info, visible_gpus
+from profpipe.measure import machine, machine as machine_info
 from profpipe.results import atomic, folders, manifest, manifest_entries, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
@@ -360,7 +360,7 @@ class Session:
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**environment.filter_variables(os.environ), **job.env}
-        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
+        peaks = manifest.parse(PeakRates, machine.peaks_of_job(self.machine.gpus, variables, devices))
         entry = manifest_entries.job_entry(
             outcome,
             _commands(job),
