@@ -175,7 +175,7 @@ def test_a_difference_that_lower_and_lower_levels_never_find_has_no_forecast():
     shuffled = random.Random(1).sample(scattered, 20)
     judged = verdict.judge_further(shuffled)
     assert (judged.verdict, judged.pairs, judged.pairs_more) == (Verdict.INCONCLUSIVE, 20, None)
-    at_first_level = verdict.judge(shuffled, levels=verdict.Levels(verdict.ALPHA_FURTHER, verdict.ALPHA_SAME_FURTHER))
+    at_first_level = verdict.judge(shuffled, alpha=verdict.ALPHA_FURTHER, alpha_same=verdict.ALPHA_SAME_FURTHER)
     assert 20 < at_first_level.pairs_more < 60
 
 

@@ -42,8 +42,8 @@ from step_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.analysis.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.cli import main
 from profpipe.commands import ingest
 from profpipe.ingest import reader
@@ -98,8 +98,8 @@ def test_the_four_parts_of_the_table_and_of_the_bars_add_up_to_the_step() -> Non
     for i, ns in enumerate((33.2e6, 26.9e6)):
         assert sum(rows[name][i] or 0.0 for name in named) == rows["step (mean)"][i] == ns
     (chart,) = (block for block in section.blocks if isinstance(block, doc.Chart))
-    (panel,) = chart.panels
-    assert [sum(series.marks[i].y for series in panel.series) for i in (0, 1)] == [33.2e6, 26.9e6]
+    assert len(chart.panels) == 1
+    assert [sum(series.marks[i].y for series in chart.series) for i in (0, 1)] == [33.2e6, 26.9e6]
 
 
 def test_more_cases_than_fit_side_by_side_have_further_tables_on_the_second_page() -> None:
@@ -517,11 +517,8 @@ def late_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case
 
 def waits_of(own: CaseSteps) -> dict[int, dict[int, float]]:
     """By step and rank, how long the rank waited in ms."""
-    found: dict[int, dict[int, float]] = {}
-    for row in own.rows:
-        if row.parts and row.parts.waiting_ns is not None:
-            found.setdefault(row.step, {})[row.rank] = row.parts.waiting_ns / 1e6
-    return found
+    waits = own.rows.pivot(index="step", columns="rank", values="waiting_ns").dropna() / 1e6
+    return {int(step): row.to_dict() for step, row in waits.iterrows()}
 
 
 def test_the_rank_that_is_waited_for_is_the_one_that_slept(

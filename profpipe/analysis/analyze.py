@@ -47,13 +47,12 @@ from profpipe.analysis.findings.workloads import (
     Iteration,
     Limit,
     Shape,
-    Span,
     SwitchCost,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.nodes import Nodes
+from profpipe.analysis.nodes import Nodes, differences_of_job
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -73,10 +72,9 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
     )
     duplicates = validity.find_duplicates(workloads)
-    unreliable = {(u.workload, case): DoubtCause.NO_KERNELS for u in unseen for case in u.cases}
+    unreliable = {(name, case): DoubtCause.NO_KERNELS for (name, _), cases in unseen.items() for case in cases}
     unreliable |= {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
-    contradicted = [timed for pair in duplicates for timed in (pair.longer, pair.shorter)]
-    unreliable |= {(timed.workload, timed.case): DoubtCause.CONTRADICTED for timed in contradicted}
+    unreliable |= {(each.workload, each.case): DoubtCause.CONTRADICTED for pair in duplicates for each in pair}
     return Findings(
         workloads=tuple(
             _workload(
@@ -117,6 +115,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
 def _workload(
     data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
+    capture = data.declared.get("capture") or {}
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
     ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
@@ -129,7 +128,8 @@ def _workload(
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
-    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run, name)
+    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
+    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {
@@ -142,7 +142,7 @@ def _workload(
     highest_clock = clocks.pop() if len(clocks) == 1 else None
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
-        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
+        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), conditions, counters[id])
         for id, case in cases.items()
         if own_steps.of(id) is None
     )
@@ -176,10 +176,11 @@ def _workload(
             workloads,
         ),
         iteration=_iteration(data),
-        span=Span(**declared["capture"]) if declared.get("capture") else None,
+        recorded_after_s=capture.get("after_s", 0.0),
+        recorded_for_s=capture.get("for_s"),
         memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
-        overheads=tuple(roofline.overheads(index.numbers)),
+        overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},

@@ -10,8 +10,8 @@ from typing import Any, Final
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import (
+    OVERHEAD,
     Basis,
     CaseResult,
     Doubt,
@@ -25,6 +25,7 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import THROUGHPUT, Rates
+from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
@@ -72,8 +73,8 @@ def case_results(
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
                 cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
-        overheads = roofline.overheads(data.recorded.numbers)
-        slowed = {o.case for o in overheads if o.profiler == basis.profiler and o.is_large}
+        overheads = roofline.overheads(data.recorded.numbers).items()
+        slowed = {case for (case, name), share in overheads if name == basis.profiler and share > OVERHEAD}
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }

@@ -88,25 +88,20 @@ class PipelineHistory:
     courses: tuple[Course, ...]
 
 
-@dataclass(frozen=True)
-class HistoryFindings:
-    pipelines: tuple[PipelineHistory, ...]
-
-
 #: The noise of a pipeline on a device with a driver.
 FindNoise = Callable[[str, str, str], Model]
 
 
 def analyze(
     runs: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], find_noise: FindNoise
-) -> HistoryFindings:
+) -> tuple[PipelineHistory, ...]:
     """Return the courses of the cases of each pipeline.
 
     ``runs`` are the newest first; ``times`` are sorted by case and within a case the oldest first. Times on different
     devices are different courses; a driver or a torch may change within a course.
     """
     names = dict.fromkeys(str(row["name"]) for row in runs)
-    return HistoryFindings(tuple(_pipeline(name, runs, times, find_noise) for name in names))
+    return tuple(_pipeline(name, runs, times, find_noise) for name in names)
 
 
 def _pipeline(

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_captures, kernel_differences, tasks, verdict
+from profpipe.analysis import kernel_differences, tasks, verdict
 from profpipe.analysis.compare_runs import Failure
 from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_captures import FailedCapture
-from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
+from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
 from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
@@ -59,6 +58,10 @@ class CaseVerdict:
     kernels: KernelComparison | None = None
 
     @property
+    def verdict(self) -> Verdict | None:
+        return self.judgement.verdict if self.judgement else None
+
+    @property
     def difference_ns(self) -> float:
         """B - A: the estimate over the pairs, in the time of A."""
         return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
@@ -77,12 +80,13 @@ class PairFindings:
     gates: tuple[Gate, ...] = ()
     undecided: Undecided = Undecided.REPORT
     is_complete: bool = True
-    failed_captures: tuple[FailedCapture, ...] = ()
+    #: Rows of `cases`: the processes under a profiler that did not end well.
+    failed_captures: tuple[Any, ...] = ()
     #: What the tasks of a cluster lack.
     pending: tuple[NotRun, ...] = ()
 
     def count(self, wanted: Verdict) -> int:
-        return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
+        return sum(case.verdict is wanted for case in self.cases)
 
     @property
     def failed(self) -> tuple[CaseVerdict, ...]:
@@ -134,7 +138,7 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         () if percent is None else tuple(_gate(case, percent) for case in cases),
         run.ab.undecided,
         is_complete=run.ended is not None,
-        failed_captures=kernel_captures.failed(data),
+        failed_captures=kernel_differences.failed_captures(data),
         pending=tasks.find_unfinished(data, run),
     )
 
@@ -287,11 +291,11 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
 def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
     """Return the cases with the difference by kernel of those that have a verdict and a capture on both sides."""
     metrics = {(case.workload, case.case): case.metric for case in cases if case.judgement}
-    captures = kernel_captures.read(data, run, metrics)
+    captures = kernel_differences.read_captures(data, run, metrics)
     return tuple(_add_kernels(case, captures.get((case.workload, case.case), {})) for case in cases)
 
 
-def _add_kernels(case: CaseVerdict, captures: Mapping[str, Sequence[Capture]]) -> CaseVerdict:
+def _add_kernels(case: CaseVerdict, captures: Mapping[str, Captures]) -> CaseVerdict:
     if not case.judgement or not captures:
         return case
     found = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])

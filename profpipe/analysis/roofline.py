@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
 from profpipe.analysis.findings.kernels import Counters, Rule
-from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter, Overhead
+from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter
 from profpipe.analysis.kernel_totals import KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates
@@ -188,18 +188,11 @@ def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, 
     return (moved, moved / seconds) if seconds and covered >= _LEAST_COVERED else None
 
 
-def loop_walls(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
-    """Return the ns of an iteration of the loop around the call, by case and profiler."""
-    return {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
-
-
-def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> Iterator[Overhead]:
-    """Yield what each profiler added to the loop of each case."""
-    walls = loop_walls(numbers)
-    for (case, profiler), wall in walls.items():
-        alone = walls.get((case, "plain"))
-        if profiler != "plain" and alone:
-            yield Overhead(case, profiler, wall / alone - 1)
+def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
+    """Return by case and profiler what the profiler added to the loop, as a share of its wall time without it."""
+    walls = {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
+    alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
+    return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
 
 
 # --- ncu metrics ------------------------------------------------------------------------------------------------------

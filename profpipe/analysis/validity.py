@@ -12,12 +12,10 @@ from profpipe.analysis import ranks, tasks
 from profpipe.analysis.case_index import Number, WorkloadData
 from profpipe.analysis.findings.workloads import (
     Coverage,
-    DuplicateTimes,
     Expectation,
     NotRun,
     TimedCase,
     Unattributed,
-    Unseen,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
@@ -187,20 +185,20 @@ def unattributed(tables: Tables, run: Manifest) -> tuple[Unattributed, ...]:
     return tuple(found)
 
 
-def unseen(tables: Tables) -> tuple[Unseen, ...]:
-    """Return cases that ended well without a kernel in a capture that has kernels of other cases.
+def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return by workload and profiler the cases that ended well without a kernel, where other cases have kernels.
 
     ncu does not count: it profiles selected kernels.
     """
     key = ["workload", "profiler"]
     seen = {pair: set(cases) - {""} for pair, cases in tables.kernels.groupby(key)["case"].unique().items()}
-    found = []
-    for pair, cases in tables.cases[tables.cases["status"] == "ok"].groupby(key, sort=False)["case"]:
-        workload, profiler = map(str, pair)
+    ended = tables.cases[(tables.cases["status"] == "ok") & (tables.cases["profiler"] != "ncu")]
+    found = {}
+    for pair, cases in ended.groupby(key, sort=False)["case"]:
         missing = tuple(case for case in cases if case not in seen.get(pair, ()))
-        if seen.get(pair) and missing and profiler != "ncu":
-            found.append(Unseen(workload, profiler, missing))
-    return tuple(found)
+        if seen.get(pair) and missing:
+            found[str(pair[0]), str(pair[1])] = missing
+    return found
 
 
 # --- duplicate cases --------------------------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ def unseen(tables: Tables) -> tuple[Unseen, ...]:
 _LEAST_RATIO = 1.15
 
 
-def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, ...]:
+def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[tuple[TimedCase, TimedCase], ...]:
     """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
     several = workloads if len(workloads) > 1 else ()
     unlike = []
@@ -218,8 +216,8 @@ def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, 
             (longer, long), (shorter, short) = pair
             is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low
             if longer.workload != shorter.workload and is_apart and longer.ns > _LEAST_RATIO * shorter.ns:
-                unlike.append(DuplicateTimes(longer, shorter))
-    return tuple(sorted(unlike, key=lambda pair: -pair.longer.ns / pair.shorter.ns))
+                unlike.append((longer, shorter))
+    return tuple(sorted(unlike, key=lambda pair: -pair[0].ns / pair[1].ns))
 
 
 def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:

@@ -178,14 +178,6 @@ class Gate(Enum):
 
 
 @dataclass(frozen=True)
-class Levels:
-    """The level of the two-sided test of a difference, and that of each of the two tests of equivalence."""
-
-    differs: float = ALPHA
-    same: float = ALPHA_SAME
-
-
-@dataclass(frozen=True)
 class Judgement:
     """The verdict on one case and what it rests on.
 
@@ -223,15 +215,14 @@ class Judgement:
         return max(self.floor, self.ci_high / self.ratio - 1, self.ratio / self.ci_low - 1)
 
 
-_LEVELS: Final = Levels()
-
-
-def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Levels = _LEVELS) -> Judgement:
+def judge(
+    log_ratios: Sequence[float], floor: float = LEAST_FLOOR, alpha: float = ALPHA, alpha_same: float = ALPHA_SAME
+) -> Judgement:
     """Return the verdict on a case from log(B / A) of each pair.
 
-    FASTER and SLOWER need the exact signed-rank test at ``levels.differs``, and both the Hodges-Lehmann estimate and
+    FASTER and SLOWER need the exact signed-rank test at ``alpha``, and both the Hodges-Lehmann estimate and
     the median of the pairs beyond ``floor``. SAME needs both tests of equivalence: the centre is above -floor and below
-    +floor, each at ``levels.same``. Everything else is INCONCLUSIVE. The interval has 99 % at any level.
+    +floor, each at ``alpha_same``. Everything else is INCONCLUSIVE. The interval has 99 % at any level.
     Raises ValueError without a pair and for a number that is not finite.
     """
     if not log_ratios or not all(map(math.isfinite, log_ratios)):
@@ -240,9 +231,9 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Level
     centre, median = hodges_lehmann(log_ratios), statistics.median(log_ratios)
     estimate = centre if abs(centre - median) <= limit else median
     p = two_sided_p(log_ratios)
-    if p <= levels.differs and min(abs(centre), abs(median)) > limit:
+    if p <= alpha and min(abs(centre), abs(median)) > limit:
         verdict = Verdict.FASTER if estimate < 0 else Verdict.SLOWER
-    elif _equivalence_p(log_ratios, limit) <= levels.same:
+    elif _equivalence_p(log_ratios, limit) <= alpha_same:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.INCONCLUSIVE
@@ -255,8 +246,8 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Level
         p=p,
         pairs=len(log_ratios),
         floor=floor,
-        pairs_more=_pairs_more(log_ratios, limit, levels) if verdict is Verdict.INCONCLUSIVE else 0,
-        false_rate=_false_rate(log_ratios, limit, levels.differs),
+        pairs_more=_pairs_more(log_ratios, limit, alpha, alpha_same) if verdict is Verdict.INCONCLUSIVE else 0,
+        false_rate=_false_rate(log_ratios, limit, alpha),
     )
 
 
@@ -272,7 +263,7 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
     """
     judged, chance = None, 0.0
     for number, count in enumerate(pair_blocks.looks(len(log_ratios))):
-        judged = judge(log_ratios[:count], floor, _levels_of_look(number))
+        judged = judge(log_ratios[:count], floor, *_levels_of_look(number))
         chance += judged.false_rate
         if judged.verdict is not Verdict.INCONCLUSIVE:
             return replace(judged, false_rate=chance)
@@ -282,9 +273,9 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
     return replace(judged, false_rate=chance, pairs_more=more)
 
 
-def _levels_of_look(number: int) -> Levels:
-    """Return the levels of a look at further pairs; the first look has the number 0."""
-    return Levels(ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number)
+def _levels_of_look(number: int) -> tuple[float, float]:
+    """Return the levels of both tests at a look at further pairs; the first look has the number 0."""
+    return ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number
 
 
 def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
@@ -364,14 +355,14 @@ def _false_rate(log_ratios: Sequence[float], limit: float, alpha: float) -> floa
     return rejection_rate(len(log_ratios), alpha)
 
 
-def _pairs_more(log_ratios: Sequence[float], limit: float, levels: Levels) -> int | None:
+def _pairs_more(log_ratios: Sequence[float], limit: float, alpha: float, alpha_same: float) -> int | None:
     """Return how many more pairs decide with probability ``POWER``; None for more than ``MOST_PAIRS``.
 
     Up to two pairs show no variation: then the least number that can decide is returned.
     """
     if len(log_ratios) < 3:
         return FEWEST_PAIRS - len(log_ratios)
-    wanted = _pairs_wanted(log_ratios, limit)(levels)
+    wanted = _pairs_wanted(log_ratios, limit)(alpha, alpha_same)
     if wanted > MOST_PAIRS:
         return None
     # The normal approximation asks for up to one pair more than the exact test.
@@ -387,12 +378,12 @@ def _pairs_to_later_look(log_ratios: Sequence[float], limit: float) -> int | Non
     wanted, done = _pairs_wanted(log_ratios, limit), len(log_ratios)
     for number, count in enumerate(pair_blocks.looks(MOST_PAIRS)):
         # The normal approximation asks for up to one pair more than the exact test.
-        if count > done and wanted(_levels_of_look(number)) < count + 1:
+        if count > done and wanted(*_levels_of_look(number)) < count + 1:
             return count - done
     return None
 
 
-def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[Levels], float]:
+def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[float, float], float]:
     """Return a function that says how many pairs decide at some levels with probability ``POWER``.
 
     The pairs are taken to vary as these do, single slow processes included. There are three pairs at least.
@@ -405,12 +396,12 @@ def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[Levels
         beyond = [value - limit for value in sizes]
         least = max(_pairs_above_0(beyond, power)(0.0), _pairs_with_median_above_0(beyond, power))
         differs = _pairs_above_0(sizes, power)
-        return lambda levels: max(least, differs(-_NORMAL.inv_cdf(levels.differs / 2)))
+        return lambda alpha, _: max(least, differs(-_NORMAL.inv_cdf(alpha / 2)))
     # In the middle of the floor either of the two tests of equivalence can miss.
     power = _NORMAL.inv_cdf((1 + POWER) / 2) if size < limit / 2 else power
     above_lower = _pairs_above_0([value + limit for value in log_ratios], power)
     below_upper = _pairs_above_0([limit - value for value in log_ratios], power)
-    return lambda levels: max(test(-_NORMAL.inv_cdf(levels.same)) for test in (above_lower, below_upper))
+    return lambda _, alpha_same: max(test(-_NORMAL.inv_cdf(alpha_same)) for test in (above_lower, below_upper))
 
 
 def _pairs_above_0(values: Sequence[float], power: float) -> Callable[[float], float]:

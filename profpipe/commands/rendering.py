@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import errors, plugins, stdio
-from profpipe.analysis import analyze, kernel_captures, pairs
+from profpipe.analysis import analyze, kernel_differences, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import Gate
@@ -112,7 +112,7 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     # A capture that failed costs no verdict: the page names it.
-    is_bad = is_bad or not all(kernel_captures.is_of_capture(refused.source) for refused in manifest.refused)
+    is_bad = is_bad or not all(kernel_differences.is_of_capture(refused.source) for refused in manifest.refused)
     code = errors.SOME_FAILED if is_bad else errors.OK
     if findings.gate is Gate.FAILED:
         code = errors.GATE_FAILED

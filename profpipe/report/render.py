@@ -32,7 +32,6 @@ from profpipe.report.sections import (
     plots,
     ranks,
     recording,
-    recordings,
     roofline,
     step_times,
     steps,
@@ -95,7 +94,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
     sections = (
         *first,
         headline.overview(findings.workloads),
-        recordings.recordings(findings, run),
+        recording.recordings(findings, run),
         *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),

@@ -12,9 +12,12 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final
 
+from profpipe.analysis.case_index import Basis as Basis, Measure as Measure
+from profpipe.analysis.cases import Axes as Axes
 from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
-from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
+from profpipe.analysis.kernel_breakdown import KernelBreakdown as KernelBreakdown, SwitchCost as SwitchCost
+from profpipe.analysis.steps import StepFindings
 from profpipe.config.study_values import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
@@ -26,37 +29,14 @@ from profpipe.results.tasks import TaskState
 CLOSE = 0.03
 
 
-class Cause(str, Enum):
-    """What makes the times of two profilers differ. Behind each stand the numbers that it has; [some are optional]."""
-
-    LAUNCH_GAPS = "launch gaps"  # ns, kernels
-    COPIES = "copies and sets"  # ns
-    HOST_BOUND = "host-bound"  # [issue_ns, launches, queue; idle]
-    SYNCHRONISATION = "synchronisation"  # [issue_ns]
-    BETWEEN_OPERATORS = "between operators"
-    PROFILER_OVERHEAD = "profiler overhead"  # profiler [loop_ns, alone_ns]
-    OVERLAP = "overlap"  # ns, streams [of_ns: it explains a part; excess_ns: it would explain more]
-    COMMUNICATION = "waiting in communication"  # slow, slow_ns, fast, fast_ns: GPUs and their time in communication
-    SLOWEST_RANK = "slowest process"  # slow, slow_ns, fast, fast_ns: ranks and their time of the call
-    CLOCK = "clock"  # recorded: profiler, hz, reference, reference_hz [cycles: the difference that is left]
-    BELOW_HIGHEST = "clock below its highest"  # reference, hz, highest_hz: recorded; under ncu the GPU rests
-    THROTTLED = "throttled clock"  # hz, low, high, marks, highest_hz: recorded while the call was timed
-    DERIVED_CLOCK = "derived clock"  # profiler, low, high [recorded_low, recorded_high]: by time x clock
-    NCU_CLOCK = "lower clock under ncu"  # hz, longer_hz: in longer launches, share: of the time that is lost
-    NCU_LAUNCH = "launch under ncu"  # limit_ns: what ncu adds to a launch, at most
-    LOCKED_CLOCK = "locked clock"
-    COLD_CACHE = "cold cache"
-    CLEAN_CACHE = "clean cache under ncu"  # reference, limit_ns: the most that the write-back takes
-    SPREAD = "spread"  # [p10, p90 where the clock moved; ci_low, ci_high]: the time that the call may have
-    SHORT_KERNELS = "short kernels"  # limit_ns: the difference of a launch
-    SINGLE_LAUNCH = "single launch"  # ns, under ncu; low, high, launches, reference
-
-
 @dataclass(frozen=True)
 class Reason:
-    """A cause and its numbers by name: times in ns, clocks in Hz, shares between 0 and 1, names of profilers."""
+    """A cause, such as ``launch gaps``, and its numbers by name.
 
-    cause: Cause
+    Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
+    """
+
+    cause: str
     numbers: Mapping[str, float | str] = field(default_factory=dict)
 
 
@@ -91,9 +71,6 @@ class Agreement:
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
-
-#: Pairs of an axis and a value.
-Axes = tuple[tuple[str, Any], ...]
 
 
 class NoValue(str, Enum):
@@ -136,9 +113,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """A table of the pipeline file, the largest of its grids first. The rows of a plot are what it runs over.
+    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
 
-    Among its axes are ``value`` and ``phase`` where several were requested.
+    Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
+    lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
+    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
     """
 
     title: str
@@ -146,10 +125,15 @@ class Study:
     phases: tuple[str, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    grids: tuple[Grid, ...]
     note: str = ""
     #: Whether it opens the page, above the headline.
     is_first: bool = False
+    is_plot: bool = False
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+    requested_units: tuple[str, ...] = ()
+    requested_profiler: str | None = None
+    grids: tuple[Grid, ...] = ()
     has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
     skipped_grids: int = 0
@@ -161,13 +145,11 @@ class Study:
     shared_flags: tuple[str, ...] = ()
     #: The axes that have one value in all cells.
     fixed: Axes = ()
-    #: The stored unit of each value, and the units that the pipeline file requests.
+    #: The stored unit of each value.
     units: Mapping[str, str] = field(default_factory=dict)
-    requested_units: tuple[str, ...] = ()
     #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
     row_unit: str | None = None
-    #: The profiler and quantity of its times, as in a Basis.
-    basis: tuple[str, str] | None = None
+    basis: Basis | None = None
     kernel_profiler: str | None = None
     #: Whether kernel times are per call, and of the operators of a CPU.
     is_per_call: bool = True
@@ -183,6 +165,11 @@ class Study:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     #: Whether a case leaves out a part of the work that its FLOP/s count.
     has_sparse_cases: bool = False
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
+        return (*self.row_axes, *self.column_axes)
 
     def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
         """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
@@ -339,15 +326,6 @@ class Unattributed:
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """Cases that ended well, and of which a profiler recorded no kernel although it did of others."""
-
-    workload: str
-    profiler: str
-    cases: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class LaunchCounts:
     """How many launches two profilers recorded of the ``cases`` of a workload that both captured.
 
@@ -375,95 +353,14 @@ class TimedCase:
     axes: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class DuplicateTimes:
-    """A case of two workloads whose times differ by more than their intervals and clocks explain."""
-
-    longer: TimedCase
-    shorter: TimedCase
-
-
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
-
-#: The least change of a category that is reported, as a share of the call.
-CHANGE = 0.02
 
 #: Up to this multiple of the lowest peak memory, cases count as needing the same.
 _AS_MUCH = 1.01
 
 #: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
 _AS_LONG = 0.9
-
-
-@dataclass(frozen=True)
-class ClassTotal:
-    """Launches and kernel time of a class or a category of kernels, per call."""
-
-    calls: float = 0.0
-    ns: float = 0.0
-
-    def __add__(self, other: ClassTotal) -> ClassTotal:
-        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
-
-
-@dataclass(frozen=True)
-class KernelBreakdown:
-    """The kernel time of one case under one profiler, by category and by class.
-
-    ``iterations`` is None where it is unknown: then all numbers are sums over all of them. ``kind`` is ``kernel``, or
-    ``cpu_op`` for the self time of CPU operators. ``idle_share`` is the share of the case's range, or of the time from
-    its first kernel to the last if that is longer, in which no kernel ran.
-    """
-
-    profiler: str
-    kind: str
-    iterations: int | None
-    categories: Mapping[str, ClassTotal]
-    total: ClassTotal
-    #: The same time by kernel class.
-    classes: Mapping[str, ClassTotal] = field(default_factory=dict)
-    idle_share: float | None = None
-    #: Per call: the time in which some kernel ran, and the time of the case's range on the host.
-    busy_ns: float | None = None
-    range_ns: float | None = None
-    #: Kernels without a category, by class.
-    other_classes: Mapping[str, ClassTotal] = field(default_factory=dict)
-    #: Per call: from the first kernel's start to the last one's end, gaps included.
-    span_ns: float | None = None
-    #: memcpy and memset, which are not in ``total``.
-    copies: ClassTotal = ClassTotal()
-    #: The ranks whose mean the numbers are.
-    ranks: int = 1
-
-    def category(self, name: str) -> ClassTotal:
-        return self.categories.get(name, ClassTotal())
-
-    def least_change(self, other: KernelBreakdown) -> float:
-        """Return the least change of a category in ns that is reported: a share of the shorter call."""
-        return CHANGE * min(self.total.ns, other.total.ns)
-
-    @property
-    def is_fused(self) -> bool:
-        """True if an attention kernel ran, not gemm, softmax and gemm."""
-        return self.category("attention").ns > 0
-
-
-@dataclass(frozen=True)
-class Basis:
-    """The quantity that a workload's times are.
-
-    ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command
-    without steps), ``kernel`` or ``cpu_op`` (sums).
-    """
-
-    profiler: str
-    quantity: str
-
-    @property
-    def is_timed(self) -> bool:
-        """True if calls, steps or processes were timed, not kernels summed."""
-        return self.quantity in ("time", "step", "wall")
 
 
 class Iteration(str, Enum):
@@ -651,31 +548,6 @@ class Win:
 
 
 @dataclass(frozen=True)
-class SwitchCost:
-    """The effect of replacing the baseline by ``variant``; ratios above 1 are faster.
-
-    All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
-    attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
-    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
-    """
-
-    variant: str
-    attention: float | None
-    with_helpers: float | None
-    call: float
-    measured_call: float | None
-    amdahl_limit: float | None
-    changes: tuple[tuple[str, float, float], ...] = ()
-    mark: str = ""
-
-    @property
-    def faster_kernel_slower_call(self) -> bool:
-        """True if the kernel is over 1 % faster and the call over 1 % slower."""
-        call = self.measured_call if self.measured_call is not None else self.call
-        return self.attention is not None and self.attention > 1.01 and call < 0.99
-
-
-@dataclass(frozen=True)
 class Shape:
     """All cases that differ only in the compared axis; the fastest first, those without a time last."""
 
@@ -721,19 +593,6 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Overhead:
-    """What a profiler added to the loop of a case, as a share of the wall time of an iteration without it."""
-
-    case: str
-    profiler: str
-    share: float
-
-    @property
-    def is_large(self) -> bool:
-        return self.share > OVERHEAD
-
-
-@dataclass(frozen=True)
 class RankResult:
     """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
 
@@ -745,14 +604,6 @@ class RankResult:
     name: str
     numbers: Mapping[str, float]
     profiler: str = ""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The time that was recorded of a program without steps, in seconds from its start."""
-
-    after_s: float
-    for_s: float
 
 
 @dataclass(frozen=True)
@@ -785,10 +636,13 @@ class WorkloadFindings:
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()
     iteration: Iteration = Iteration.CALL
-    span: Span | None = None
+    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
+    recorded_after_s: float = 0.0
+    recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
-    overheads: tuple[Overhead, ...] = ()
+    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
+    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
@@ -816,6 +670,12 @@ class WorkloadFindings:
     def is_on_cpu(self) -> bool:
         """True if a profiler recorded CPU operators of a case and no kernel."""
         return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def slowed_cases(self) -> set[str]:
+        """The cases whose loop the profiler of the kernels has made far slower."""
+        return {case for (case, name), share in self.overheads.items()
+                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
 
     @property
     def varying_shape(self) -> tuple[str, ...]:
@@ -849,9 +709,11 @@ class Findings:
     expectations: tuple[Expectation, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
-    unseen: tuple[Unseen, ...] = ()
+    #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
+    unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     launch_counts: tuple[LaunchCounts, ...] = ()
-    duplicates: tuple[DuplicateTimes, ...] = ()
+    #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
+    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.steps import CaseSteps
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, margin, ratio
-from profpipe.report.labels import case_text, of_what
+from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
 from profpipe.report.sections import (
     agreement,
     cases,
@@ -32,6 +32,7 @@ from profpipe.report.sections import (
     steps,
     times,
 )
+from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.results.raw_files import RawFiles
 from profpipe.results.schema import StepState
@@ -115,7 +116,7 @@ def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
             found,
             cases=own(found.cases),
             without_steps=tuple(name for name in found.without_steps if name == case.id),
-            recordings=own(found.recordings),
+            recordings={name: parts for name, parts in found.recordings.items() if name == case.id},
         ),
     )
 
@@ -140,7 +141,7 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
     rows: dict[str, doc.Cell] = {}
     for wide in (cases.by_case(alone, [case]), roofline.table(alone, [case], is_one_shape=False)):
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
-            if (column.is_numeric or column.id == "limiter") and not cell.is_empty and cell.missing is None:
+            if (column.is_numeric or column.id == "limiter") and not cell.is_empty and not cell.missing:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
                 rows.setdefault(title, _with_unit(cell, column))
     columns = [doc.label("figure"), doc.words("value")]
@@ -152,7 +153,7 @@ def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
     """Return a cell whose number is followed by its unit, because each row has another unit."""
     if cell.value is None:
         return cell
-    number = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
+    number = doc.Number(cell.value, cell.unit or column.unit or NO_UNIT)
     return replace(cell, value=None, text=number)
 
 
@@ -207,7 +208,9 @@ def strip_of_steps(own: CaseSteps) -> doc.Chart | None:
     """Return the time of every step under the profiler that recorded them."""
     if len(own.rows) < 2:
         return None
-    points = grouped((_STATES[row.state], (float(row.step), row.wall_ns)) for row in own.rows)
+    points = grouped(
+        (_STATES[StepState(state)], (float(step), ns)) for state, step, ns in rows(own.rows, "state", "step", "wall_ns")
+    )
     title, time = f"Every step ({own.profiler or 'no profiler'})", own.times.get(own.profiler)
     caption = "Points of several ranks share a place." if len(own.ranks) > 1 else ""
     level = {"median of steady steps": time.ns} if time else {}
@@ -223,7 +226,7 @@ def _strip(
     series = tuple(doc.Series(name, key, marks[key]) for key, name in names.items() if key in marks)
     references = tuple(doc.Reference(doc.ReferenceKind.LEVEL, ns, name) for name, ns in levels.items())
     return doc.Chart(
-        id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), (doc.Panel("", series),), caption,
+        id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), {"": series}, caption,
         doc.Placement.HTML, keys=tuple(names), references=references,
     )  # fmt: skip
 

@@ -12,10 +12,9 @@ from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import fill, plural, share_cell
-from profpipe.report.labels import DENSE_WORK, case_text, variant_text
+from profpipe.report.labels import DENSE_WORK, case_text, fill, plural, share_cell, variant_text
 from profpipe.report.selection import main_cases
-from profpipe.report.units import MISSING, Unit, size_unit, time_unit
+from profpipe.report.units import MISSING, NO_CASE, RATIO, Unit, size_unit, time_unit
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _MOST_COLUMNS = 10
@@ -79,14 +78,12 @@ def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], qu
 
 def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell:
     if case is None:
-        return doc.Cell(missing=doc.Missing.NOT_REQUESTED)
+        return doc.Cell(missing=NO_CASE)
     if case.time is None:
         return doc.Cell(text=str(case.outcome) or MISSING)
     is_fastest = shape.fastest is not None and case.id == shape.fastest.id
     value = case.time.ns if is_time else case.tflops
-    return doc.Cell(
-        value, flags=case.unshared_marks, is_strong=is_fastest, missing=None if value else doc.Missing.NOT_MEASURED
-    )
+    return doc.Cell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
 
 
 def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.Table:
@@ -392,5 +389,5 @@ def _cells(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Cell | 
         if grade is None or value is None:
             yield None
         else:
-            form = doc.Format.RATIO if name == "speedup" else None
-            yield doc.Cell(value, is_strong=grade is Grade.GOOD, format=form, note=grade.value)
+            unit = RATIO if name == "speedup" else None
+            yield doc.Cell(value, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)

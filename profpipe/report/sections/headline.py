@@ -12,8 +12,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import duration, fill, literal, margin, names, plural, ratio
-from profpipe.report.labels import PARTS_SAID, case_text, of_what
+from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
 from profpipe.report.sections import host_pace, recording, roofline, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
@@ -196,7 +195,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
-        every = own.all_steps.get(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
+        every = own.all_steps(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
         parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import Basis, Cell, Cell as StudyCell, Grid, NoValue, Study
+from profpipe.analysis.findings.workloads import Cell, Grid, NoValue, Study
 from profpipe.analysis.grouping import grouped
 from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases
@@ -16,11 +16,10 @@ from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of
 from profpipe.report import document as doc, selection
 from profpipe.report.labels import DENSE_WORK, quantity
-from profpipe.report.sections import studies as tables
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
 from profpipe.report.short_kernel_names import short_names
-from profpipe.report.units import MISSING, Unit, unit_of
+from profpipe.report.units import COUNT, MISSING, NO_CASE, Unit, unit_of
 
 #: Grids of one table that are shown.
 _GRIDS = 9
@@ -138,7 +137,7 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
     if value.source is Source.METRIC:
         return (doc.Code(value.subject), of)
     is_time = value.name == "time" and study.basis
-    name = quantity(Basis(*study.basis)) if is_time and study.basis else value_name(study, value)
+    name = quantity(study.basis) if is_time else value_name(study, value)
     return f"{_capitalised(name)}{of}"
 
 
@@ -149,7 +148,7 @@ def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
         yield "plain: the median time of a call; the others: the sum of its kernels (on a CPU, operators)."
     if study.basis and subjects:
         beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
-        yield f"{beginning} the {quantity(Basis(*study.basis))}."
+        yield f"{beginning} the {quantity(study.basis)}."
     if study.has_sparse_cases and "tflops" in subjects:
         yield DENSE_WORK
 
@@ -214,9 +213,6 @@ def value_name(study: Study, value: StudyValue) -> str:
     return on_cpu or _TITLES.get(value.name, name)
 
 
-_FORMATS: Mapping[str, doc.Format] = {"share": doc.Format.PERCENT, "calls": doc.Format.COUNT, "x": doc.Format.RATIO}
-
-
 class _TableWriter:
     """Turns the grids of one study into tables of the document."""
 
@@ -270,12 +266,12 @@ class _TableWriter:
             return (doc.Code(shown(value)), " (baseline)") if value in self._study.baselines else doc.Code(shown(value))
         return in_words(((axis, value),)) if isinstance(value, bool) else shown(value)
 
-    def _cell(self, cell: StudyCell | None, value: StudyValue) -> doc.Cell:
+    def _cell(self, cell: Cell | None, value: StudyValue) -> doc.Cell:
         if cell is None:
-            return doc.Cell(missing=doc.Missing.NOT_REQUESTED)
+            return doc.Cell(missing=NO_CASE)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
         if cell.value is None:
-            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=doc.Missing.NOT_MEASURED)
+            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=MISSING)
         stored, unit = self._study.units.get(value.name, ""), self._units[value.name]
         if isinstance(cell.value, str):
             is_kernel = stored == "kernel"
@@ -285,8 +281,7 @@ class _TableWriter:
             return doc.Cell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
         is_count = stored == "1" and cell.value.is_integer()
-        form = doc.Format.COUNT if is_count else _FORMATS.get(stored, doc.Format.NUMBER)
-        return doc.Cell(cell.value, flags=flags, unit=unit, format=form if unit.size == 1.0 else doc.Format.NUMBER)
+        return doc.Cell(cell.value, flags=flags, unit=COUNT if is_count and unit.size == 1.0 else unit)
 
 
 # --- study plots ------------------------------------------------------------------------------------------------------
@@ -312,8 +307,8 @@ def study_plots(studies: Iterable[Study]) -> doc.Section:
 
 def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     """Return the chart of a value over the rows of the study; None with fewer than two positions."""
-    stored, unit = study.units.get(value.name, ""), tables.choose_unit(study, value)
-    name, is_titled = tables.value_name(study, value), len(study.values) > 1
+    stored, unit = study.units.get(value.name, ""), choose_unit(study, value)
+    name, is_titled = value_name(study, value), len(study.values) > 1
     points = list(_points(study, value))
     limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
     references = [doc.Reference(doc.ReferenceKind.LEVEL, 1.0)] if value.name == "speedup" else []
@@ -328,7 +323,7 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     if len({point.mark.x for point in points if point.panel in panels[:GROUPS]}) < 2:
         return None
     return line_chart(
-        f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
+        f"study-{slug(study.title)}-{slug(value.name)}",
         f"{study.title}: {name}" if is_titled else study.title,
         _positions(study),
         doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
@@ -340,8 +335,8 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
         subtitle=", ".join(filter(None, ["" if is_titled else name, in_words(study.fixed)])),
         references=tuple(references),
         notes=(
-            *tables.basis_note(study, [value]),
-            *tables.kernels_note(study, [value]),
+            *basis_note(study, [value]),
+            *kernels_note(study, [value]),
             f"Every case: {', '.join(study.shared_flags)}." if study.shared_flags else "",
             not_shown({mark: names for mark, names in missing.items() if names}),
             f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",

@@ -19,8 +19,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import fill, names, percent, ratio
-from profpipe.report.labels import marked_text, quantity, variant_text
+from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, variant_text
 from profpipe.report.sections import steps
 from profpipe.report.units import Unit, size_unit, step_unit, time_unit
 

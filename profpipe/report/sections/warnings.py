@@ -8,20 +8,18 @@ from urllib.parse import unquote
 from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.workloads import (
     CaseResult,
-    DuplicateTimes,
     Findings,
     LaunchCounts,
     NotRun,
-    Unseen,
+    TimedCase,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, names
-from profpipe.report.labels import case_text, case_texts, of_workload
+from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
 from profpipe.report.sections import classification, files, steps
-from profpipe.report.units import time_unit
+from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
 
@@ -38,7 +36,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *map(_unread, run.refused),
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
-        *(_unseen(each, findings) for each in findings.unseen),
+        *_unseen(findings),
         *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
@@ -103,15 +101,13 @@ def _unread(refused: RefusedFile) -> doc.Text:
     return doc.concat("Not read: ", doc.Code(refused.source), ": ", f"{what} {remedy}".strip())
 
 
-def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
-    cases = findings.cases_of(unseen.workload)
-    named = doc.join(
-        (case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in unseen.cases), most=_NAMED
-    )
-    noun = "operator" if any(cases[id].is_on_cpu for id in unseen.cases if id in cases) else "kernel"
-    number = count_cases(len(unseen.cases))
-    where = of_workload(unseen.workload, findings)
-    return doc.concat(doc.Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
+def _unseen(findings: Findings) -> Iterator[doc.Text]:
+    for (workload, profiler), ids in findings.unseen.items():
+        cases = findings.cases_of(workload)
+        named = doc.join((case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in ids), most=_NAMED)
+        noun = "operator" if any(cases[id].is_on_cpu for id in ids if id in cases) else "kernel"
+        what = f" recorded no {noun} of {count_cases(len(ids))}"
+        yield doc.concat(doc.Code(profiler), what, of_workload(workload, findings), " that ran: ", named, ".")
 
 
 #: What happened, and what it means for the results.
@@ -145,7 +141,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[each.case], doc.Number(figure.difference, format=doc.Format.SIGNED_PERCENT)))
+        (figure.profiler, (labels[each.case], doc.Number(figure.difference, SIGNED_PERCENT)))
         for each in workload.agreements
         for figure in each.figures
         if figure.is_unexplained
@@ -173,10 +169,10 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     )  # fmt: skip
 
 
-def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[doc.Text]:
+def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
     named = []
-    for longer, shorter in grouped((pair.longer, pair.shorter) for pair in pairs).items():
+    for longer, shorter in grouped(pairs).items():
         unit = time_unit([longer.ns])
         times = doc.join(fill("{} in {}", doc.Number(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
         named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
