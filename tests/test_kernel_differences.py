@@ -18,7 +18,8 @@ from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
 from profpipe.analysis.kernel_breakdown import ClassTotal
-from profpipe.report import ci, render, results_json
+from profpipe.config.models import read_recorded
+from profpipe.report import ci, pages, render, results_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.kernel_differences import explain, variation
@@ -296,7 +297,7 @@ def training(times: Tables) -> Tables:
 
 
 def as_command(run: Manifest) -> Manifest:
-    return Manifest(**{**vars(run), "pipeline": {"workloads": {"train": {"command": ["python", "train.py"]}}}})
+    return replace(run, pipeline=read_recorded({"workloads": {"train": {"command": ["python", "train.py"]}}}))
 
 
 def test_a_case_without_kernels_is_named():
@@ -411,7 +412,7 @@ def test_the_page_of_200_cases_with_kernels_stays_short(captured, tmp_path):
     data = Tables(cases=times.cases, metrics=times.metrics, kernels=kernels, ranges=ranges)
     found = pairs.analyze(data, run_of())
     document = render.build_pairs(found, data, run_of())
-    render.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
+    pages.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
     page = (tmp_path / "SUMMARY.md").read_text()
     assert len(page.splitlines()) <= 150 and "Differences by kernel" in page
     assert (tmp_path / "details.md").read_text().count("**the case**") == 200

@@ -20,9 +20,9 @@ from profpipe.analysis.cases import comparisons
 from profpipe.commands import cluster, resume
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, manifest_entries
+from profpipe.results import atomic, manifest_entries, schema
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
@@ -215,14 +215,13 @@ def test_indices_are_written_and_read_as_slurm_does() -> None:
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
-HEAD = '"run","workload","case","profiler","status","reason","params","seconds","flags"'
-
 
 def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node: str = "n1") -> Record:
     job = JobEntry("w", "plain", (f"n={index}",), folder=f"raw/w/task-{index:04d}", node=node)
-    row = f'"run","w","n={index}","plain","ok","attempt {attempt}","{{}}",1.5,"[]"'
+    row = ["run", "w", f"n={index}", "plain", "ok", f"attempt {attempt}", "{}", 1.5, "[]"]
+    cases = {"columns": schema.CASES.names, "rows": [row]}
     task = Task(index, "w", (f"n={index}",), ("plain",), state=state, attempt=attempt, node=node, job=f"7_{index}")
-    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": f"{HEAD}\n{row}\n"})
+    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
 
 
 @pytest.fixture
@@ -260,24 +259,19 @@ def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
         records.read_records(run_folder)
 
 
-def test_what_a_killed_task_copied_in_part_is_removed_when_the_task_is_over(run_folder: Path) -> None:
-    records.begin(run_folder, Task(0, node="n1", job="7_0"))
-    queue.Submission(7, (0, 1, 2)).save(run_folder)
+def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run_folder: Path) -> None:
     job = run_folder / "raw" / "w" / "task-0000" / "plain"
     copied, own = job.with_name(atomic.temporary_name("nsys")), job.with_name(".mine.partial")
     for folder in (job, copied, own):
         folder.mkdir(parents=True)
         (folder / "log.txt").touch()
-    for seen in (None, {0: Task(state=TaskState.RUNNING, node="n1")}, {0: Task(state=TaskState.REQUEUED)}):
-        collect.collect(run_folder, seen)
+    for index in range(3):
+        # The tasks that are left may still be copying.
+        collect.collect(run_folder, {})
         assert copied.exists()
-    # The user has submitted the same task again, without profpipe, and it still copies.
-    records.begin(run_folder, Task(0, node="n1", job="9_0"))
-    by_hand = run_folder / "raw" / "w" / "task-0000-2" / atomic.temporary_name("nsys")
-    by_hand.mkdir(parents=True)
-    collect.collect(run_folder, {0: Task(state=TaskState.KILLED, node="n1")})
+        record(index).save(run_folder)
+    collect.collect(run_folder, {})
     assert sorted(path.name for path in job.parent.iterdir()) == [".mine.partial", "plain"]
-    assert by_hand.exists()
 
 
 def test_attempts_have_different_numbers(run_folder: Path) -> None:

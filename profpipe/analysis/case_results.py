@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     OVERHEAD,
@@ -19,11 +20,9 @@ from profpipe.analysis.findings.workloads import (
     KernelBreakdown,
     Measure,
     Target,
-    TargetFindings,
     Win,
     WinVerdict,
 )
-from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
@@ -31,6 +30,9 @@ from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import FAILED, PROCESS_WALL
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -195,14 +197,15 @@ def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
 
 
 def _flags(
-    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Mapping[str, Any], peaks: Rates
+    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: Rates
 ) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
     flags = list(index.flags.get((case.id, basis.profiler), ()))
-    n, requested = case.time.n if case.time else None, declared.get("repeats")
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=bool(declared.get("command"))):
+    n, requested = case.time.n if case.time else None, declared.repeats if declared else 0
+    is_command = declared is not None and declared.is_command
+    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
     if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
@@ -226,11 +229,11 @@ def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command
     return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: CaseResult, declared: Workload | None) -> Verdict | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
     if case.time is None:
         return None
-    limits = declared.get("tolerance") or {}
+    limits = declared.limits if declared else {}
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
@@ -369,18 +372,15 @@ def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def reach_targets(
-    declared: Mapping[str, Any],
-    cases: Mapping[str, CaseResult],
-    counters: Mapping[str, Iterable[Counters]],
-    steps: Mapping[str, CaseSteps],
-) -> TargetFindings:
-    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
-    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
-    timed = {id: case for id, case in cases.items() if targets and case.time}
-    found = {id: _reached(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
-    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
-    return TargetFindings(targets, values)
+def with_grades(
+    case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
+) -> CaseResult:
+    """Add what a timed case reaches of the quantities that have a target, and its grades."""
+    found = _reached(case, counters, steps) if targets and case.time else {}
+    reached = {name: value for name, value in found.items() if name in targets}
+    return replace(
+        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
+    )
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:

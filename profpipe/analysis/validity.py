@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from profpipe.analysis import ranks, tasks
+from profpipe.analysis import cluster, ranks
 from profpipe.analysis.case_index import Number, WorkloadData
 from profpipe.analysis.findings.workloads import (
     Coverage,
@@ -48,7 +48,7 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     names = ("workload", "case", "profiler", "status", "reason")
     # Such a case is among those that `pending` returns.
-    unfinished = {(task.workload, case) for task in tasks.open_tasks(run) for case in task.cases}
+    unfinished = {(task.workload, case) for task in cluster.open_tasks(run) for case in task.cases}
     for workload, case, profiler, status, reason in rows(tables.cases, *names):
         every.setdefault(workload, set()).add(case)
         is_pending = status == Status.INTERRUPTED and (workload, case) in unfinished
@@ -97,7 +97,7 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     if run.ended:
         return ()
     if run.tasks:
-        return tasks.find_unfinished(tables, run)
+        return cluster.find_unfinished(tables, run)
     done: dict[tuple[str, str], set[str]] = {}
     for job in run.jobs:
         done.setdefault(_key(job), set()).update(job.cases)
@@ -152,7 +152,7 @@ def _expectation(workload: str, case: str, requested: str, attention: Collection
 
 def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
     """Return the classified share of each workload's kernel time, from the profiler that represents it."""
-    minimum = (run.pipeline.get("coverage") or {}).get("min_classified")
+    minimum = run.pipeline.coverage.min_classified if run.pipeline else None
     found = []
     for workload, recorded in tables.kernels.groupby("workload", sort=False):
         if (profiler := preferred(recorded)) is not None:
@@ -226,9 +226,10 @@ def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
     A run records the names of environment variables without values, so a workload with variables equals no other.
     """
     declared, index = data.declared, data.recorded
-    mode = (declared.get("timing") or {}).get("mode") or "eager"
-    setting = [declared.get("script"), declared.get("processes") or 1, mode, data.name if declared.get("env") else ""]
-    for case, params in data.layout.params.items() if declared.get("script") else ():
+    if declared is None or declared.script is None:
+        return
+    setting = [declared.script, declared.processes, declared.timing.mode, data.name if declared.env else ""]
+    for case, params in data.layout.params.items():
         time = index.numbers.get((case, "plain", ""), {}).get("time")
         # A time that includes other work says nothing about the other workload's time.
         is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or ranks.has_waited(index, case)

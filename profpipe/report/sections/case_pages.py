@@ -19,7 +19,7 @@ from profpipe.report.labels import case_text, duration, fill, margin, of_what, r
 from profpipe.report.sections import (
     agreement,
     cases,
-    commands,
+    environment,
     kernel_share,
     kernels,
     memory,
@@ -241,7 +241,7 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
         blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.Placement.HTML))
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
-    blocks += commands.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
+    blocks += environment.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
     if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
         blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
@@ -251,11 +251,12 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
     """Return the command of the run with the parameters of one case; empty where no command is known."""
     if not run.command or run.ab is not None:
         return []
-    axes = run.workload(workload).get("matrix") or {}
+    declared = run.workload(workload)
+    axes = declared.matrix if declared else {}
     params = {name: case.params[name] for name, values in axes.items()
-              if name in case.params and isinstance(values, list) and len(values) > 1}  # fmt: skip
+              if name in case.params and len(values) > 1}  # fmt: skip
     chosen = [f"{name}={'null' if value is None else shown(value)}" for name, value in params.items()]
-    several = len((run.pipeline.get("workloads") or {}).keys()) > 1
+    several = run.pipeline is not None and len(run.pipeline.workloads) > 1
     options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
     at = run.command.index("--") if "--" in run.command else len(run.command)
     return [*run.command[:at], *options, *run.command[at:]]

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, manifest, schema, store
+from profpipe.results import atomic, budget, manifest, schema, store
 from profpipe.results.manifest import JobEntry, Machine, Manifest, NodeEntry, PairsEntry, ToolEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task, TaskState
@@ -33,11 +33,11 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
     begun, plan = Manifest.load(folder), records.load_plan(folder)
     found = records.read_records(folder)
     tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
-    if seen is not None:
-        _remove_partial_folders(folder, tasks, found.values())
     own = [record for index, record in found.items() if index < len(plan)]
     known = _merge(begun, own)
     is_done = all(task.state is TaskState.DONE for task in tasks)
+    if is_done:
+        _remove_partial_folders(folder)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
     return tables_of(own), replace(known, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, own))
 
@@ -48,7 +48,7 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
 def tables_of(found: Sequence[Record]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
-        table.name: (_read_parquet if table.is_picture else _read_csv)(table, found) for table in schema.ALL
+        table.name: (_read_parquet if table.is_picture else _read_rows)(table, found) for table in schema.ALL
     }
     return Tables(**frames)
 
@@ -57,27 +57,26 @@ def texts_of(data: Tables) -> dict[str, str]:
     """Return the tables that have rows as a record holds them."""
     rows = [(table, frame) for table in schema.ALL if len(frame := getattr(data, table.name))]
     return {
-        table.name: base64.b64encode(store.as_parquet(frame)).decode()
-        if table.is_picture
-        else store.as_csv(frame).decode()
+        table.name: base64.b64encode(store.as_parquet(frame)).decode() if table.is_picture else store.as_rows(frame)
         for table, frame in rows
     }
 
 
-def _read_csv(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
-    """Return the rows of a table. To read all rows as one file takes a tenth of the time of one file a task."""
-    head, parts = "", []
+def _read_rows(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
+    """Return the rows of a table in all records."""
+    where, rows = f"table {table.name} in the records", []
     for record in found:
-        text = record.tables.get(table.name, "")
-        own, _, rows = text.partition("\n")
-        if text and (head or own) != own:
-            what = f"has other columns in the record of task {record.task.index} than in those before"
-            raise ConfigError(f"table {table.name}", f"{what}: another profpipe wrote it.", "Start a new run.")
-        head = head or own
-        parts.append(rows)
-    if not head:
-        return schema.empty(table)
-    return store.parse_csv(f"{head}\n{''.join(parts)}".encode(), table, f"table {table.name} in the records")
+        if table.name in record.tables:
+            try:
+                document = budget.load_json(record.tables[table.name])
+                columns, own = document["columns"], list(document["rows"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ConfigError(where, f"is not what profpipe wrote: {error}.", "Start a new run.") from None
+            if columns != table.names:
+                what = f"has other columns in the record of task {record.task.index} than in this version"
+                raise ConfigError(f"table {table.name}", f"{what}: another profpipe wrote it.", "Start a new run.")
+            rows += own
+    return store.from_rows(rows, table, where) if rows else schema.empty(table)
 
 
 def _read_parquet(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
@@ -157,20 +156,11 @@ def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
     return found
 
 
-def _remove_partial_folders(folder: Path, tasks: Sequence[Task], found: Iterable[Record]) -> None:
-    """Remove the files of jobs that killed tasks had copied in part.
-
-    A task in the queue may still be copying, and so may one that the user has submitted without profpipe.
-    """
-    submissions = queue.read_submissions(folder)
-    complete = {(own.index, own.attempt) for own in (record.task for record in found) if own.state is TaskState.DONE}
-    over = {task.index: task.workload for task in tasks if not task.state.is_queued}
-    for start in records.read_starts(folder):
-        is_over = start.index in over and (start.index, start.attempt) not in complete
-        if is_over and start.job in queue.names_of(submissions, start.index):
-            place = folder / "raw" / over[start.index] / start.label
-            if place.resolve().is_relative_to(folder.resolve()):
-                atomic.remove_partial_folders(place)
+def _remove_partial_folders(folder: Path) -> None:
+    """Remove the files of jobs that killed tasks had copied in part. A task that is not done may still be copying."""
+    for place in (folder / "raw").glob("*/task-*"):
+        if place.resolve().is_relative_to(folder.resolve()):
+            atomic.remove_partial_folders(place)
 
 
 def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
@@ -201,7 +191,7 @@ def describe_tasks(
     described = []
     for task in plan:
         record, start = found.get(task.index), starts.get(task.index)
-        job = (queue.names_of(submissions, task.index) or [""])[-1]
+        job = queue.name_of(submissions, task.index)
         own, said = record.task if record else None, (seen or {}).get(task.index)
         described.append(_describe(task, own, start, job, said, known.get(task.index)))
     return described
