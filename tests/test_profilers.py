@@ -119,7 +119,7 @@ def test_rocprof_output_is_found_below_the_folder_and_sums_give_way_to_single_la
     for name in ("capture_kernel_trace.csv", "capture_kernel_stats.csv", "capture-2_kernel_trace.csv", "other.csv"):
         (host / name).write_text("x")
     found = rocprof.artifacts(replace(JOB, folder=tmp_path))
-    assert [path.name for path in found] == ["capture_kernel_trace.csv", "events.jsonl"]
+    assert [path.name for path in found] == ["capture_kernel_trace.csv", "job.jsonl"]
 
 
 def stand_in(folder, name, text):

@@ -5,9 +5,9 @@ A run may be killed at any point and resumed. Its files say how far it is, from 
 * ``ended`` in ``run.json`` is written last: the run is done.
 * A job in ``run.json``'s ``jobs`` that was neither interrupted nor found the disk full is done. Its rows are in the
   tables already.
-* Any other job is handed to the executor again, which continues where ``parts.json`` in its folder says. If no process
+* Any other job is handed to the executor again, which continues where its log (``job_log.py``) ends. If no process
   is left to run, the existing files are read.
-* In an attempt that was cut off, ``case_ended`` in ``events.jsonl`` counts if the profiler keeps the files of ended
+* In an attempt that was cut off, ``case_ended`` in the log counts if the profiler keeps the files of ended
   cases.
 """
 
@@ -371,7 +371,7 @@ class Session:
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
             rank_nodes=reader.read_rank_nodes(job.records) if job.nodes > 1 else {},
         )
-        families = reader.expected_families(job.folder / "events.jsonl")
+        families = reader.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
         self.manifest = replace(known, private_files=self._private_files(job))
         store.save(self.folder, self.data, self.manifest, stored)
