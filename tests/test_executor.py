@@ -32,7 +32,7 @@ from profpipe.job import (
     Status,
     Tool,
 )
-from profpipe.runner import child, executor, process as process_control
+from profpipe.runner import executor, process as process_control
 from profpipe.runner.process import GracePeriods
 
 NO_MEMORY = Outcome(Status.OOM, Cause.HOST_MEMORY, "no memory")
@@ -522,7 +522,7 @@ def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(time, "sleep", sleep)
     with (tmp_path / "log.txt").open("wb") as log:
-        started = child.start(["sleep", "0.1"], dict(os.environ), log)
+        started = process_control.start(["sleep", "0.1"], dict(os.environ), log)
     assert started.wait(60.0) == 0 and 0.1 <= started.ended - started.began < 60
 
 
@@ -658,16 +658,16 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
 
 def test_ask_returns_both_streams_of_a_command_for_any_exit_code() -> None:
     program = "import sys; print('2022.4', flush=True); print('warning', file=sys.stderr); sys.exit(3)"
-    assert executor.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
+    assert process_control.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
 
 
 def test_ask_gives_none_for_a_command_that_is_not_there() -> None:
-    assert executor.ask(["no-such-profiler", "--version"]) is None
+    assert process_control.ask(["no-such-profiler", "--version"]) is None
 
 
 def test_ask_gives_none_for_a_command_that_does_not_end_although_a_child_holds_its_output() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    assert executor.ask([sys.executable, "-c", program], timeout_s=0.5) is None
+    assert process_control.ask([sys.executable, "-c", program], timeout_s=0.5) is None
 
 
 # --- a real nsys -----------------------------------------------------------------------------------------------------

@@ -14,13 +14,9 @@ import itertools
 import json
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
 
 from profpipe.errors import Interrupted, is_disk_full
 from profpipe.job import (
@@ -44,7 +40,6 @@ from profpipe.measure import oom_pruning
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     artifacts,
-    child,
     environment,
     failure_reasons,
     hook_files,
@@ -52,10 +47,9 @@ from profpipe.runner import (
     outcome,
     process,
 )
-from profpipe.runner.child import Child, SupervisorError
 from profpipe.runner.job_log import Attempt, JobLog, ProcessEnd
 from profpipe.runner.outcome import Result
-from profpipe.runner.process import GracePeriods, InterruptCounter
+from profpipe.runner.process import Child, GracePeriods, InterruptCounter, SupervisorError
 from profpipe.runner.slurm import step
 
 _POLL_S = 0.2
@@ -99,42 +93,6 @@ def run(
                 raise Interrupted(f"Interrupted {when} job {index} of {last}.")
 
 
-def ask(
-    argv: Sequence[str],
-    env: Mapping[str, str] = MappingProxyType({}),
-    timeout_s: float = 20.0,
-    cwd: Path | None = None,
-) -> str | None:
-    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
-
-    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
-    child.SupervisorError where no command can be started.
-    """
-    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
-    with tempfile.TemporaryFile() as output:
-        try:
-            asked = child.start(argv, {**environment.filter_variables(os.environ), **env}, output, cwd)
-        except OSError:
-            return None
-        try:
-            if asked.wait(timeout_s) is None:
-                return None
-        finally:
-            process.kill_group(asked)
-        output.seek(0)
-        return output.read().decode(errors="replace")
-
-
-def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
-    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
-
-    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
-    old for options that prevent this.
-    """
-    env = {"PYTHONPATH": environment.own_python_path()}
-    return ask([python, *words], env, timeout_s, environment.ROOT)
-
-
 @dataclass(frozen=True)
 class Context:
     """The arguments that all steps of a job share. ``oom_cases`` grows during the run."""
@@ -155,7 +113,7 @@ def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
         return JobOutcome(job, skipped, case_outcomes=dict.fromkeys(ids, skipped), causes=causes)
     if os.path.lexists(job.log):
         process.kill_leftovers(job.folder, context.grace.kill_s)
-        step.end(job, ask, context.grace.kill_s)
+        step.end(job, process.ask, context.grace.kill_s)
     log = JobLog(job.folder, context.listener)
     damage = (Incident(IncidentKind.DAMAGED_JOURNAL, LOG),) if log.is_damaged else ()
     results = _load_results(job, profiler, log, context)
@@ -402,7 +360,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output_begin = output.tell()
         try:
             spared = process.find_descendants()
-            started = child.start(command.argv, env, output, job.cwd)
+            started = process.start(command.argv, env, output, job.cwd)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
@@ -410,7 +368,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped or was_due or (returncode or 0) < 0:
-                step.end(job, ask, context.grace.kill_s)
+                step.end(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
                 stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:

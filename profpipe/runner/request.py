@@ -23,7 +23,7 @@ from profpipe.job import Missing, Scalar, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
 from profpipe.results import atomic, folders, manifest
-from profpipe.runner import executor, secret_values
+from profpipe.runner import process, secret_values
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
@@ -235,7 +235,7 @@ class Machine:
     def examine(cls, request: RunRequest) -> Machine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
-        tools = {name: module.find(executor.ask) for name, module in profilers.ALL.items() if name in wanted}
+        tools = {name: module.find(process.ask) for name, module in profilers.ALL.items() if name in wanted}
         gpus = machine.nvidia_gpus()
         described = {**machine.machine(gpus), "peaks": visible_gpus.peaks_of_job(gpus, os.environ, ())}
         if measured := measured_peaks.load(request.out / measured_peaks.FILE, gpus):

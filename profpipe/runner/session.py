@@ -60,6 +60,7 @@ from profpipe.runner import (
     lanes,
     own_runs,
     plan,
+    process,
     side_by_side,
 )
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
@@ -108,7 +109,7 @@ def begin_run(
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest_entries.git_state(executor.ask, code) if code else manifest.GitState(),
+        git=manifest_entries.git_state(process.ask, code) if code else manifest.GitState(),
         command=command,
         planned=planned,
         secrets=request.secrets,
@@ -255,7 +256,7 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = step.describe_nodes(most, functools.partial(executor.ask, timeout_s=60.0))
+            found = step.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property

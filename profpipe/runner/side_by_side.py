@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from profpipe.errors import Interrupted
 from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
-from profpipe.runner import child, executor, process
+from profpipe.runner import executor, process
 from profpipe.runner.executor import Context
 from profpipe.runner.lanes import Lanes
 from profpipe.runner.process import GracePeriods, InterruptCounter
@@ -116,7 +116,7 @@ class _Workers:
         return number, ended.result()
 
     def _work(self, job: Job, context: Context) -> JobOutcome:
-        with child.separate_supervisor():
+        with process.separate_supervisor():
             ended = executor.carry_out(job, self._profilers[job.profiler], context)
         context.listener.job_ended(ended)
         return ended

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -93,67 +94,46 @@ def serve(control: socket.socket, reports: dict[int, int]) -> bool:
 
 def receive(control: socket.socket) -> tuple[int, tuple[int, int]]:
     """Return the size of the next request and its descriptors. Raises ValueError at the end of the requests."""
-    space = socket.CMSG_SPACE(2 * struct.calcsize("i"))
     # The descriptors are not for the processes that are started.
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-    header, about, _, _ = control.recvmsg(HEADER.size, space, flags)
-    if len(header) < HEADER.size or not about:
-        raise ValueError("no request")
-    return HEADER.unpack(header)[0], struct.unpack("2i", about[0][2][: struct.calcsize("2i")])
+    header, descriptors, _, _ = socket.recv_fds(control, HEADER.size, 2, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    output, report = descriptors
+    return HEADER.unpack(header)[0], (output, report)
 
 
 def start(argv: list[str], env: dict[str, str], folder: str | None, output: int, report: int) -> int:
     """Start a process in a new session and report that; return 0 where it cannot be started."""
     us, began = os.getpid(), time.monotonic()
-    pipe: tuple[int, ...] = ()
-    try:
-        read, write = pipe = os.pipe()
-        pid = os.fork()
-    except OSError as error:
-        tell(report, STARTED.pack(0, error.errno or errno.EAGAIN, MACHINE, began))
-        for descriptor in pipe:
-            os.close(descriptor)
-        return 0
-    if pid == 0:
-        become(argv, env, folder, output, write, us)
-    os.close(write)
-    # The end of the pipe is read when the new program replaces this one.
-    failure = os.read(read, 64)
-    os.close(read)
-    if failure:
-        os.waitpid(pid, 0)
-        number, cause = map(int, failure.split())
-        tell(report, STARTED.pack(0, number, cause, began))
-        return 0
-    tell(report, STARTED.pack(pid, 0, PROGRAM, began))
-    return pid
 
-
-def become(argv: list[str], env: dict[str, str], folder: str | None, output: int, failed: int, parent: int) -> None:
-    """Replace this new process by the program ``argv``. Never returns."""
-    cause = MACHINE
-    try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-        # Python ignores these.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+    def end_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the signal was set
+        if os.getppid() != us:  # the parent died before the signal was set
             os._exit(1)
-        if folder is not None:
-            cause = FOLDER
-            os.chdir(folder)
-        cause = PROGRAM
-        os.execvpe(argv[0], argv, env)
+
+    number, cause = errno.EINVAL, PROGRAM
+    try:
+        started = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
     except OSError as error:
-        os.write(failed, f"{error.errno or errno.EINVAL} {cause}".encode())
+        # Only the two calls that fail for a reason of the request name a file.
+        number = error.errno or errno.EAGAIN
+        cause = MACHINE if error.filename is None else FOLDER if error.filename == folder else PROGRAM
     except ValueError:  # a NUL in a word, or = in the name of a variable
-        os.write(failed, f"{errno.EINVAL} {PROGRAM}".encode())
-    finally:
-        os._exit(127)
+        pass
+    else:
+        # `reap` waits for the process. An object without a returncode would be waited for when the next one is made.
+        started.returncode = 0
+        tell(report, STARTED.pack(started.pid, 0, PROGRAM, began))
+        return started.pid
+    tell(report, STARTED.pack(0, number, cause, began))
+    return 0
 
 
 def reap(reports: dict[int, int]) -> None:

@@ -23,7 +23,7 @@ from profpipe import errors
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 from profpipe.results import atomic, budget, manifest
 from profpipe.results.tasks import TaskState
-from profpipe.runner import child, process
+from profpipe.runner import process
 from profpipe.runner.slurm import records, script as text
 from profpipe.runner.slurm.plan import FOLDER
 
@@ -124,7 +124,7 @@ def call(argv: Sequence[str], cwd: Path | None = None) -> tuple[int | None, str]
     """
     with tempfile.TemporaryFile() as output:
         try:
-            started = child.start(argv, {**os.environ, **_ENVIRONMENT}, output, cwd)
+            started = process.start(argv, {**os.environ, **_ENVIRONMENT}, output, cwd)
         except OSError as error:
             return _NOT_STARTED, f"{argv[0]}: {error.strerror}"
         code = started.wait(_TIMEOUT_S)
