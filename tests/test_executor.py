@@ -529,13 +529,13 @@ def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.Mon
 def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clear = process_control.end_remaining
+    clear = process_control.Child.end_remaining
 
-    def slowly(*given: Any) -> str:
+    def slowly(*given: Any) -> int:
         time.sleep(0.5)
         return clear(*given)
 
-    monkeypatch.setattr(process_control, "end_remaining", slowly)
+    monkeypatch.setattr(process_control.Child, "end_remaining", slowly)
     began = time.monotonic()
     outcome = of_command(tmp_path, "sh", "-c", "sleep 9 & true")
     assert 0 < outcome.last_s < time.monotonic() - began - 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import resource
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.job import Command, Job, Tool
-from profpipe.runner import executor, process
+from profpipe.runner import executor, process, supervisor
 from profpipe.runner.process import GRACE, GracePeriods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,12 +115,6 @@ def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started
     assert wait_until_gone(pids, 0.0) == []
 
 
-def test_a_supervisor_that_was_killed_is_replaced() -> None:
-    os.kill(process.supervisor_pid(), signal.SIGKILL)
-    time.sleep(0.1)
-    assert process.ask(["echo", "still here"]) == "still here\n"
-
-
 def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> None:
     """As where Python needs PYTHONHOME, which ``-I`` ignores."""
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
@@ -137,79 +129,31 @@ def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> 
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("profpipe.runner.process.SupervisorError: The supervisor of the processes ends before it")
-    assert last.endswith(f"{tmp_path}/python -I -S {process.supervisor.__file__}")
+    assert last.endswith(f"{tmp_path}/python -I -S {supervisor.__file__}")
 
 
-def free_numbers(pid: int) -> Iterator[int]:
-    """The numbers of the descriptors that a process opens next."""
-    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    return (number for number in itertools.count() if number not in used)
-
-
-def test_a_supervisor_without_free_descriptors_is_no_missing_program() -> None:
-    process.ask(["true"])
-    supervisor = process.supervisor_pid()
-    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
-    # A request brings two descriptors, and the third one is for a pipe.
-    most = next(itertools.islice(free_numbers(supervisor), 2, None))
-    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, before[1]))
-    try:
-        with pytest.raises(process.SupervisorError, match="No process can be started: Too many open files"):
-            process.ask(["true"])
-    finally:
-        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
-    assert process.ask(["echo", "still here"]) == "still here\n"
-    assert process.supervisor_pid() == supervisor
-
-
-@pytest.mark.parametrize("has_supervisor", [True, False])
-def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path, has_supervisor: bool) -> None:
-    program = (
-        "import resource, sys\n"
-        "from profpipe.runner import process\n"
-        "log = open('log', 'wb')\n"
-        f"{'process.supervisor_pid()' if has_supervisor else ''}\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, 4096))\n"
-        "try: process.start(['true'], {}, log)\n"
-        "except process.SupervisorError as error: print(error)"
-    )
-    words = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert "cannot be started" in done.stdout or "can be started" in done.stdout, done.stderr
-    assert "Too many open files" in done.stdout, done.stderr
-
-
-def test_requests_to_a_supervisor_that_is_killed_reach_the_next_one(tmp_path: Path) -> None:
-    """The first request fills the buffer of the socket, so that the second one ends with a reset connection."""
-    process.ask(["true"])
-    supervisor = process.supervisor_pid()
-    os.kill(supervisor, signal.SIGSTOP)
-    room = int(Path("/proc/sys/net/core/wmem_default").read_text()) + 2000
-    values = {str(number): "x" * (room // 4) for number in range(4)}
-    with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor(2) as threads:
-        requests = [threads.submit(process.start, ["true"], values, log)]
-        time.sleep(0.1)
-        requests.append(threads.submit(process.start, ["true"], values, log))
-        time.sleep(0.1)
-        os.kill(supervisor, signal.SIGKILL)
-        assert [request.result(10).wait(10) for request in requests] == [0, 0]
-    assert process.supervisor_pid() != supervisor
+def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, before[1]))
+        try:
+            with pytest.raises(process.SupervisorError, match=r"No process can be started: .*Too many open files"):
+                process.start(["true"], {}, log)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
     """As where a process hangs inside a driver and survives SIGKILL. Here the stopped supervisor reports no end."""
-    # Other tests have started processes that a later test needs.
-    others = process.find_descendants()
     with (tmp_path / "log").open("wb") as log:
         started = process.start(["sleep", "600"], dict(os.environ), log)
-    os.kill(process.supervisor_pid(), signal.SIGSTOP)
+    os.kill(started.supervisor.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        process.kill_tree(started, others, GracePeriods(kill_s=0.2))
+        started.kill(0.2)
         assert started.returncode is None and 0.2 <= time.monotonic() - began < 2
     finally:
-        os.kill(process.supervisor_pid(), signal.SIGCONT)
+        os.kill(started.supervisor.pid, signal.SIGCONT)
     assert started.wait(5.0) == -signal.SIGKILL
 
 
@@ -249,13 +193,13 @@ def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_
         pytest.skip("no PID namespace can be made here")
     program = (
         "from profpipe.runner import process, supervisor\n"
-        "print(process.ask(['echo', 'ran']).strip(), supervisor.has_proc(), process.find_descendants(), "
-        "list(supervisor.descendants(1)))"
+        "print(process.ask(['echo', 'ran']).strip(), supervisor.has_proc(), "
+        "supervisor.descendants(1))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [*isolated, sys.executable, "-c", program]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "ran False set() []", done.stderr
+    assert done.stdout.strip() == "ran False set()", done.stderr
 
 
 #: A runner that ends while a process and its child run, and what is left of the two after at most two seconds.

@@ -359,12 +359,11 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output.flush()
         output_begin = output.tell()
         try:
-            spared = process.find_descendants()
-            started = process.start(command.argv, env, output, job.cwd)
+            started = process.start(command.argv, env, output, job.cwd, context.grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
-            stopped, was_due, ended = _attend(started, command, job, log, spared, context)
+            stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped or was_due or (returncode or 0) < 0:
@@ -420,7 +419,7 @@ def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None,
 
 
 def _attend(
-    started: Child, command: Command, job: Job, log: JobLog, spared: set[int], context: Context
+    started: Child, command: Command, job: Job, log: JobLog, context: Context
 ) -> tuple[Outcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
 
@@ -447,9 +446,9 @@ def _attend(
             process.stop(started, context.grace, lambda: context.interrupts.count > 1, is_reporting)
             ended = time.monotonic()
     except BaseException:
-        process.kill_tree(started, spared, context.grace)
+        started.kill(context.grace.kill_s)
         raise
-    left = process.end_remaining(started, spared, context.grace)
+    left = started.end_remaining(context.grace)
     if started.returncode is None:
         context.listener.message(f"Process {started.pid} still runs after SIGKILL: it hangs inside a driver")
     elif left:
@@ -460,7 +459,7 @@ def _attend(
 def _is_reporting(command: Command, job: Job, started: Child) -> bool:
     """Return True if ``started`` is a tool whose workload has ended: it writes its report."""
     has_tool = command.runs_workload and isinstance(job.tool, Tool) and bool(job.tool.path)
-    return has_tool and not process.is_running(workload_argv(job), except_pid=started.pid)
+    return has_tool and not process.is_running(workload_argv(job), started)
 
 
 def _stop_condition(command: Command, job: Job, log: JobLog, context: Context) -> Callable[[], Outcome | None]:

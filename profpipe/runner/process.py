@@ -5,283 +5,34 @@ their own sessions. So each descendant of this process in another session belong
 else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, or the one of
 another PID namespace, only the process group is ended.
 
-Threads that run jobs side by side have separate supervisors: the processes of a job are those below its supervisor. If
-the runner is killed, the supervisor ends all descendants (``supervisor.py``). If the supervisor is killed, the runner
-adopts its descendants (Linux's "child subreaper"). If both are killed at once, the next runner finds what they left by
-a variable in the environment, and ends that (``kill_leftovers``) before it starts a process that writes into the same
-files.
+Each command has a supervisor, which ends these processes with the command and when the runner is killed
+(``supervisor.py``). If the supervisor is killed, the runner adopts the processes (Linux's "child subreaper") and ends
+them. If both are killed at once, the next runner finds what they left by a variable in the environment, and ends that
+(``kill_leftovers``) before it starts a process that writes into the same files.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import marshal
 import os
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 from types import FrameType, MappingProxyType
 from typing import IO, Any, Final
 
 from profpipe.errors import ProfpipeError
 from profpipe.runner import environment, supervisor
-from profpipe.runner.supervisor import ENDED, HEADER, STARTED
-
-# --- start -----------------------------------------------------------------------------------------------------------
-
-#: How long the end of this process waits for its supervisor, which has nothing left to end then.
-_LAST_S: Final = 2.0
-#: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
-_LOST: Final = -9
-
-
-class SupervisorError(ProfpipeError):
-    """No process can be started, whatever its program is."""
-
-
-class Child:
-    """A process that the supervisor started. ``returncode`` is that of Popen: negative for a signal.
-
-    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took.
-    """
-
-    def __init__(self, pid: int, began: float, report: int) -> None:
-        self.pid, self.began, self.ended = pid, began, began
-        self.returncode: int | None = None
-        self._report = report
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
-        return self.wait(0.0)
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Wait until the process has ended, or for a number of seconds; return its exit code, or None."""
-        if self.returncode is None and _is_readable(self._report, seconds):
-            try:
-                status, self.ended = ENDED.unpack(_read(self._report, ENDED))
-                self.returncode = os.waitstatus_to_exitcode(status)
-            except EOFError:
-                self.returncode, self.ended = _LOST, time.monotonic()
-            os.close(self._report)
-        return self.returncode
-
-
-#: The values of ``supervisor.STARTED``, and the descriptor from which the end of the process is read.
-_Report = tuple[tuple[Any, ...], int]
-
-
-class _Supervisor:
-    """The supervisor of this process, which is started at the first use."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            argv, null = [*_command(), str(theirs.fileno())], subprocess.DEVNULL
-            try:
-                # No stream of this process: a pipe that reads the output would wait for the supervisor.
-                self._process = subprocess.Popen(
-                    argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=[theirs.fileno()]
-                )
-            except BaseException:
-                ours.close()
-                raise
-        self.owner, self.pid = os.getpid(), self._process.pid
-        self._socket, self._lock = ours, threading.Lock()
-
-    def start(self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], folder: str | None) -> _Report:
-        """Return what the supervisor reports about the start, and the descriptor of further reports.
-
-        Raises ConnectionError where the supervisor has ended.
-        """
-        body = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder))
-        ours, theirs = os.pipe()
-        try:
-            with self._lock:
-                socket.send_fds(self._socket, [HEADER.pack(len(body))], [output.fileno(), theirs])
-                self._socket.sendall(body)
-        except BaseException:
-            # A part of a request may have been sent.
-            self._socket.close()
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
-        try:
-            return STARTED.unpack(_read(ours, STARTED)), ours
-        except EOFError:
-            os.close(ours)
-            raise BrokenPipeError from None
-
-    @property
-    def is_usable(self) -> bool:
-        """Return True if this process may send requests: a fork must not keep the socket of its parent open."""
-        return self.owner == os.getpid() and self._socket.fileno() >= 0
-
-    def stop(self) -> None:
-        """Close the socket, at which the supervisor ends what is left of its processes."""
-        self._socket.close()
-        if self.owner == os.getpid():
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LAST_S)
-
-
-#: The common supervisor, and those of threads inside ``separate_supervisor`` by the number of the thread.
-_current: dict[int, _Supervisor] = {}
-_COMMON: Final = 0
-_separate: set[int] = set()
-_lock: Final = threading.Lock()
-
-
-def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None) -> Child:
-    """Start a program in a new session, without input, with both output streams to ``output``.
-
-    Raises OSError where the program cannot be started, and SupervisorError where none can. A supervisor that something
-    has killed is replaced. Audit hooks (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
-    """
-    sys.audit("profpipe.start", argv)
-    folder = None if cwd is None else os.fspath(cwd)
-    (pid, number, cause, began), report = _request(argv, env, output, folder)
-    if number:
-        os.close(report)
-        if cause == supervisor.MACHINE:
-            raise SupervisorError(f"No process can be started: {os.strerror(number)}")
-        raise OSError(number, os.strerror(number), folder if cause == supervisor.FOLDER else argv[0])
-    return Child(pid, began, report)
-
-
-def _request(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], folder: str | None) -> _Report:
-    for _ in range(2):
-        current = _supervisor()
-        try:
-            return current.start(argv, env, output, folder)
-        except ConnectionError:
-            current.stop()
-        except OSError as error:
-            raise SupervisorError(f"No process can be started: {error}") from error
-    what = "The supervisor of the processes ends before it starts one. To see why, run"
-    raise SupervisorError(f"{what}: {shlex.join(_command())}")
-
-
-@contextmanager
-def separate_supervisor() -> Iterator[None]:
-    """While entered, this thread starts its processes through a supervisor that no other thread uses."""
-    thread = threading.get_ident()
-    _separate.add(thread)
-    try:
-        yield
-    finally:
-        _separate.discard(thread)
-        with _lock:
-            if found := _current.pop(thread, None):
-                found.stop()
-
-
-def supervisor_pid() -> int:
-    """Return the process id of the supervisor of this thread, which is started where none runs."""
-    return _supervisor().pid
-
-
-def other_supervisor_pids() -> set[int]:
-    """Return the process ids of the supervisors that this thread does not use."""
-    own, us = _key(), os.getpid()
-    return {each.pid for key, each in list(_current.items()) if key != own and each.owner == us}
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-I", "-S", supervisor.__file__]
-
-
-def _key() -> int:
-    thread = threading.get_ident()
-    return thread if thread in _separate else _COMMON
-
-
-def _supervisor() -> _Supervisor:
-    key = _key()
-    with _lock:
-        if (found := _current.get(key)) and found.is_usable:
-            return found
-        if found:
-            found.stop()
-        try:
-            _current[key] = _Supervisor()
-        except OSError as error:
-            _current.pop(key, None)
-            raise SupervisorError(f"The supervisor of the processes cannot be started: {error}") from error
-        return _current[key]
-
-
-@atexit.register
-def _stop_all() -> None:
-    while _current:
-        _current.popitem()[1].stop()
-
-
-def _is_readable(descriptor: int, seconds: float | None) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
-
-
-def _read(descriptor: int, message: Struct) -> bytes:
-    found = b""
-    while len(found) < message.size:
-        part = os.read(descriptor, message.size - len(found))
-        if not part:
-            raise EOFError
-        found += part
-    return found
-
-
-def ask(
-    argv: Sequence[str],
-    env: Mapping[str, str] = MappingProxyType({}),
-    timeout_s: float = 20.0,
-    cwd: Path | None = None,
-) -> str | None:
-    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
-
-    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
-    SupervisorError where no command can be started.
-    """
-    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
-    with tempfile.TemporaryFile() as output:
-        try:
-            asked = start(argv, {**environment.filter_variables(os.environ), **env}, output, cwd)
-        except OSError:
-            return None
-        try:
-            if asked.wait(timeout_s) is None:
-                return None
-        finally:
-            kill_group(asked)
-        output.seek(0)
-        return output.read().decode(errors="replace")
-
-
-def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
-    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
-
-    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
-    old for options that prevent this.
-    """
-    env = {"PYTHONPATH": environment.own_python_path()}
-    return ask([python, *words], env, timeout_s, environment.ROOT)
-
-
-# --- end -------------------------------------------------------------------------------------------------------------
 
 #: Every process of a job has this environment variable. Its value is the job's folder.
 JOB_VARIABLE = "PROFPIPE_JOB"
@@ -290,6 +41,14 @@ JOB_VARIABLE = "PROFPIPE_JOB"
 _PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
+#: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
+_LOST: Final = -9
+#: The processes that this process has started itself and that it waits for.
+_own: Final[set[int]] = set()
+
+
+class SupervisorError(ProfpipeError):
+    """No process can be started, whatever its program is."""
 
 
 @dataclass(frozen=True)
@@ -309,6 +68,170 @@ class GracePeriods:
 
 
 GRACE = GracePeriods()
+
+
+# --- start -----------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that a supervisor started. ``returncode`` is that of Popen: negative for a signal.
+
+    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took.
+    """
+
+    def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float) -> None:
+        self.supervisor, self.pid, self.began, self.ended = owner, pid, began, began
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self.wait(0.0)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait until the process has ended, or for a number of seconds; return its exit code, or None."""
+        if self.returncode is None and self._has_report(seconds):
+            self.returncode, self.ended = _read_report(self.supervisor) or (_LOST, time.monotonic())
+        return self.returncode
+
+    def end_remaining(self, grace: GracePeriods) -> int:
+        """Wait until what the process left running is gone; return how many processes did not end themselves."""
+        left = 0
+        if self.returncode is not None and self._has_report(2 * grace.linger_s + grace.kill_s):
+            report = _read_report(self.supervisor)
+            left = report[0] if report else _kill_adopted(grace.kill_s)
+        self._close(grace.kill_s)
+        return left
+
+    def kill(self, wait_s: float = GRACE.kill_s) -> None:
+        """End the process and all its descendants at once."""
+        kill_group(self, wait_s)
+        self._close(wait_s)
+
+    def _has_report(self, seconds: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.supervisor.stdout, select.POLLIN)  # type: ignore[arg-type]
+        return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
+
+    def _close(self, wait_s: float) -> None:
+        """Close the request, at which the supervisor ends what is left, and wait for the supervisor."""
+        with suppress(BrokenPipeError):
+            self.supervisor.stdin.close()  # type: ignore[union-attr]
+        with suppress(subprocess.TimeoutExpired):
+            self.supervisor.wait(wait_s)
+            _own.discard(self.supervisor.pid)
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    output: IO[bytes],
+    cwd: Path | None = None,
+    grace: GracePeriods = GRACE,
+) -> Child:
+    """Start a program in a new session, without input, with both output streams to ``output``.
+
+    Raises OSError where the program cannot be started, and SupervisorError where none can. Audit hooks
+    (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
+    """
+    sys.audit("profpipe.start", argv)
+    command = [sys.executable, "-I", "-S", supervisor.__file__]
+    folder = None if cwd is None else os.fspath(cwd)
+    request = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder, grace.linger_s, grace.kill_s))
+    owner = _popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
+    with suppress(BrokenPipeError):
+        owner.stdin.write(request)  # type: ignore[union-attr]
+        owner.stdin.flush()  # type: ignore[union-attr]
+    report = _read_report(owner)
+    if report is None:
+        what = "The supervisor of the processes ends before it starts one. To see why, run"
+        raise SupervisorError(f"{what}: {shlex.join(command)}")
+    pid, number, name, began = report
+    if pid:
+        return Child(owner, pid, began)
+    owner.wait()
+    _own.discard(owner.pid)
+    if not name:
+        raise SupervisorError(f"No process can be started: {os.strerror(number)}")
+    raise OSError(number, os.strerror(number), name)
+
+
+def _popen(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a new session. Raises SupervisorError where that is not the fault of the program."""
+    try:
+        started = subprocess.Popen(argv, start_new_session=True, **options)
+    except OSError as error:
+        if error.filename is None or argv[0] == sys.executable:
+            raise SupervisorError(f"No process can be started: {error}") from error
+        raise
+    _own.add(started.pid)
+    return started
+
+
+def _read_report(owner: subprocess.Popen[bytes]) -> tuple[Any, ...] | None:
+    """Return the next report of a supervisor; None where it has ended."""
+    try:
+        # Not through the buffer, which would hide a further report from poll(2).
+        found: tuple[Any, ...] = marshal.load(owner.stdout.raw)  # type: ignore[union-attr]
+    except EOFError:
+        return None
+    return found
+
+
+def call(
+    argv: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = None
+) -> tuple[int | None, str]:
+    """Return the exit code and the output (stdout and stderr) of a short command; no code where it takes too long.
+
+    The command has no supervisor, whose start takes longer than most commands. Raises OSError where it cannot be
+    started, and SupervisorError where none can.
+    """
+    sys.audit("profpipe.start", argv)
+    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
+    with tempfile.TemporaryFile() as output:
+        called = _popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            called.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            returncode = called.returncode
+            _signal(called.pid, signal.SIGKILL, os.killpg)
+            with suppress(subprocess.TimeoutExpired):
+                called.wait(GRACE.kill_s)
+                _own.discard(called.pid)
+        output.seek(0)
+        return returncode, output.read().decode(errors="replace")
+
+
+def ask(
+    argv: Sequence[str],
+    env: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 20.0,
+    cwd: Path | None = None,
+) -> str | None:
+    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
+
+    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
+    SupervisorError where no command can be started.
+    """
+    try:
+        returncode, output = call(argv, {**environment.filter_variables(os.environ), **env}, timeout_s, cwd)
+    except OSError:
+        return None
+    return None if returncode is None else output
+
+
+def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
+    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
+
+    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
+    old for options that prevent this.
+    """
+    env = {"PYTHONPATH": environment.own_python_path()}
+    return ask([python, *words], env, timeout_s, environment.ROOT)
+
+
+# --- end -------------------------------------------------------------------------------------------------------------
 
 
 class InterruptCounter:
@@ -373,13 +296,13 @@ def _find_marked(job_folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def is_running(argv: Sequence[str], except_pid: int) -> bool:
-    """Return True if a descendant of this process runs the command ``argv``, other than ``except_pid``.
+def is_running(argv: Sequence[str], started: Child) -> bool:
+    """Return True if a process below that of ``started`` runs the command ``argv``.
 
     The kernel puts the interpreter of a script, and at most one argument for it, before the words of the command.
     """
     words = [os.fsencode(word) for word in argv]
-    for pid in find_descendants() - {except_pid}:
+    for pid in supervisor.descendants(started.supervisor.pid) - {started.pid}:
         with suppress(OSError):  # the process has ended
             running = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
             if running[-len(words) :] == words and len(running) <= len(words) + 2:
@@ -387,20 +310,24 @@ def is_running(argv: Sequence[str], except_pid: int) -> bool:
     return False
 
 
-def find_descendants() -> set[int]:
-    """Return the living descendants of this process in other sessions, and reap its zombies there.
+def _kill_adopted(wait_s: float) -> int:
+    """Kill what this process has adopted from a supervisor that was killed, and return how many processes."""
+    us, our_session, found = os.getpid(), os.getsid(0), set[int]()
 
-    The supervisors are not among them, and neither are the processes that another thread runs.
-    """
-    us, our_session, every = os.getpid(), os.getsid(0), [*supervisor.processes()]
-    elsewhere = [process for process in every if process[3] != our_session]
-    for pid, state, parent, _ in elsewhere:
-        if state in "ZX" and parent == us:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-    found, others = supervisor.descendants(us, every), other_supervisor_pids()
-    foreign = others.union(*(supervisor.descendants(other, every) for other in others))
-    return {pid for pid, *_ in elsewhere if pid in found} - foreign - {supervisor_pid()}
+    def find() -> set[int]:
+        adopted = set()
+        for pid, state, parent, session in list(supervisor.processes()):
+            if parent == us and session != our_session and pid not in _own:
+                if state in "ZX":
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+                else:
+                    adopted.add(pid)
+        found.update(adopted)
+        return adopted
+
+    _kill_all(find, wait_s)
+    return len(found)
 
 
 def stop(
@@ -433,34 +360,8 @@ def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]
         kill_group(process, grace.kill_s)
 
 
-def end_remaining(process: Child, spared: Collection[int], grace: GracePeriods) -> int:
-    """End the processes that an ended process left running, and return how many did not end themselves.
-
-    ``spared`` are the descendants that existed before the process started.
-    """
-
-    def find_left() -> set[int]:
-        return find_descendants() - set(spared)
-
-    if _wait_until(lambda: not find_left(), grace.linger_s):
-        return 0
-    left = find_left()
-    for pid in left:
-        _signal(pid, signal.SIGTERM)
-    if not _wait_until(lambda: not find_left(), grace.linger_s):
-        _kill_all(find_left, grace.kill_s)
-    _signal(process.pid, signal.SIGKILL, os.killpg)
-    return len(left)
-
-
-def kill_tree(process: Child, spared: Collection[int], grace: GracePeriods) -> None:
-    """End the process and all descendants at once."""
-    kill_group(process, grace.kill_s)
-    _kill_all(lambda: find_descendants() - set(spared), grace.kill_s)
-
-
 def kill_group(process: Child, wait_s: float = GRACE.kill_s) -> None:
-    """End the process and its group at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
+    """End the group of a process at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
     _signal(process.pid, signal.SIGKILL, os.killpg)
     process.wait(wait_s)
 

@@ -1,7 +1,7 @@
 """Run jobs side by side: one on each lane, those of a group on the same lane in their order.
 
-Each job is carried out by the executor in a thread with a separate supervisor. What ends a job ends the processes
-below its supervisor only. The jobs are started, and their outcomes are handled, by the thread of the caller.
+Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
+command only. The jobs are started, and their outcomes are handled, by the thread of the caller.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ class _Workers:
         return number, ended.result()
 
     def _work(self, job: Job, context: Context) -> JobOutcome:
-        with process.separate_supervisor():
-            ended = executor.carry_out(job, self._profilers[job.profiler], context)
+        ended = executor.carry_out(job, self._profilers[job.profiler], context)
         context.listener.job_ended(ended)
         return ended
