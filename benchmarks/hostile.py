@@ -76,10 +76,10 @@ class Reader:
         self._folder = folder
         # No more: what else is loaded would count as memory of each process.
         from profpipe.commands import ingest  # noqa: F401
-        from profpipe.ingest import reader, registry  # noqa: F401
+        from profpipe.ingest import reader
         from profpipe.results import manifest_entries, store  # noqa: F401
 
-        registry.parsers()
+        reader.parsers()
         gc.freeze()
 
     def prepare(self, work: Callable[[], object]) -> None:

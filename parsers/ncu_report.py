@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes, launch_order
+from profpipe.ingest import kernel_classes, launch_tables
 from profpipe.ingest.ncu import counters, guided
 from profpipe.results import schema
 
@@ -217,7 +217,7 @@ def _integer(action: Any, name: str) -> int | None:
 
 
 def _shape(action: Any, what: str) -> str:
-    return launch_order.shape([_integer(action, f"launch__{what}_dim_{axis}") for axis in "xyz"])
+    return launch_tables.shape([_integer(action, f"launch__{what}_dim_{axis}") for axis in "xyz"])
 
 
 def _text(action: Any, name: str) -> str:

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, bounds, comm_overlap, kernel_classes, launch_order, launch_sums, range_stats
+from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables, operations
 from profpipe.ingest.groupby import combine, factorize, groups, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
-from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import operations, reconcile, search
+from profpipe.ingest.operations import Recording
+from profpipe.ingest.steps import reconcile, search
 from profpipe.results import schema
 
 READS_FOLDERS = True
@@ -118,16 +118,16 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         placed = attribution.attribute(ranges, launches)
         notes += placed.paths.notes()
         # Not in the other thread, which would go on after a refusal of this one.
-        range_rows = range_stats.table(ranges, launches, placed, work.start, work.end, activities.pids)
+        range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, activities.pids)
         # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
         given = _operations(export, work, launches, classes.result(), placed, checks)
         del launches
-        launched = comm_overlap.kernels(given, placed, activities.pids)
+        launched = launch_tables.kernels(given, placed, activities.pids)
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
-    metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
+    metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
     return schema.Tables(
         kernels=kernels.result().assign(profiler="nsys"),
         ranges=range_rows.assign(profiler="nsys"),
@@ -139,10 +139,10 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
 
 @_refusing
 def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     export, strings = _opened(path)
     if (shapes := activities.read_shapes(export)) is None:
-        return launch_order.empty()
+        return launch_tables.no_launches()
     work, calls = activities.read(export, strings)
     ranges, _ = nvtx.read(export, strings, _latest(work, calls))
     called = activities.launches(work, calls)
@@ -150,7 +150,7 @@ def launches(path: Path) -> pd.DataFrame:
     rows = np.flatnonzero(work.is_kind("kernel"))
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_order.table(ranges, called, placed, rows, seen, work.start[rows])
+    return launch_tables.in_order(ranges, called, placed, rows, seen, work.start[rows])
 
 
 @_refusing
@@ -199,7 +199,7 @@ def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.D
         return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 
     # Without a name for the launches, which ``summarise`` frees as soon as it can.
-    rows = launch_sums.summarise(
+    rows = launch_tables.kernel_rows(
         pd.DataFrame(
             {
                 "case": labelled(path, cases),

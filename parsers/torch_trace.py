@@ -22,17 +22,15 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import (
     attribution,
     bounds,
-    comm_overlap,
     foreign_files,
     groupby,
     json_stream,
     kernel_classes,
-    launch_order,
-    launch_sums,
-    range_stats,
+    launch_tables,
+    operations,
 )
-from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import operations, partition, reconcile, search
+from profpipe.ingest.operations import Recording
+from profpipe.ingest.steps import reconcile, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
 
@@ -91,13 +89,13 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     placed = attribution.attribute(ranges, calls)
     rows = _rows(trace, launches, placed)
     start, pids = _ns(launches["start"]), _known_pids(trace)
-    range_rows = range_stats.table(ranges, calls, placed, start, start + _ns(launches["dur"]), pids, on_gpu)
+    range_rows = launch_tables.range_rows(ranges, calls, placed, start, start + _ns(launches["dur"]), pids, on_gpu)
     metrics: list[dict[str, Any]] = []
     if on_gpu:
         given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
         # A trace is of one process, and the process of a kernel is known only with its launch.
-        launched = comm_overlap.kernels(given, placed, np.zeros_like)
-        metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
+        launched = launch_tables.kernels(given, placed, np.zeros_like)
+        metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
         steps = search.find(given, ranges, _waits(trace), own=step_range)
     else:
         lost = schema.frame(schema.STEP_FIGURES, [{"device": -1, **check} for check in _lost_kernels(trace)])
@@ -110,7 +108,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         for table in ("steps", "timeline"):
             found[table] = found[table].assign(rank=found[table]["process"].map(merged).astype("Int64"))
     return schema.Tables(
-        kernels=kernel_classes.annotate(launch_sums.summarise(rows)).assign(profiler=tool),
+        kernels=kernel_classes.annotate(launch_tables.kernel_rows(rows)).assign(profiler=tool),
         **found,
         ranges=range_rows.assign(profiler=tool),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler=tool),
@@ -119,13 +117,13 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
 
 
 def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     trace = events.read(path)
     found = _launches(trace)
     rows = np.flatnonzero(found["kind"] == "kernel")
     shapes = np.array([*trace.shapes, ("", "")], dtype=object)[found["shape"].to_numpy()[rows].astype(int)]
     if not shapes.all():
-        return launch_order.empty()
+        return launch_tables.no_launches()
     ranges, calls = _ranges(trace), _calls(trace, found)
     names = np.array([kernel_classes.normalise(name) for name in trace.texts], dtype=object)
     seen = pd.DataFrame(
@@ -137,7 +135,7 @@ def launches(path: Path) -> pd.DataFrame:
         }
     )
     placed = attribution.attribute(ranges, calls)
-    return launch_order.table(ranges, calls, placed, rows, seen, _ns(found["start"])[rows])
+    return launch_tables.in_order(ranges, calls, placed, rows, seen, _ns(found["start"])[rows])
 
 
 def recording(path: Path) -> Recording:
@@ -238,7 +236,7 @@ def _are_in_convolutions(
         own = around[around["thread"] == thread]
         start = _ns(own["start"])
         time = _ns(gpu["time"].iloc[unknown[rows]])
-        found[unknown[rows]] = partition.Union(start, start + _ns(own["dur"])).contains(time)
+        found[unknown[rows]] = groupby.Union(start, start + _ns(own["dur"])).contains(time)
     return found
 
 
@@ -316,7 +314,7 @@ def _calls(trace: events.Trace, launches: pd.DataFrame) -> attribution.Launches:
 
 
 def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
-    """Return one row a launch, as ``launch_sums.summarise`` takes them."""
+    """Return one row a launch, as ``launch_tables.kernel_rows`` takes them."""
     cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
     return pd.DataFrame(
         {

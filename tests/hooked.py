@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.job import Case, Job, Tool
 from profpipe.results.schema import Tables
 from profpipe.runner import environment, hook_files
@@ -58,8 +58,8 @@ class Hooked:
 
     @property
     def tables(self) -> list[Tables]:
-        parsers = registry.parsers()
-        return [registry.parse(registry.choose(path, parsers), path) for path in self.files]
+        parsers = reader.parsers()
+        return [reader.parse(reader.choose(path, parsers), path) for path in self.files]
 
     @property
     def steps(self) -> pd.DataFrame:

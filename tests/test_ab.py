@@ -27,7 +27,7 @@ import pytest
 import yaml
 
 from profpipe import cli, origins
-from profpipe.analysis import noise, pairs, verdict
+from profpipe.analysis import history, pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
@@ -314,7 +314,7 @@ def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
     data, run = tables_of({"c": around(3)}), run_of(1)
     known = replace(pairs.analyze(data, run), cases=())
     assert rendering.write_report(tmp_path, data, run, found=known).pairs is known
-    assert list(noise.of_run("r", data, run_of(is_aa=True), known)) == []
+    assert list(history.of_run("r", data, run_of(is_aa=True), known)) == []
 
 
 def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():

@@ -19,7 +19,7 @@ import forked
 import pytest
 
 from profpipe import cli
-from profpipe.analysis import noise, pairs, verdict
+from profpipe.analysis import history, pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.measure import rounds
 from profpipe.report import ci, render, results_json
@@ -175,7 +175,7 @@ def test_a_difference_that_lower_and_lower_levels_never_find_has_no_forecast():
     shuffled = random.Random(1).sample(scattered, 20)
     judged = verdict.judge_further(shuffled)
     assert (judged.verdict, judged.pairs, judged.pairs_more) == (Verdict.INCONCLUSIVE, 20, None)
-    at_first_level = verdict.judge(shuffled, levels=verdict.Levels(verdict.ALPHA_FURTHER, verdict.ALPHA_SAME_FURTHER))
+    at_first_level = verdict.judge(shuffled, alpha=verdict.ALPHA_FURTHER, alpha_same=verdict.ALPHA_SAME_FURTHER)
     assert 20 < at_first_level.pairs_more < 60
 
 
@@ -209,7 +209,7 @@ def test_the_expected_false_verdicts_count_both_blocks():
 
 def test_the_noise_model_learns_from_the_first_block():
     run, data = run_of(is_aa=True), tables_of({"a": numbered(UNDECIDED, SLOWER)})
-    (sample,) = noise.of_run("r", data, run)
+    (sample,) = history.of_run("r", data, run)
     assert sample.spread == pytest.approx(verdict.spread([math.log(ratio) for ratio in UNDECIDED]))
     assert sample.n == 8
 

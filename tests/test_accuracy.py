@@ -22,12 +22,7 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "accuracy.yaml"
 attention = plugins.load_module(ROOT / "workloads" / "attention.py")
-from profpipe.workload_lib import (  # noqa: E402
-    attention as attention_lib,
-    attention_config,
-    implementations,
-    reference,
-)
+from profpipe.workload_lib import accuracy, attention as attention_lib, attention_config, implementations  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "kv_heads": 2, "head_dim": 16, "mode": "fwd_bwd", "reference": "fp64"}
 #: Operations of one key/value head of SMALL, forward and backward.
@@ -62,7 +57,7 @@ def test_fp64_is_exact_where_fp32_is_not(causal: bool, queries: int) -> None:
 
 
 def test_all_of_a_short_sequence_is_compared() -> None:
-    assert reference.checked_heads(attention_lib.case_from({**attention.PARAMS, **SMALL}), "fp64", backward=True) == [
+    assert accuracy.checked_heads(attention_lib.case_from({**attention.PARAMS, **SMALL}), "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (1, slice(0, 2), slice(0, 1)),
         (0, slice(2, 4), slice(1, 2)), (0, slice(0, 2), slice(0, 1)),
     ]  # fmt: skip
@@ -71,20 +66,20 @@ def test_all_of_a_short_sequence_is_compared() -> None:
 
 def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
     case = attention_lib.case_from({**attention.PARAMS, **SMALL})
-    monkeypatch.setitem(reference.FLOPS, "fp64", 2 * OF_ONE_HEAD)
-    assert reference.checked_heads(case, "fp64", backward=True) == [
+    monkeypatch.setitem(accuracy.FLOPS, "fp64", 2 * OF_ONE_HEAD)
+    assert accuracy.checked_heads(case, "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (0, slice(2, 4), slice(1, 2)),
     ]  # fmt: skip
     assert attention.facts(SMALL) == {"checked": (50, "%")}
-    monkeypatch.setitem(reference.FLOPS, "fp64", 1.0)
-    assert reference.checked_heads(case, "fp64", backward=True) == [(1, slice(2, 4), slice(1, 2))]
+    monkeypatch.setitem(accuracy.FLOPS, "fp64", 1.0)
+    assert accuracy.checked_heads(case, "fp64", backward=True) == [(1, slice(2, 4), slice(1, 2))]
     assert attention.facts({**SMALL, "reference": "fp32"}) == {}
 
 
 def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch: pytest.MonkeyPatch) -> None:
     params = {**SMALL, "reference": "fp32"}
     every = attention.check(params)
-    monkeypatch.setitem(reference.FLOPS, "fp32", 2 * OF_ONE_HEAD)
+    monkeypatch.setitem(accuracy.FLOPS, "fp32", 2 * OF_ONE_HEAD)
     assert attention.facts(params) == {"checked": (50, "%")}
     half = attention.check(params)
     assert half.keys() == every.keys() and half != every
@@ -94,7 +89,7 @@ def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_gradients_of_the_heads_that_are_compared_are_whole(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     every = attention.check({**SMALL, "dtype": dtype, "causal": True})
-    monkeypatch.setitem(reference.FLOPS, "fp64", OF_ONE_HEAD)
+    monkeypatch.setitem(accuracy.FLOPS, "fp64", OF_ONE_HEAD)
     one = attention.check({**SMALL, "dtype": dtype, "causal": True})
     assert one.keys() == every.keys() and one != every
     assert all(one[f"error_rel_l1{t}"] < 2 * every[f"error_rel_l1{t}"] for t in ("", "_dq", "_dk", "_dv"))
@@ -114,7 +109,7 @@ def test_what_is_wrong_in_the_last_head_alone_is_found_in_any_case(monkeypatch: 
 
     row = implementations.Implementation(prepare, lambda case: "", on_cpu=True)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
-    monkeypatch.setitem(reference.FLOPS, "fp64", 1.0)
+    monkeypatch.setitem(accuracy.FLOPS, "fp64", 1.0)
     assert attention.check({**SMALL, "impl": "mine", "mode": "fwd"})["error_max"] == math.inf
 
 

@@ -8,9 +8,10 @@ import pytest
 from report_study import ATTENTION, analyze, kernel_row, metric_row, range_row, tables
 
 from profpipe.analysis.findings.workloads import WorkloadFindings
-from profpipe.report.document import Cell, Code, Missing, plain
+from profpipe.report.document import Cell, Code, plain
 from profpipe.report.sections import agreement
 from profpipe.report.text import write_section, write_table
+from profpipe.report.units import MISSING
 
 
 def workload(**cases: tuple[float, ...]) -> WorkloadFindings:
@@ -92,7 +93,7 @@ def test_the_smallest_and_the_largest_profiler_overhead_are_shown() -> None:
     nsys, torch = agreement.overheads(found).rows
     assert [cell.value for cell in nsys[1:4]] == pytest.approx([-0.05, -0.4, 0.3])
     assert (nsys[0].text, plain(nsys[2].note), nsys[4].text) == (Code("nsys"), "(b)", "1 of 2")
-    assert torch[2] == Cell(missing=Missing.NOT_MEASURED) and torch[4].text == "0 of 1"
+    assert torch[2] == Cell(missing=MISSING) and torch[4].text == "0 of 1"
 
 
 def test_a_profiler_that_makes_the_loop_many_times_as_long_is_shown_as_a_factor() -> None:

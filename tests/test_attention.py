@@ -26,15 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "attention.py"
 attention = plugins.load_module(SCRIPT)
-from profpipe.workload_lib import (  # noqa: E402
-    attention as attention_lib,
-    attention_config,
-    implementations,
-    packages,
-    reference,
-    requirements,
-    sdpa,
-)
+from profpipe.workload_lib import accuracy, attention as attention_lib, attention_config, implementations, requirements  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled
@@ -175,24 +167,13 @@ def test_sage_computes_in_the_types_of_the_generation_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, version: str, values: str
 ) -> None:
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(packages.metadata, "version", lambda name: version)
+    monkeypatch.setattr(implementations.metadata, "version", lambda name: version)
     assert set(attention.flops({"impl": "sage"})) == {"int8", values}
 
 
 def test_the_shared_modules_are_part_of_the_workloads_fingerprint() -> None:
-    names = {
-        "attention_config",
-        "flex",
-        "implementations",
-        "inputs",
-        "packages",
-        "reference",
-        "requirements",
-        "sdpa",
-        "sparse",
-    }
-    found = {path.stem for path in job_cache.trace_imports([SCRIPT], [ROOT])}
-    assert names | {"attention", "error_metrics"} <= found
+    names = {"accuracy", "attention", "attention_config", "implementations", "requirements"}
+    assert names <= {path.stem for path in job_cache.trace_imports([SCRIPT], [ROOT])}
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -217,13 +198,13 @@ def test_the_reference_in_blocks_equals_autograd_in_fp64(
     case = attention_lib.case_from(
         {**attention.PARAMS, **SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"}
     )
-    monkeypatch.setattr(reference, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
+    monkeypatch.setattr(accuracy, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
     q, k, v, g = (tensor.double().requires_grad_() for tensor in case.draw())
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)
     for item in range(case.batch):
-        for name, rows, values in reference.reference(case, *(t[item].detach() for t in (q, k, v, g))):
+        for name, rows, values in accuracy.reference(case, *(t[item].detach() for t in (q, k, v, g))):
             torch.testing.assert_close(values.double(), expected[name][item, rows].detach(), rtol=1e-4, atol=1e-5)
             rows_seen[name] += len(values)
     lengths = {"out": case.queries, "dq": case.queries, "dk": case.seqlen, "dv": case.seqlen}
@@ -263,7 +244,7 @@ def test_an_implementation_that_writes_into_k_is_still_checked_against_what_it_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prepare(setting: Any) -> Any:
-        exact = sdpa.sdpa("math")(setting)
+        exact = implementations.sdpa("math")(setting)
         # As SageAttention 1 does; attention does not change when a constant is taken from all keys.
         return lambda q, k, v: exact(q, k.sub_(k.mean(2, keepdim=True)), v) + 1
 
@@ -349,13 +330,13 @@ def test_the_backward_pass_alone_can_be_run_again_and_again_and_gives_the_same_g
 
 def test_sdpa_can_choose_one_backend_during_the_call_and_any_after_it() -> None:
     def enabled() -> dict[str, bool]:
-        return {name: is_enabled() for name, (is_enabled, _) in sdpa.switches().items()}
+        return {name: is_enabled() for name, (is_enabled, _) in implementations.switches().items()}
 
     before = enabled()
-    with sdpa.OnlyBackend("math"):
+    with implementations.OnlyBackend("math"):
         assert [name for name, on in enabled().items() if on] == ["math"]
     assert enabled() == before
-    with pytest.raises(KeyError), sdpa.OnlyBackend("cudnn"):
+    with pytest.raises(KeyError), implementations.OnlyBackend("cudnn"):
         raise KeyError
     assert enabled() == before
 
@@ -494,7 +475,7 @@ def test_sage_expects_the_generation_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], family: str
 ) -> None:
     _pretend_cuda(monkeypatch, capability)
-    monkeypatch.setattr(packages.metadata, "version", lambda name: version)
+    monkeypatch.setattr(implementations.metadata, "version", lambda name: version)
     assert attention.expects({"impl": "sage"}) == family
 
 
@@ -536,7 +517,7 @@ def test_the_expected_family_is_the_operator_that_xformers_dispatches_to(
     )
     case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
     with xformers_with(dispatch, tmp_path, monkeypatch):
-        assert packages.xformers_family(case) == family
+        assert implementations.xformers_family(case) == family
 
 
 @pytest.mark.parametrize(
@@ -553,15 +534,18 @@ def test_xformers_whose_dispatch_gives_no_operator_expects_any_of_them(
 ) -> None:
     case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "xformers", "mode": "fwd"})
     with xformers_with(dispatch, tmp_path, monkeypatch):
-        assert packages.xformers_family(case) == "cutlass_fmha|fa2|fa3"
+        assert implementations.xformers_family(case) == "cutlass_fmha|fa2|fa3"
 
 
 def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(packages.importlib, "import_module", missing)
-    assert packages.xformers_family(attention_lib.case_from({**attention.PARAMS, **SMALL})) == "cutlass_fmha|fa2|fa3"
+    monkeypatch.setattr(implementations.importlib, "import_module", missing)
+    assert (
+        implementations.xformers_family(attention_lib.case_from({**attention.PARAMS, **SMALL}))
+        == "cutlass_fmha|fa2|fa3"
+    )
 
 
 # --- parameters that are wrong everywhere ----------------------------------------------------------------------------

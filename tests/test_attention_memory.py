@@ -19,11 +19,7 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "attention_memory.yaml"
 attention = plugins.load_module(ROOT / "workloads" / "attention.py")
-from profpipe.workload_lib import (  # noqa: E402
-    attention as attention_lib,
-    attention_config,
-    implementations,
-)
+from profpipe.workload_lib import attention as attention_lib, attention_config, implementations  # noqa: E402
 
 SMALL = {"impl": "plain", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 GIB = 2**30

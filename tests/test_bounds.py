@@ -14,13 +14,13 @@ from nsys_exports import Export
 
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import bounds, kernel_classes, kernel_names, registry
+from profpipe.ingest import bounds, kernel_classes, kernel_names, reader
 from profpipe.report.short_kernel_names import shorten
 from profpipe.results.schema import Tables
 
 
 def read(path: Path) -> Tables:
-    return registry.parse(registry.choose(path, registry.parsers()), path)
+    return reader.parse(reader.choose(path, reader.parsers()), path)
 
 
 def doubling_name(times: int) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.results import budget, database
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
@@ -125,9 +125,9 @@ def parse(path):
 def test_a_file_beyond_its_budget_is_refused_with_the_reason(file: Path) -> None:
     (file.parent / "parsers").mkdir()
     (file.parent / "parsers" / "endless.py").write_text(PARSER)
-    known = registry.parsers(file.parent)
+    known = reader.parsers(file.parent)
     with pytest.raises(UnreadableFile) as refused:
-        registry.parse(registry.choose(file, known), file)
+        reader.parse(reader.choose(file, known), file)
     what = "is more than profpipe reads: to read it takes more than 0 s of CPU time"
     assert (refused.value.path, refused.value.what, refused.value.remedy) == (file, what, budget.REMEDY)
 
@@ -136,7 +136,7 @@ def test_a_file_beyond_its_budget_is_refused_with_the_reason(file: Path) -> None
 def test_a_wrong_factor_is_an_error(file: Path, monkeypatch: pytest.MonkeyPatch, factor: str) -> None:
     monkeypatch.setenv("PROFPIPE_BUDGET", factor)
     with pytest.raises(ConfigError, match=f"PROFPIPE_BUDGET: '{factor}' is no positive number"):
-        registry.choose(file, registry.parsers())
+        reader.choose(file, reader.parsers())
 
 
 def test_a_program_that_ends_meanwhile_costs_the_file_nothing(file: Path) -> None:

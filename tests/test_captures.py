@@ -18,7 +18,7 @@ from program import WITHOUT_TORCH, profpipe, rows
 from profpipe import cli
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.ingest import process_repeats
+from profpipe.ingest import job_tables
 from profpipe.job import Job, Tool
 from profpipe.measure.statistics import interval_of_processes
 from profpipe.results import schema
@@ -175,8 +175,8 @@ def of_process(flags: str = "[]", **metrics: float) -> schema.Tables:
 def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the_flags_of_all_processes() -> None:
     first = {"time": 3, "time_min": 2, "time_max": 4, "error_max": 0.5, "cosine": 0.9}
     second = {"time": 5, "time_min": 1, "time_max": 3, "error_max": 0.1, "cosine": 0.8}
-    stored = process_repeats.merge(schema.Tables(), of_process('["noisy"]', **first), 1, 2)
-    merged = process_repeats.merge(stored, of_process('["throttled"]', **second), 2, 2)
+    stored = job_tables.merge_processes(schema.Tables(), of_process('["noisy"]', **first), 1, 2)
+    merged = job_tables.merge_processes(stored, of_process('["throttled"]', **second), 2, 2)
     own = merged.metrics[merged.metrics["subject"] == ""]
     assert {(row["case"], row["metric"]): row["value"] for row in own.to_dict("records")} == {
         (case, name): value
@@ -187,10 +187,10 @@ def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the
 
 
 def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others() -> None:
-    stored = process_repeats.merge(schema.Tables(), of_process(time=3), 1, 2)
+    stored = job_tables.merge_processes(schema.Tables(), of_process(time=3), 1, 2)
     fresh = of_process(time=5)
     stopped = schema.Tables(cases=fresh.cases, metrics=fresh.metrics[fresh.metrics["case"] == "a"])
-    merged = process_repeats.merge(stored, stopped, 2, 2).metrics
+    merged = job_tables.merge_processes(stored, stopped, 2, 2).metrics
     own = merged[merged["subject"] == ""]
     assert dict(zip(own["case"], own["value"], strict=True)) == {"a": 4.0, "b": 3.0}
 

@@ -86,7 +86,7 @@ def test_the_options_of_a_case_stand_before_the_program() -> None:
 def test_a_program_with_steps_shows_every_step_by_its_state() -> None:
     page = page_of(document_of("own_program"), "compile=true")
     strip = next(block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP)
-    counts = {series.name: len(series.marks) for series in strip.panels[0].series}
+    counts = {series.name: len(series.marks) for series in strip.series}
     steps = store.load(ROOT / "examples" / "own_program")[0].steps
     own = steps[(steps["workload"] == "gpt") & (steps["case"] == "compile=true") & (steps["profiler"] == "nsys")]
     states = own["state"].value_counts().to_dict()
@@ -98,7 +98,7 @@ def test_samples_are_drawn_by_round() -> None:
     samples = tuple((1 + i // 500, 1e6 + i) for i in range(1000))
     page = page_of(document_of("h200-attention", RawFiles({("attention", FA2): samples})), FA2)
     (strip,) = [block for block in page.walk() if isinstance(block, Chart) and block.kind is ChartKind.STRIP]
-    assert [(series.name, len(series.marks)) for series in strip.panels[0].series] == [
+    assert [(series.name, len(series.marks)) for series in strip.series] == [
         ("round 1", 500),
         ("round 2", 500),
     ]

@@ -239,7 +239,7 @@ def test_steps_multiply_the_work_of_one() -> None:
 
 def test_fewer_bits_give_a_larger_error() -> None:
     fp32, fp16, bf16 = (cog.check({**TINY, "dtype": dtype}) for dtype in ("fp32", "fp16", "bf16"))
-    assert list(fp32) == [*cog.error_metrics.MEASURES, "prediction_rel_l1", "prediction_cosine"]
+    assert list(fp32) == [*cog.accuracy.MEASURES, "prediction_rel_l1", "prediction_cosine"]
     for name in ("error_rel_l1", "prediction_rel_l1"):
         assert 0 < fp32[name] < 1e-5 < fp16[name] < bf16[name] < 0.05
     assert 0.999 < bf16["cosine"] < fp16["cosine"] <= 1

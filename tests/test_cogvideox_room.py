@@ -18,7 +18,7 @@ pytest.importorskip("diffusers", reason="the package diffusers is not installed"
 
 SCRIPT = Path(__file__).parents[1] / "workloads" / "cogvideox.py"
 cog = plugins.load_module(SCRIPT)
-model, room = cog.cogvideox_model, cog.cogvideox_requirements
+model = room = cog.cogvideox_model
 
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
@@ -81,7 +81,7 @@ def test_the_2b_model_asks_for_a_gpu() -> None:
 
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.compilation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(room.requirements.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
     expected = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
     assert cog.available({**TINY, "compile": True}) == expected
@@ -95,7 +95,7 @@ def test_what_attention_says_is_passed_on() -> None:
 
 
 def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.free_memory, "memory_bytes", lambda device: 24 * 2**30)
+    monkeypatch.setattr(room.requirements, "memory_bytes", lambda device: 24 * 2**30)
     assert room.missing_memory(cog.parse_params({})) is None
     # Scores of 60 heads over 17776 tokens, twice, in 2 bytes
     assert room.missing_memory(cog.parse_params({"impl": "sdpa_math"})).startswith(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from profpipe.workload_lib import error_metrics  # noqa: E402
+from profpipe.workload_lib import accuracy  # noqa: E402
 
 
 def measures(got: Any, expected: Any) -> dict[str, float]:
-    seen = error_metrics.Difference()
+    seen = accuracy.Difference()
     seen.add(torch.tensor(got), torch.tensor(expected))
     return seen.measures()
 
@@ -36,18 +36,18 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
         "error_rmse": distance.square().mean().sqrt(),
         "cosine": torch.cosine_similarity(b.double().flatten(), a.double().flatten(), dim=0),
     }
-    monkeypatch.setattr(error_metrics, "BLOCK", 7 * 12)  # 7 of the 50 rows at once
-    seen = error_metrics.Difference()
+    monkeypatch.setattr(accuracy, "BLOCK", 7 * 12)  # 7 of the 50 rows at once
+    seen = accuracy.Difference()
     for rows in (slice(0, 20), slice(20, 50)):
         seen.add(b[rows], a[rows])
     assert seen.measures() == pytest.approx({name: value.item() for name, value in truth.items()})
 
 
 def test_no_more_than_a_block_is_ever_held_in_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, add = [], error_metrics.Difference._add
-    monkeypatch.setattr(error_metrics, "BLOCK", 64)
-    monkeypatch.setattr(error_metrics.Difference, "_add", lambda self, a, b: sizes.append(a.numel()) or add(self, a, b))
-    error_metrics.Difference().add(torch.zeros(100, 8), torch.zeros(100, 8))
+    sizes, add = [], accuracy.Difference._add
+    monkeypatch.setattr(accuracy, "BLOCK", 64)
+    monkeypatch.setattr(accuracy.Difference, "_add", lambda self, a, b: sizes.append(a.numel()) or add(self, a, b))
+    accuracy.Difference().add(torch.zeros(100, 8), torch.zeros(100, 8))
     assert max(sizes) == 64 and sum(sizes) == 800
 
 
@@ -60,7 +60,7 @@ def test_equal_tensors_differ_by_nothing_and_point_the_same_way() -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_nan_or_an_overflow_anywhere_is_the_worst_of_every_measure(wrong: float) -> None:
-    seen = error_metrics.Difference()
+    seen = accuracy.Difference()
     seen.add(torch.tensor([1.0, wrong]), torch.tensor([1.0, 2.0]))
     seen.add(torch.tensor([1.0]), torch.tensor([1.0]))
     found = seen.measures()
@@ -76,7 +76,7 @@ def test_zeros_have_measures_too() -> None:
 
 
 def test_the_names_of_a_gradient_end_in_its_own() -> None:
-    seen = error_metrics.Difference()
+    seen = accuracy.Difference()
     seen.add(torch.ones(2), torch.ones(2))
     assert list(seen.measures("dq")) == [
         "error_max_dq", "error_mean_dq", "error_rel_l1_dq", "error_rmse_dq", "cosine_dq",
@@ -85,4 +85,4 @@ def test_the_names_of_a_gradient_end_in_its_own() -> None:
 
 def test_shapes_that_differ_are_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) has a reference of shape \(3, 2\)"):
-        error_metrics.Difference().add(torch.zeros(2, 3), torch.zeros(3, 2))
+        accuracy.Difference().add(torch.zeros(2, 3), torch.zeros(3, 2))

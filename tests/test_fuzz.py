@@ -26,7 +26,7 @@ from test_text_from_outside import is_clean
 
 from profpipe import cli
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.report.markdown import Markdown
 from profpipe.report.text import write_section
 
@@ -52,14 +52,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path]]
 
 
 def test_damaged_files_of_profilers_are_read_or_refused(tmp_path: Path, recorded: list[tuple[str, Path]]) -> None:
-    known, fuzz = registry.parsers(), Fuzz(share=0.4)
+    known, fuzz = reader.parsers(), Fuzz(share=0.4)
     for number in fuzz.rounds(at_least=len(recorded)):
         format, original = recorded[number % len(recorded)]
         path = tmp_path / original.name
         path.write_bytes(damaged(original.read_bytes(), fuzz))
         try:
             with fuzz.measured(format):
-                registry.parse(registry.choose(path, known), path)
+                reader.parse(reader.choose(path, known), path)
         except UnreadableFile as refused:
             if "cannot be trusted" in refused.what:
                 fuzz.find(f"{format}: {refused.what}", path)

@@ -13,7 +13,7 @@ import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.commands import rendering
-from profpipe.ingest import reader
+from profpipe.ingest import job_tables
 from profpipe.measure import machine as device, visible_gpus
 from profpipe.results.manifest import Manifest, PeakRates, parse
 
@@ -119,11 +119,13 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     of_torch = {"torch": "2.11.0"}
     first = record("job.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
     second = record("job.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
-    assert reader.read_devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
+    assert job_tables.read_devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
     at, other = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
-    assert reader.read_devices([at, at]) == [{**h200, "count": 1}], "a process that followed another, on the same GPU"
-    assert reader.read_devices([at, other]) == [{**h200, "count": 2}]
-    assert reader.read_devices([at, first]) == [h200], "not all say where they are"
+    assert job_tables.read_devices([at, at]) == [{**h200, "count": 1}], (
+        "a process that followed another, on the same GPU"
+    )
+    assert job_tables.read_devices([at, other]) == [{**h200, "count": 2}]
+    assert job_tables.read_devices([at, first]) == [h200], "not all say where they are"
 
 
 def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -> None:

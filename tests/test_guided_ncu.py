@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from profpipe import plugins
-from profpipe.ingest import kernel_classes as kernels, launch_order
+from profpipe.ingest import kernel_classes as kernels, launch_tables
 from profpipe.job import Case, Cause, Job, Missing, Status, Tool
 from profpipe.profilers import ncu
 from profpipe.results import schema, store
@@ -51,7 +51,7 @@ def captured(**cases):
 
 def without_launches(_source):
     """A capture without single launches."""
-    return launch_order.empty()
+    return launch_tables.no_launches()
 
 
 def launched(*rows, case="n=1", iteration=0):

@@ -16,7 +16,7 @@ from test_noise import on_gpu, tables
 
 from profpipe import cli
 from profpipe.analysis import history
-from profpipe.analysis.history import Course, HistoryFindings
+from profpipe.analysis.history import Course
 from profpipe.commands.rendering import find_templates
 from profpipe.report import history_pages
 from profpipe.report.history_pages import sparkline
@@ -51,7 +51,7 @@ def entry(number: int, name: str = "study") -> dict[str, Any]:
 def course_of(times: Sequence[dict[str, Any]], known: Noise | None = None) -> Course:
     runs = [entry(number) for number in range(len(times), 0, -1)]
     model = {("w", "n=1"): known} if known else {}
-    (pipeline,) = history.analyze(runs, times, lambda *_: model).pipelines
+    (pipeline,) = history.analyze(runs, times, lambda *_: model)
     (course,) = pipeline.courses
     return course
 
@@ -103,7 +103,7 @@ def test_pipelines_and_devices_are_not_mixed() -> None:
     runs = [entry(3, "other"), entry(2), entry(1)]
     times = [row(1, 100.0), row(2, 200.0, device="A100"), row(3, 300.0)]
     found = history.analyze(runs, times, lambda *_: {})
-    assert [(each.name, [(c.device, len(c.points)) for c in each.courses]) for each in found.pipelines] == [
+    assert [(each.name, [(c.device, len(c.points)) for c in each.courses]) for each in found] == [
         ("other", [("H200", 1)]), ("study", [("H200", 1), ("A100", 1)]),
     ]  # fmt: skip
 
@@ -127,9 +127,7 @@ def test_the_lines_and_the_page_of_a_course() -> None:
     assert head.startswith("course of each case, the oldest run first")
     assert line.split()[0] == "w/n=1" and line.isascii() and "+-1.0 %" in line
     assert line.endswith("+2.2 %, outside the band")
-    page = history_pages.markdown(
-        HistoryFindings((history.PipelineHistory("study", (), (course,)),)),
-    )
+    page = history_pages.markdown([history.PipelineHistory("study", (), (course,))])
     assert "## History of study" in page and "outside the band" in page and "neighbouring runs" in page
 
 

@@ -16,7 +16,7 @@ import pytest
 from hooked import LOOP, run, run_python
 
 from profpipe.hook import record
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -325,8 +325,8 @@ def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_deman
     done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
     (trace,) = done.traces
     assert step_numbers(trace) == [2, 3, 4, 5]
-    parsers = registry.parsers()
-    kernels = registry.parse(registry.choose(trace, parsers), trace).kernels
+    parsers = reader.parsers()
+    kernels = reader.parse(reader.choose(trace, parsers), trace).kernels
     # One of the four steps may share its operators with the start of the recording.
     assert kernels.loc[kernels["kernel"] == "aten::mm", "calls"].sum() in (4, 8)
     with gzip.open(trace, "rt", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hooked import LOOP, Hooked, run
 
-from profpipe.ingest import reader, registry
+from profpipe.ingest import reader
 from profpipe.results import schema
 
 pytestmark = pytest.mark.slow
@@ -57,8 +57,8 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
     assert [(line["steps"], line["stopped"]) for line in ends] == [(6, True), (6, True)]
     assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
-    parsers = registry.parsers()
-    ranges = [registry.parse(registry.choose(trace, parsers), trace).ranges for trace in done.traces]
+    parsers = reader.parsers()
+    ranges = [reader.parse(reader.choose(trace, parsers), trace).ranges for trace in done.traces]
     assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
 
 

@@ -18,7 +18,7 @@ from program import ROOT, profpipe, rows
 
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.ingest import attribution, launch_order
+from profpipe.ingest import attribution, launch_tables
 from profpipe.job import Case, Job, Tool
 from profpipe.profilers import ncu, nsys
 
@@ -79,7 +79,7 @@ def test_launches_of_a_command_are_counted_by_step() -> None:
     calls = attribution.Launches(begin, begin + 5, same, same, same.astype(bool))
     placed = attribution.attribute(ranges, calls)
     seen = {"kernel": list("abcde"), "grid": ["1x1x1"] * 5, "block": ["1x1x1"] * 5, "duration_ns": [1] * 5}
-    found = launch_order.table(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
+    found = launch_tables.in_order(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
     assert list(found["iteration"]) == [-1, 5, 5, 6, -1]
 
 

@@ -18,7 +18,6 @@ from profpipe.commands import rendering
 from profpipe.report.document import (
     Axis,
     Bullets,
-    CaseLink,
     Cell,
     Chart,
     ChartKind,
@@ -30,8 +29,6 @@ from profpipe.report.document import (
     Lane,
     Link,
     Mark,
-    Option,
-    Panel,
     Paragraph,
     Placement,
     Reference,
@@ -41,6 +38,7 @@ from profpipe.report.document import (
     Strong,
     Table,
     Timeline,
+    case_link,
     count,
     label,
     words,
@@ -107,7 +105,7 @@ def chart(kind: ChartKind, name: str) -> Chart:
     is_over_axis = kind in (ChartKind.LINES, ChartKind.STRIP, ChartKind.ROOFLINE)
     x = Axis(name) if is_over_axis else Axis(name, labels=(name, name), cases=(name, name))
     references = (Reference(ReferenceKind.LEVEL, 2e6, name), Reference(ReferenceKind.ROOF, 5e6, name, 10))
-    panels = (Panel(name, (Series(name, name, marks), Series("other", "gemm", marks))),)
+    panels = {name: (Series(name, name, marks), Series("other", "gemm", marks))}
     return Chart(f"{kind.value} {name}", name, kind, x, Axis(name, quantity="ns"), panels, name, subtitle=name,
                  references=references)  # fmt: skip
 
@@ -115,7 +113,7 @@ def chart(kind: ChartKind, name: str) -> Chart:
 def document(name: str) -> Document:
     """A document in which every text is ``name``."""
     columns = (label("case", name), count("n", name), words("flags", name))
-    row = (Cell(text=CaseLink(Code(name), name)), Cell(3.0, flags=(name,), note=name), Cell(text=name))
+    row = (Cell(text=case_link(Code(name), name)), Cell(3.0, flags=(name,), note=name), Cell(text=name))
     table = Table(name, columns, (row,), name)
     blocks = (
         Paragraph((name, Strong(name), Code(name), Link(name, name), Link(name, "#headline"))),
@@ -124,7 +122,7 @@ def document(name: str) -> Document:
         table,
         *(chart(kind, name) for kind in ChartKind),
         Details(name, (table,)),
-        Choice(name, (name, "profiler"), (Option((name, "nsys"), (table,)), Option((name, "ncu"), ())), name),
+        Choice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}, name),
         Timeline(
             name,
             name,
@@ -205,7 +203,7 @@ def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request()
 def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bool) -> None:
     marks = (Mark(0, 1e6, -2e6, 4e6), Mark(1, 5e7, 4e7, 6e7))
     times = Axis("time", quantity="ns", is_log=is_log)
-    drawn = Chart("times", "Times", kind, Axis("", labels=("a", "b")), times, (Panel("", (Series("", "", marks),)),))
+    drawn = Chart("times", "Times", kind, Axis("", labels=("a", "b")), times, {"": (Series("", "", marks),)})
     section = Section("s", "Charts", (drawn,))
     text = page.render(Document("Title", (section,)), rendering.find_templates().page)
     assert text.count('class="whisker"') == 2
@@ -214,7 +212,7 @@ def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bo
 def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order() -> None:
     marks = tuple(Mark(step, ns + step) for ns in (2e6, 1e6) for step in range(800))
     times = Axis("time", quantity="ns")
-    drawn = Chart("steps", "Steps", ChartKind.STRIP, Axis("step"), times, (Panel("", (Series("", "", marks),)),))
+    drawn = Chart("steps", "Steps", ChartKind.STRIP, Axis("step"), times, {"": (Series("", "", marks),)})
     text = page.render(Document("Title", (Section("s", "Charts", (drawn,)),)), rendering.find_templates().page)
     points = [(float(x), float(y)) for x, y in re.findall(r'd="M([\d.]+) ([\d.]+)m', text)]
     # Of two at one place the smaller value comes first, which stands lower.

@@ -20,7 +20,7 @@ from profpipe import plugins
 torch = pytest.importorskip("torch")
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 attention = plugins.load_module(WORKLOADS / "attention.py")
-from profpipe.workload_lib import attention_config, flex, implementations, inputs, requirements, sdpa  # noqa: E402
+from profpipe.workload_lib import attention_config, implementations, requirements  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16}
 
@@ -164,7 +164,7 @@ def test_fixed_lengths_are_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatc
 
     def prepare(setting: Any) -> Any:
         tried.append((setting.batch, setting.seqlen))
-        return sdpa.sdpa("math")(setting)
+        return implementations.sdpa("math")(setting)
 
     row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True, lengths=(500,))
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
@@ -185,7 +185,7 @@ def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
     """Uncompiled, which needs no compiler and computes the same."""
     pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(flex, "compile_flex", flex.compile_flex.__wrapped__)
+    monkeypatch.setattr(implementations, "compile_flex", implementations.compile_flex.__wrapped__)
     _compile_nothing_inside_flex_attention(monkeypatch)
     params = {**SMALL, "impl": "flex", "dtype": "fp32", "causal": causal, "queries": queries, "kv_heads": kv_heads}
     assert attention.check(params)["error_max"] < 1e-5
@@ -206,13 +206,13 @@ def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monke
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: compile_(function, backend=_counting(graphs), **options)
     )
-    flex.compile_flex.cache_clear()
+    implementations.compile_flex.cache_clear()
     for _ in range(2):
         for seqlen in range(2, 14):
             case = attention_config.AttentionConfig(impl="flex", **{**SMALL, "seqlen": seqlen}, dtype="fp32")
             tensor = torch.ones(case.q_shape)
-            assert flex.flex(case)(tensor, tensor, tensor).sum() == 3 * tensor.sum()
-    flex.compile_flex.cache_clear()
+            assert implementations.flex(case)(tensor, tensor, tensor).sum() == 3 * tensor.sum()
+    implementations.compile_flex.cache_clear()
     assert len(graphs) == 12
 
 
@@ -231,7 +231,7 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> 
     # Without monkeypatch, which deletes the option at the end because the module has no such attribute.
     with functorch.patch(donated_buffer=True):
         for mode, donated in (("bwd", False), ("fwd_bwd", True)):
-            flex.flex(attention_config.AttentionConfig(impl="flex", **SMALL, mode=mode))
+            implementations.flex(attention_config.AttentionConfig(impl="flex", **SMALL, mode=mode))
             assert functorch.donated_buffer is donated
 
 
@@ -317,7 +317,7 @@ def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypa
     """SpargeAttn 0.1.0 with fp8 passes its kernel no causal mask."""
 
     def prepare(setting: Any) -> Any:
-        exact = sdpa.sdpa("math")
+        exact = implementations.sdpa("math")
         return exact(setting.__class__(**{**vars(setting), "causal": False}))
 
     row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True)
@@ -337,7 +337,7 @@ def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.Mo
 
     def prepare(setting: Any) -> Any:
         tried.append(setting.seqlen)
-        return sdpa.sdpa("math")(setting)
+        return implementations.sdpa("math")(setting)
 
     row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
@@ -367,7 +367,7 @@ def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypat
 
 def _local(**params: Any) -> list[Any]:
     shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
-    return inputs.draw(attention_config.AttentionConfig(impl="sdpa_math", **shape), "local", 0)
+    return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", **shape), "local", 0)
 
 
 def test_local_tokens_have_the_size_of_normal_ones() -> None:
@@ -398,7 +398,7 @@ def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None
         case = attention_config.AttentionConfig(
             impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32"
         )
-        q, k, _ = (tensor.transpose(1, 2) for tensor in inputs.draw(case, kind, 0))
+        q, k, _ = (tensor.transpose(1, 2) for tensor in attention_config.draw(case, kind, 0))
         weights = (q @ k.mT / math.sqrt(128)).softmax(-1)
         return weights.topk(100).values.sum(-1).mean().item()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_profiler import chrome_trace
 
-from profpipe.ingest import kernel_classes, reader
+from profpipe.ingest import job_tables, kernel_classes, reader
 from profpipe.ingest.reader import Read, Refusal, Source
 from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
 from profpipe.results import schema
@@ -120,13 +120,13 @@ def statuses(data):
 def test_what_the_runner_saw_of_a_case_comes_before_what_its_process_wrote(tmp_path):
     result = read(written(tmp_path), workload="w", profiler="plain")
     ended = (("n=2", "timeout", "after 9 s"), ("n=3", "timeout", "after 9 s"))
-    fates = reader.case_rows(outcome(tmp_path, "timeout", "after 9 s", ended), "r", result.tables.cases)
-    assert statuses(reader.replace_cases(result.tables, fates)) == {"n=1": "ok", "n=2": "timeout", "n=3": "timeout"}
+    fates = job_tables.case_rows(outcome(tmp_path, "timeout", "after 9 s", ended), "r", result.tables.cases)
+    assert statuses(job_tables.replace_cases(result.tables, fates)) == {"n=1": "ok", "n=2": "timeout", "n=3": "timeout"}
 
 
 def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
     result = read(written(tmp_path, EVENTS[:5]), workload="w", profiler="plain")
-    fates = reader.case_rows(outcome(tmp_path), "r", result.tables.cases)
+    fates = job_tables.case_rows(outcome(tmp_path), "r", result.tables.cases)
     assert statuses(fates) == {"n=2": "failed", "n=3": "failed"}
     assert "without trying this case" in fates.cases["reason"][0]
 
@@ -135,25 +135,25 @@ def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_record
     started = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
     with (tmp_path / "job.jsonl").open("w") as stream:
         stream.write(json.dumps(started) + "\n")
-    fates = reader.case_rows(outcome(tmp_path, "crashed", "killed"), "r", schema.empty(CASES))
+    fates = job_tables.case_rows(outcome(tmp_path, "crashed", "killed"), "r", schema.empty(CASES))
     params = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))
     assert params == {"n=1": {"n": 1}, "n=2": {"n": 2, "dtype": "fp16"}, "n=3": {"n": 3}}
 
 
 def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
-    fates = reader.case_rows(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", schema.empty(CASES))
+    fates = job_tables.case_rows(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", schema.empty(CASES))
     assert statuses(fates) == {"n=1": "skipped", "n=2": "skipped", "n=3": "skipped"}
     assert set(fates.cases["reason"]) == {"no ncu. Install it."} and fates.cases["seconds"].isna().all()
 
 
 def test_the_wall_time_of_a_command_stands_beside_the_numbers_of_its_steps(tmp_path):
     ended = outcome(tmp_path, script=None, command=("true",))
-    assert statuses(reader.case_rows(ended, "r", schema.empty(CASES))) == {"n=1": "ok"}
+    assert statuses(job_tables.case_rows(ended, "r", schema.empty(CASES))) == {"n=1": "ok"}
     key = {"run": "r", "workload": "w", "case": "n=1", "profiler": "plain"}
     steps = Tables(metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": 1.0}]))
-    metrics = reader.add_process_wall(steps, ended, "r").metrics
+    metrics = job_tables.add_process_wall(steps, ended, "r").metrics
     assert dict(zip(metrics["metric"], metrics["value"], strict=True)) == {"time": 1.0, "process_wall": 2e9}
-    assert reader.add_process_wall(steps, outcome(tmp_path), "r") is steps
+    assert job_tables.add_process_wall(steps, outcome(tmp_path), "r") is steps
 
 
 def test_the_whole_file_of_a_command_belongs_to_its_case(tmp_path):
@@ -172,7 +172,7 @@ def test_rows_of_a_second_try_take_the_place_of_the_firsts():
         cases=schema.frame(CASES, [{**key, "status": "ok"}]),
         metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": 2.0}]),
     )
-    merged = reader.replace_cases(old, new)
+    merged = job_tables.replace_cases(old, new)
     assert statuses(merged) == {"n=1": "ok", "n=2": "ok"}
     assert merged.metrics["value"].tolist() == [2.0]
 
@@ -189,8 +189,8 @@ def test_expectations_are_read_past_a_line_cut_by_a_kill(tmp_path):
     path = written(tmp_path)
     with path.open("a") as stream:
         stream.write('{"event": "case_en')
-    assert reader.expected_families(path) == {"n=1": "fa2"}
-    assert reader.expected_families(tmp_path / "none") == {}
+    assert job_tables.expected_families(path) == {"n=1": "fa2"}
+    assert job_tables.expected_families(tmp_path / "none") == {}
 
 
 def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_path):
@@ -211,7 +211,7 @@ def test_rows_of_an_earlier_attempt_are_replaced_from_every_file(tmp_path):
     cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
     stored = Tables(cases=schema.frame(CASES, cases), kernels=schema.frame(KERNELS, rows))
     job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
-    left = reader.drop_job(stored, job, tmp_path)
+    left = job_tables.drop_job(stored, job, tmp_path)
     assert left.kernels["source"].tolist() == [source for source, stays in sources.items() if stays]
     assert left.cases["case"].tolist() == ["n=9"]
     assert left.metrics is stored.metrics
@@ -221,7 +221,7 @@ def test_the_rows_of_a_folder_go_and_what_is_named_like_it_stays():
     sources = ["raw/w/ncu/guided-1/x.csv", "raw/w/ncu/guided-12/x.csv", ""]
     rows = [{"workload": "w", "profiler": "ncu", "kernel": "k", "case": "n=1", "source": source} for source in sources]
     stored = Tables(kernels=schema.frame(KERNELS, rows))
-    left = reader.drop_folder(stored, "raw/w/ncu/guided-1")
+    left = job_tables.drop_folder(stored, "raw/w/ncu/guided-1")
     assert left.kernels["source"].tolist() == sources[1:] and left.metrics is stored.metrics
 
 
@@ -239,12 +239,12 @@ def test_kernels_of_a_further_job_are_added_to_those_of_their_case():
 
     stored = tables_of("k1", 1.0, "ok", "first")
     for value in (5.0, 2.0):  # a second try takes the place of the first
-        stored = reader.add_kernels(stored, tables_of("k2", value, "failed", "alone"))
+        stored = job_tables.add_kernels(stored, tables_of("k2", value, "failed", "alone"))
     assert stored.kernels.set_index("kernel")["total_ns"].to_dict() == {"k1": 1.0, "k2": 2.0}
     assert stored.metrics.set_index("subject")["value"].to_dict() == {"": 1.0, "k1": 1.0, "k2": 2.0}
     assert stored.cases["status"].tolist() == ["ok"]
 
 
 def test_the_merge_keeps_every_column_of_the_tables():
-    merged = reader.replace_cases(Tables(), Tables(kernels=schema.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
+    merged = job_tables.replace_cases(Tables(), Tables(kernels=schema.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
     assert list(merged.kernels.columns) == KERNELS.names

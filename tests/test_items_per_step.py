@@ -11,7 +11,7 @@ from program import profpipe, rows
 from profpipe.config.items import items_of
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.ingest import item_rates
+from profpipe.ingest import job_tables
 from profpipe.results import schema
 
 
@@ -66,7 +66,7 @@ def test_the_rate_has_the_interval_of_the_time_turned_round() -> None:
     time = metric("time", 2e6, n=20, ci_low=1e6, ci_high=4e6)
     others = [metric("step_time", 9e6), metric("time", 3e6, subject="rank 1"), metric("time", 3e6, profiler="nsys")]
     tables = schema.Tables(metrics=schema.frame(schema.METRICS, [time, *others]))
-    found = item_rates.add(tables, {"c": 1000.0}).metrics.iloc[len(others) + 1 :]
+    found = job_tables.add_item_rates(tables, {"c": 1000.0}).metrics.iloc[len(others) + 1 :]
     (row,) = found.to_dict("records")
     assert (row["metric"], row["subject"], row["unit"], row["n"]) == ("items_per_second", "", "1/s", 20)
     assert (row["value"], row["ci_low"], row["ci_high"]) == (5e5, 2.5e5, 1e6)
@@ -74,7 +74,7 @@ def test_the_rate_has_the_interval_of_the_time_turned_round() -> None:
 
 def test_a_process_without_steps_has_no_rate() -> None:
     tables = schema.Tables(metrics=schema.frame(schema.METRICS, [metric("process_wall", 2e9)]))
-    assert item_rates.add(tables, {"c": 1000.0}) is tables
+    assert job_tables.add_item_rates(tables, {"c": 1000.0}) is tables
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_r
 
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.report.document import Code, Details, Placement, Section, Table, plain
-from profpipe.report.sections import accuracy, kernels, ranks
+from profpipe.report.sections import cases, kernels, ranks
 
 
 def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
@@ -63,7 +63,7 @@ def judged(errors: dict[str, float], limit: float | None = 0.05) -> WorkloadFind
 
 def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate() -> None:
     def placement(**errors: float) -> Placement:
-        return table(accuracy.accuracy(judged(errors)), "errors").placement
+        return table(cases.accuracy(judged(errors)), "errors").placement
 
     assert placement(a=0.001, b=0.0011) is Placement.DETAILS
     assert placement(a=0.001, b=0.01) is Placement.SUMMARY
@@ -71,7 +71,7 @@ def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_ina
 
 
 def test_the_section_on_accuracy_says_which_cases_miss_the_tolerance() -> None:
-    section = accuracy.accuracy(judged({"a": 0.001, "b": 0.2}))
+    section = cases.accuracy(judged({"a": 0.001, "b": 0.2}))
     text = plain(section.summary)
     assert "Allowed: error_rel_l1 at most 0.05. 1 of 2 cases is within that. Not: b (error_rel_l1 is 0.2" in text
     verdicts = {plain(row[0].text): plain(row[-1].text) for row in table(section, "errors").rows}
@@ -79,7 +79,7 @@ def test_the_section_on_accuracy_says_which_cases_miss_the_tolerance() -> None:
 
 
 def test_without_errors_there_is_no_section_on_accuracy() -> None:
-    assert not accuracy.accuracy(only(recorded()))
+    assert not cases.accuracy(only(recorded()))
 
 
 def test_each_process_has_a_row_below_its_case() -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from profpipe.cli import main
-from profpipe.ingest import demangling, kernel_classes, reader
+from profpipe.ingest import kernel_classes, kernel_names, reader
 from profpipe.ingest.kernel_classes import Rule, annotate, user_rules
 from profpipe.ingest.kernel_names import demangle, normalise
 
@@ -256,7 +256,7 @@ def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right() -> 
 
 
 def test_a_name_that_takes_too_much_time_to_demangle_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demangling, "MOST_S", -1.0)  # a file has spent its time
+    monkeypatch.setattr(kernel_names, "MOST_S", -1.0)  # a file has spent its time
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     doubled = "".join(f"S_IS{digit}_S{digit}_E" for digit in digits[:24])
     head = "_ZN2ck16tensor_operation12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3I1PIiiE"

@@ -12,7 +12,7 @@ from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 lm = plugins.load_module(Path(__file__).parents[1] / "workloads" / "transformer_lm.py")
-room, setting_of = lm.lm_requirements, lm.parse_params
+room, setting_of = lm.lm_model, lm.parse_params
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 
@@ -28,7 +28,7 @@ def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] =
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(room.free_memory, "memory_bytes", lambda device: memory)
+    monkeypatch.setattr(room.requirements, "memory_bytes", lambda device: memory)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -50,11 +50,11 @@ def test_bf16_needs_an_architecture_that_has_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     params = {**TINY, "compile": True}
-    monkeypatch.setattr(room.compilation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(room.requirements.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
     assert lm.available(params).startswith("torch.compile needs a C++ compiler, and there is no c++-17. Install")
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(room.compilation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(room.requirements.importlib.util, "find_spec", lambda name: None)
     assert lm.available(params).startswith("torch.compile needs triton, which is not installed.")
     assert lm.available({**params, "compile": False}) is None
 
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention: str) -> None:
     """On a CPU there is no allocator to ask, so the tensors that autograd saves are counted, each storage once."""
     setting = setting_of({**TINY, "context": 64, "block": block, "attention": attention, "what": "forward_backward"})
-    model = lm.lm_step.Model(setting, nullcontext)
+    model = lm.lm_model.Model(setting, nullcontext)
     kept: dict[int, int] = {p.data_ptr(): 0 for p in [*model.layers.parameters(), *model.layers.buffers()]}
 
     def pack(tensor: Any) -> Any:

@@ -15,9 +15,7 @@ from profpipe.report.document import (
     Column,
     Details,
     Document,
-    Format,
     Link,
-    Missing,
     Number,
     Paragraph,
     Section,
@@ -27,7 +25,7 @@ from profpipe.report.document import (
     cell,
 )
 from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
-from profpipe.report.units import Unit
+from profpipe.report.units import NO_CASE, PERCENT, RATIO, Unit
 
 US = Unit("us", 1e3)
 
@@ -47,9 +45,9 @@ def row(each: Cell | Text | float | None, column: Column | None = None) -> str:
         ("a < b & c", "a &lt; b &amp; c"),
         ("*stars* and [links](x)", r"\*stars\* and \[links\](x)"),
         ("batch_size", "batch_size"),
-        (("fastest is ", Code("fa2"), " by ", Number(1.42, format=Format.RATIO)), "fastest is `fa2` by 1.42x"),
+        (("fastest is ", Code("fa2"), " by ", Number(1.42, unit=RATIO)), "fastest is `fa2` by 1.42x"),
         (("it takes ", Number(103_700.0, US), "."), "it takes 103.7 us."),
-        (("share ", Number(0.813, format=Format.PERCENT)), "share 81.3 %"),
+        (("share ", Number(0.813, unit=PERCENT)), "share 81.3 %"),
         (Strong(("up to ", Code("x|y"))), "**up to `x|y`**"),
         (Number(None, US), "–"),
         (Code("a`b"), "``a`b``"),
@@ -70,9 +68,9 @@ def test_a_table_has_its_units_in_its_head_and_its_numbers_on_the_right() -> Non
     [
         (Cell(17_300.0, flags=("noisy", "host_bound")), "17.3 *noisy, host_bound*"),
         (Cell(17_300.0, is_strong=True, note="±2 %"), "**17.3** ±2 %"),
-        (Cell(1.42, format=Format.RATIO), "1.42x"),
+        (Cell(1.42, unit=RATIO), "1.42x"),
         (None, "–"),
-        (Cell(missing=Missing.NOT_REQUESTED), "no case"),
+        (Cell(missing=NO_CASE), "no case"),
         (Code("x|y"), r"`x\|y`"),
         ("a | b", r"a \| b"),
     ],
@@ -84,7 +82,7 @@ def test_a_cell_shows_its_number_its_note_and_its_flags_or_why_it_is_empty(
 
 
 def test_a_column_of_percentages_has_the_sign_in_its_head() -> None:
-    written = Markdown().table(table(0.813, column=Column("share", "of the call", format=Format.PERCENT)))
+    written = Markdown().table(table(0.813, column=Column("share", "of the call", unit=PERCENT)))
     assert written.splitlines()[0] == "| case | of the call % |"
     assert written.splitlines()[-1] == "| case 0 | 81.3 |"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from program import WITHOUT_TORCH, profpipe
 
-from profpipe.analysis import noise as shown, student_t
+from profpipe.analysis import history as shown, verdict
 from profpipe.errors import ConfigError
 from profpipe.results import database, noise, schema
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest
@@ -39,13 +39,13 @@ def on_gpu(driver: str = "580.1", **more: object) -> Manifest:
      (0.95, 30, 1.697), (0.995, 120, 2.617)],
 )  # fmt: skip
 def test_quantiles_of_student_are_those_of_the_printed_table(probability: float, degrees: float, value: float) -> None:
-    assert student_t.quantile(probability, degrees) == pytest.approx(value, abs=0.0006)
+    assert verdict.quantile(probability, degrees) == pytest.approx(value, abs=0.0006)
 
 
 def test_quantiles_with_a_fraction_of_a_degree_are_those_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     for degrees in (1.7, 2.96, 6.02, 33.3):
-        assert student_t.quantile(0.995, degrees) == pytest.approx(stats.t.ppf(0.995, degrees), rel=1e-5)
+        assert verdict.quantile(0.995, degrees) == pytest.approx(stats.t.ppf(0.995, degrees), rel=1e-5)
 
 
 # --- what a source shows ---------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from typing import Any
 
 from report_study import analyze, case_row, metric_row, tables
 
-from profpipe.report.sections import not_run
+from profpipe.report.sections import warnings
 from profpipe.report.text import write_table
 
 
-def rows(cases: list[dict[str, Any]], times: tuple[str, ...] = (), section: Any = not_run.skipped) -> list[list[str]]:
+def rows(cases: list[dict[str, Any]], times: tuple[str, ...] = (), section: Any = warnings.skipped) -> list[list[str]]:
     """The cells of the section's table as text, without its head."""
     measured = [metric_row(case, "time", 1.0) for case in times]
     (table,) = section(analyze(tables(cases, metrics=measured), {})).tables()
@@ -57,6 +57,6 @@ def test_single_cases_are_named_by_their_shape() -> None:
 def test_cases_that_ran_out_of_memory_share_a_row_although_their_allocations_differ() -> None:
     cases = [case_row("impl=ok")]
     cases += [case_row(f"impl=a,n={n}", "plain", "oom", f"CUDA out of memory. Tried {n} GiB.") for n in (1, 2)]
-    assert rows(cases, section=not_run.failures) == [
+    assert rows(cases, section=warnings.failures) == [
         ["out of memory", "plain", "a n=1 and a n=2", "2", "CUDA out of memory. Tried 1 GiB."]
     ]

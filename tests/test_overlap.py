@@ -13,8 +13,8 @@ import pandas as pd
 from nsys_exports import Export
 
 from profpipe import plugins
-from profpipe.ingest import comm_overlap
-from profpipe.ingest.comm_overlap import Kernels
+from profpipe.ingest import launch_tables
+from profpipe.ingest.launch_tables import Kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
@@ -88,7 +88,7 @@ def test_two_processes_that_see_their_gpus_under_one_number_stay_apart():
         end=np.array([10, 30]),
         communicates=np.array([True, True]),
     )
-    subjects = [row["subject"] for row in comm_overlap.metrics(launched, {}) if row["metric"] == "communication_busy"]
+    subjects = [row["subject"] for row in launch_tables.metrics(launched, {}) if row["metric"] == "communication_busy"]
     assert subjects == ["device 0 of process 11", "device 0 of process 22", ""]
 
 

@@ -8,7 +8,7 @@ import forked
 import pytest
 
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import reader, registry
+from profpipe.ingest import reader
 from profpipe.ingest.reader import Read, Refusal, Source
 
 ROOT = Path(__file__).parents[1]
@@ -136,7 +136,7 @@ def test_a_file_in_the_users_parsers_folder_that_is_not_a_parser_is_named(tmp_pa
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match=r"mine\.py: ") as caught:
-        registry.parsers(tmp_path)
+        reader.parsers(tmp_path)
     assert what in str(caught.value)
 
 
@@ -170,4 +170,4 @@ def test_a_parser_without_single_launches_is_allowed(project):
 def launches(project):
     path = project / "x.mine"
     path.write_text('{"mine": {}}')
-    return registry.launches(registry.choose(path, registry.parsers(project)), path)
+    return reader.launches(reader.choose(path, reader.parsers(project)), path)

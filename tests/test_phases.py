@@ -227,7 +227,7 @@ def test_the_course_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() 
     workload = _analysed(_memory("what=forward", {"forward": 160}, []), step)
     chart = memory.course(workload, _pairs(workload))
     assert chart is not None and (chart.subtitle, len(chart.panels)) == ("step", 1)
-    drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.panels[0].series}
+    drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.series}
     assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}
     assert memory.course(workload, _pairs(workload)[:1]) is None
 

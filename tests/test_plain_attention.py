@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-from profpipe.workload_lib import attention_config, error_metrics, plain_attention  # noqa: E402
+from profpipe.workload_lib import accuracy, attention_config, plain_attention  # noqa: E402
 
 WAYS = {"plain": plain_attention.plain, "tiled": plain_attention.tiled}
 
@@ -90,7 +90,7 @@ def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: Any, c
     s = a_setting(causal=causal, seqlen=130, head_dim=64, kv_heads=2)
     given = tensors(s, dtype)
     for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
-        seen = error_metrics.Difference()
+        seen = accuracy.Difference()
         seen.add(got.detach(), expected.detach())
         assert got.dtype == dtype
         assert 0 < seen.measures()["error_rel_l1"] < LARGEST[dtype]
@@ -227,8 +227,8 @@ def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     replaced = []
-    for options in (plain_attention.compilation.without_sdpa(), None):
-        monkeypatch.setattr(plain_attention.compilation, "without_sdpa", lambda options=options: options)
+    for options in (plain_attention.requirements.without_sdpa(), None):
+        monkeypatch.setattr(plain_attention.requirements, "without_sdpa", lambda options=options: options)
         plain_attention.compile_plain.cache_clear()
         replaced.append(_replaced_by_sdpa(plain_attention.compiled(a_setting(mode=mode)), mode))
     assert replaced[0] == 0 < replaced[1], "and it would"
@@ -248,16 +248,16 @@ def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
 
 def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(pattern_matcher=True)
-    monkeypatch.setattr(plain_attention.compilation.importlib, "import_module", lambda name: older)
-    assert plain_attention.compilation.without_sdpa() == {"pattern_matcher": False}
+    monkeypatch.setattr(plain_attention.requirements.importlib, "import_module", lambda name: older)
+    assert plain_attention.requirements.without_sdpa() == {"pattern_matcher": False}
 
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "c++-17")
-    monkeypatch.setattr(plain_attention.compilation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(plain_attention.requirements.shutil, "which", lambda name: None)
     assert plain_attention.missing_compiler() == (
         "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain instead."
     )
     monkeypatch.setattr(attention_config, "device", lambda: "cuda")
-    monkeypatch.setattr(plain_attention.compilation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plain_attention.requirements.importlib.util, "find_spec", lambda name: None)
     assert plain_attention.missing_compiler().startswith("torch.compile needs triton, which is not installed.")

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
 from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings
-from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Reference, ReferenceKind, Series
+from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series
 from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
 from profpipe.report.svg import bars, charts as drawings, lines
 from profpipe.report.svg.palette import KEYS, key_class
@@ -26,9 +27,12 @@ def charts(workload: WorkloadFindings | Findings) -> dict[str, Chart]:
     return {chart.id.rpartition("-")[2]: chart for chart in plots(only).blocks if isinstance(chart, Chart)}
 
 
-def chart_of(*panels: Panel, is_log: bool = False, quantity: str = "", references: tuple[Reference, ...] = ()) -> Chart:
-    y = Axis("y", quantity=quantity, is_log=is_log)
-    return Chart("c", "t", ChartKind.LINES, Axis("x"), y, panels, subtitle="b", references=references)
+def chart_of(
+    *series: Series, panels: Mapping[str, tuple[Series, ...]] | None = None, is_log: bool = False, quantity: str = "",
+    references: tuple[Reference, ...] = (),
+) -> Chart:  # fmt: skip
+    y, plots = Axis("y", quantity=quantity, is_log=is_log), {"": series} if panels is None else panels
+    return Chart("c", "t", ChartKind.LINES, Axis("x"), y, plots, subtitle="b", references=references)
 
 
 def line(*points: tuple[float, float], name: str = "a") -> Series:
@@ -88,7 +92,7 @@ def test_a_file_name_has_no_special_characters() -> None:
 
 def test_other_axes_become_panels_of_one_chart() -> None:
     found = charts(analyze(*made_up(["a", "b", "c"], [512, 2048], causal=(False, True))))
-    assert [panel.title for panel in found["speedup"].panels] == ["not causal", "causal"]
+    assert list(found["speedup"].panels) == ["not causal", "causal"]
     assert len(found) == 5
 
 
@@ -101,7 +105,7 @@ def test_of_many_combinations_eight_are_drawn_and_the_caption_says_so() -> None:
 def test_without_a_comparison_the_values_of_another_axis_are_the_lines() -> None:
     names = [f"size={s},what={w},n={n}" for s in ("small", "large", "xl") for w in ("fwd", "step") for n in (1, 2)]
     found = charts(analyze(tables(metrics=[metric_row(name, "time", 5.0) for name in names]), {}))
-    assert [(panel.title, [series.name for series in panel.series]) for panel in found["time"].panels] == [
+    assert [(title, [series.name for series in panel]) for title, panel in found["time"].panels.items()] == [
         ("fwd", ["small", "large", "xl"]), ("step", ["small", "large", "xl"]),
     ]  # fmt: skip
 
@@ -119,7 +123,7 @@ def test_a_line_with_mostly_inaccurate_cases_is_rejected() -> None:
     ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b") for n in (1, 2)]
     rows = [case_row(case, flags=["inaccurate"] * ("=b" in case)) for case in ids]
     found = charts(analyze(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids]), {}))
-    assert [(series.name, series.is_rejected) for series in found["time"].panels[0].series] == [
+    assert [(series.name, series.is_rejected) for series in found["time"].series] == [
         ("a", False), ("b (inaccurate)", True),
     ]  # fmt: skip
 
@@ -134,7 +138,7 @@ def test_a_speedup_is_of_accurate_cases_and_the_caption_counts_the_others() -> N
     data = tables([case_row(case, flags=flags.get(case, [])) for case in ids], metrics=rows)
     run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
     found = charts(analyze(data, run))
-    names = {name: [series.name for series in chart.panels[0].series] for name, chart in found.items()}
+    names = {name: [series.name for series in chart.series] for name, chart in found.items()}
     assert names == {"speedup": ["a", "b_fp8", "c"], "time": ["a", "b_fp8 (inaccurate)", "c"]}
     note = "Not shown: 2 cases marked inaccurate (b_fp8) and 1 case marked unchecked (c)."
     assert [note in chart.caption for chart in found.values()] == [True, False]
@@ -165,12 +169,12 @@ def test_values_over_decades_have_a_logarithmic_axis(
 
 @pytest.mark.parametrize("is_log", [False, True])
 def test_every_mark_of_every_panel_is_inside_the_common_scale(is_log: bool) -> None:
-    panel = Panel("", (Series("a", "a", (Mark(1, 300.0), Mark(2, 420.0, low=390.0, high=500.0), Mark(1, 90.0))),))
-    low, high = value_range(chart_of(panel, is_log=is_log))
+    series = Series("a", "a", (Mark(1, 300.0), Mark(2, 420.0, low=390.0, high=500.0), Mark(1, 90.0)))
+    low, high = value_range(chart_of(series, is_log=is_log))
     assert low < 90.0 and 500.0 < high < 600.0
     level = (Reference(ReferenceKind.LEVEL, 1000.0),)
-    assert value_range(chart_of(panel, is_log=is_log, references=level))[1] >= 1000.0
-    assert value_range(chart_of(Panel("", (line((1, -2.0), (2, 3.0)),))))[0] < -2.0
+    assert value_range(chart_of(series, is_log=is_log, references=level))[1] >= 1000.0
+    assert value_range(chart_of(line((1, -2.0), (2, 3.0))))[0] < -2.0
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_every_line_has_another_combination_of_colour_dash_and_marker(count: int
 
 def test_a_rejected_line_is_grey() -> None:
     rejected = replace(line((1, 1.0), (2, 2.0)), is_rejected=True)
-    text = drawings.picture(chart_of(Panel("", (rejected,))))
+    text = drawings.picture(chart_of(rejected))
     assert 'class="series s0 rejected"' in text and ".rejected{color: #565d67 !important;}" in text
 
 
@@ -226,9 +230,9 @@ def test_the_picture_grows_with_forty_lines() -> None:
 @pytest.mark.parametrize("columns", [2, 3])
 def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
     lengths = [2.0**n for n in range(10, 18)]
-    panels = [Panel(f"n {n}", (line(*((length, 1.0) for length in lengths)),)) for n in range(columns)]
+    panels = {f"n {n}": (line(*((length, 1.0) for length in lengths)),) for n in range(columns)}
     ends = []
-    chart = chart_of(*panels)
+    chart = chart_of(panels=panels)
     for group in drawn(replace(chart, x=replace(chart.x, is_log=True))).findall("./g/g"):
         left = float(group.get("transform", "").partition("(")[2].partition(" ")[0])
         ends += [(left + float(each.get("x", 0)) - text_width(each.text or "") / 2,
@@ -239,9 +243,9 @@ def test_numbers_under_neighbouring_panels_do_not_touch(columns: int) -> None:
 
 
 def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:
-    panels = [Panel(f"n {n}", (line((1, height), (2, height / 2)),)) for n, height in ((1, 10.0), (2, 1000.0))]
-    chart = chart_of(*panels, references=(Reference(ReferenceKind.PEAK, 12.0),))
-    for panel in panels:
+    panels = {f"n {n}": (line((1, height), (2, height / 2)),) for n, height in ((1, 10.0), (2, 1000.0))}
+    chart = chart_of(panels=panels, references=(Reference(ReferenceKind.PEAK, 12.0),))
+    for panel in panels.values():
         drawing = lines.picture(chart, panel)
         places = [float(y) for y in re.findall(r'd="M[\d.]+ (-?[\d.]+)m', drawing.content)]
         assert len(places) == 2 and all(0 < y < drawing.height for y in places)
@@ -261,20 +265,20 @@ def test_names_stand_where_the_lines_end() -> None:
 
 
 def test_a_legend_names_the_lines_of_all_panels() -> None:
-    panels = [Panel(f"n {n}", tuple(line((1, 1.0), (2, 2.0), name=name) for name in names))
-              for n, names in enumerate((("p",), ("p", "q"), ("r",)))]  # fmt: skip
-    shown = texts(drawn(chart_of(*panels)))
+    panels = {f"n {n}": tuple(line((1, 1.0), (2, 2.0), name=name) for name in names)
+              for n, names in enumerate((("p",), ("p", "q"), ("r",)))}  # fmt: skip
+    shown = texts(drawn(chart_of(panels=panels)))
     assert [shown.count(name) for name in ("p", "q", "r", "n 0", "n 1", "n 2")] == [1] * 6
 
 
 def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
     course = [Mark(float(x), 1.0) for x in range(40)]
     flagged = replace(course[7], flags=("noisy",))
-    plain = chart_of(Panel("", (Series("", "a", tuple(course)),)))
+    plain = chart_of(Series("", "a", tuple(course)))
     both = (Series("", "a", (*course[:7], flagged, *course[8:])), Series("", "b", (Mark(20.0, 1.5),)))
     counts = []
-    for chart in (plain, chart_of(Panel("", both))):
-        picture = lines.picture(chart, chart.panels[0]).content
+    for chart in (plain, chart_of(*both)):
+        picture = lines.picture(chart, chart.series).content
         counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
     assert counts == [(40, 40, 0), (39, 40, 1)]
 
@@ -289,7 +293,7 @@ def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
 def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: str) -> None:
     marks = (Mark(0, 1e6, 0.9e6, 1.2e6, case=name), Mark(1, 4e6, 3e6, 5e6, ("noisy",), name))
     axis = Axis(name, labels=(name, name), cases=(name, name))
-    panels = (Panel(name, (Series(name, name, marks), Series("gemm", "gemm", marks))),)
+    panels = {name: (Series(name, name, marks), Series("gemm", "gemm", marks))}
     root = drawn(Chart("c", name, kind, axis, Axis(name, quantity="ns"), panels, subtitle=name))
     names = {each.tag for each in root.iter()}
     assert names <= {"svg", "style", "g", "rect", "path", "line", "text"}
@@ -302,7 +306,7 @@ def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: st
 
 def test_a_file_has_the_light_and_the_dark_colour_of_each_series() -> None:
     series = tuple(Series(key, key, (Mark(0, 1e6),)) for key in sorted(KEYS))
-    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), (Panel("", series),))
+    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), {"": series})
     light, dark = (drawn(chart).findtext("style") or "").split("@media (prefers-color-scheme:dark)")
     for style, least in ((light, 0.08), (dark, 0.07)):
         found = dict(re.findall(r"\.(k-\w+)\{color: (#\w{6})", style))
@@ -389,15 +393,13 @@ def test_bars_name_their_kernels_and_how_many_gpus_they_are_the_mean_of() -> Non
 
 def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:
     series = Series("gemm", "gemm", tuple(Mark(i, ns) for i, ns in enumerate((1e3, 2e3, 9e4))))
-    chart = Chart(
-        "c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), (Panel("", (series,)),)
-    )
+    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), {"": (series,)})
     assert bars.bar_labels(chart) == ["1000", "2000", "90000, own scale"]
 
 
 @pytest.mark.parametrize(("names", "rows"), [(["add", "gemm"], 1), (["elementwise"] * 9, 2), (["x" * 99] * 2, 2)])
 def test_a_legend_too_wide_for_one_row_has_several_rows(names: list[str], rows: int) -> None:
     series = tuple(Series(name, f"{i}", (Mark(0, 1e6),)) for i, name in enumerate(names))
-    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), (Panel("", series),))
+    chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a",)), Axis("ns"), {"": series})
     places = [each.get("transform", "").split(" ")[1] for each in drawn(chart).findall("./g/g[@class]")]
     assert len(places) == len(names) and len(set(places)) == rows

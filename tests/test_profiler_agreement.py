@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 from report_study import ADD, ATTENTION, COPY, analyze, case_row, example, kernel_row, metric_row, range_row, tables
 
-from profpipe.analysis.findings.agreement import Agreement, Cause, Reason
+from profpipe.analysis.findings.workloads import Agreement, Reason
 from profpipe.report.document import plain
-from profpipe.report.sections.agreement import describe
+from profpipe.report.sections.agreement import WORDING, describe
 from profpipe.results.schema import Tables
 
 
@@ -22,7 +22,7 @@ class Compared(NamedTuple):
     """The figure of one profiler: its difference, its causes, and whether something remains unexplained."""
 
     difference: float | None
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[str, ...] = ()
     is_unexplained: bool = False
     numbers: Mapping[str, float | str] = {}
 
@@ -53,7 +53,7 @@ def figures(data: Tables, run: dict[str, Any] | None = None, case: str = "") -> 
 UNKNOWN = ((), True)
 
 
-def verdict(found: Compared) -> tuple[tuple[Cause, ...], bool]:
+def verdict(found: Compared) -> tuple[tuple[str, ...], bool]:
     return found.causes, found.is_unexplained
 
 
@@ -68,7 +68,7 @@ def test_events_a_little_above_the_kernels_are_explained_by_launch_gaps() -> Non
     gaps = pytest.approx({"ns": 6000.0, "kernels": 1.0})
     assert figures(data) == {
         "nsys": Compared(None),
-        "plain": Compared(0.06, (Cause.LAUNCH_GAPS,), numbers=gaps),
+        "plain": Compared(0.06, ("launch gaps",), numbers=gaps),
     }
 
 
@@ -96,7 +96,7 @@ def test_overlapping_streams_explain_a_call_that_takes_as_long_as_some_kernel_ru
     busy = {} if busy_us is None else {"wall_ns": 3e6, "busy_ns": 1e4 * busy_us}
     ranges = [range_row("impl=a", 10, **busy)]
     data = tables(kernels=kernels, ranges=ranges, metrics=[metric_row("impl=a", "time", 110_000.0)])
-    causes = (Cause.OVERLAP,) if numbers else ()
+    causes = ("overlap",) if numbers else ()
     assert figures(data)["plain"] == Compared(-0.45, causes, not is_explained, pytest.approx(numbers))
 
 
@@ -122,32 +122,32 @@ def two_gpus(
 
 def test_a_gpu_that_waits_for_another_makes_the_mean_of_their_kernels_longer() -> None:
     waiting = two_gpus(125, busy_us=220, waits_us=200)
-    assert verdict(waiting) == ((Cause.COMMUNICATION,), False)
+    assert verdict(waiting) == (("waiting in communication",), False)
     assert waiting.numbers == {"slow": "1", "slow_ns": 220_000.0, "fast": "0", "fast_ns": 20_000.0}
-    assert two_gpus(101, busy_us=200, waits_us=200).causes == (Cause.COMMUNICATION, Cause.OVERLAP)
+    assert two_gpus(101, busy_us=200, waits_us=200).causes == ("waiting in communication", "overlap")
 
 
 def test_a_wait_far_longer_than_the_difference_is_not_its_cause() -> None:
     """The call waits as well: the kernels are 20 us longer than it, and one GPU waits for 200."""
     assert verdict(two_gpus(200, busy_us=220, waits_us=200)) == UNKNOWN
-    assert verdict(two_gpus(200, busy_us=210, waits_us=200)) == ((Cause.OVERLAP,), True)
+    assert verdict(two_gpus(200, busy_us=210, waits_us=200)) == (("overlap",), True)
 
 
 def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited() -> None:
     slowest = two_gpus(400, busy_us=120, waits_us=0, own_us=120)
-    assert verdict(slowest) == ((Cause.SLOWEST_RANK,), False)
+    assert verdict(slowest) == (("slowest process",), False)
     assert slowest.numbers == {"slow": "0", "slow_ns": 400_000.0, "fast": "1", "fast_ns": 120_000.0}
-    assert Cause.SLOWEST_RANK not in two_gpus(400, busy_us=120, waits_us=0, own_us=200).causes
+    assert "slowest process" not in two_gpus(400, busy_us=120, waits_us=0, own_us=200).causes
 
 
 def test_the_time_of_processes_that_do_not_communicate_is_that_of_the_slowest_gpu() -> None:
     slowest = two_gpus(112, busy_us=100, waits_us=0, own_us=98, communicate=False)
-    assert slowest == Compared(0.12, (Cause.SLOWEST_RANK,), numbers=slowest.numbers)
+    assert slowest == Compared(0.12, ("slowest process",), numbers=slowest.numbers)
     assert slowest.numbers == {"slow": "0", "slow_ns": 112_000.0, "fast": "1", "fast_ns": 98_000.0}
     other = two_gpus(112, busy_us=100, waits_us=0, own_us=104, communicate=False)
-    assert Cause.SLOWEST_RANK not in other.causes, "the fastest takes longer than the kernels as well"
+    assert "slowest process" not in other.causes, "the fastest takes longer than the kernels as well"
     other = two_gpus(500, busy_us=100, waits_us=0, own_us=99, communicate=False)
-    assert Cause.SLOWEST_RANK not in other.causes, "the kernels do not take as long in the slowest process"
+    assert "slowest process" not in other.causes, "the kernels do not take as long in the slowest process"
 
 
 def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> None:
@@ -160,9 +160,9 @@ def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> No
         found = agreement_of(tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics))
         return list(next(figure for figure in found.figures if figure.profiler == "plain").reasons)
 
-    gaps = Reason(Cause.LAUNCH_GAPS, {"ns": 30_000.0, "kernels": 10.0})
-    assert reasons(270) == [Reason(Cause.COPIES, {"ns": 270_000.0}), gaps]
-    assert reasons(290) == [Reason(Cause.COPIES, {"ns": 290_000.0})]
+    gaps = Reason("launch gaps", {"ns": 30_000.0, "kernels": 10.0})
+    assert reasons(270) == [Reason("copies and sets", {"ns": 270_000.0}), gaps]
+    assert reasons(290) == [Reason("copies and sets", {"ns": 290_000.0})]
 
 
 def test_ncu_is_compared_over_the_kernels_that_it_profiled() -> None:
@@ -174,7 +174,7 @@ def test_ncu_is_compared_over_the_kernels_that_it_profiled() -> None:
     data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
                   metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
     run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control", "none"]]}]}
-    assert figures(data, run)["ncu"] == Compared(0.1, (Cause.COLD_CACHE,))
+    assert figures(data, run)["ncu"] == Compared(0.1, ("cold cache",))
     assert agreement_of(data, run).figures[-1].covered == 0.5
 
 
@@ -203,7 +203,7 @@ def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
     run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control=none"]]}]}
     assert figures(data, run)["ncu"] == Compared(0.9, is_unexplained=True)
     run["jobs"][0]["argv"] = [["ncu"]]
-    assert figures(data, run)["ncu"] == Compared(0.9, (Cause.LOCKED_CLOCK,))
+    assert figures(data, run)["ncu"] == Compared(0.9, ("locked clock",))
 
 
 def held_back(
@@ -239,7 +239,7 @@ def held_back(
     return found["ncu" if ncu_ns else "plain"]
 
 
-THROTTLED = (Cause.THROTTLED, Cause.DERIVED_CLOCK)
+THROTTLED = ("throttled clock", "derived clock")
 
 
 def mhz(found: Compared, *names: str) -> tuple[int, ...]:
@@ -264,7 +264,7 @@ def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
     metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
     data = tables([case_row("impl=a", flags=["host_bound"])], kernels, [range_row("impl=a", 10)], metrics)
     found = figures(data)["plain"]
-    assert verdict(found) == (((Cause.HOST_BOUND,), False) if explained else UNKNOWN)
+    assert verdict(found) == ((("host-bound",), False) if explained else UNKNOWN)
     assert found.numbers == ({"issue_ns": issue_ms * 1e6, "launches": launches, "queue": 1024} if explained else {})
 
 
@@ -279,13 +279,13 @@ def test_a_scattered_call_may_differ_more_from_the_time_that_the_host_needs(
     metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
     kernels = [kernel_row("impl=a", ATTENTION, 10 * 1500, 10 * 0.1e6)]
     data = tables([case_row("impl=a", flags=flags)], kernels, [range_row("impl=a", 10)], metrics)
-    assert verdict(figures(data)["plain"]) == (((Cause.HOST_BOUND,), False) if explained else UNKNOWN)
+    assert verdict(figures(data)["plain"]) == ((("host-bound",), False) if explained else UNKNOWN)
 
 
 def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
     # By the medians the call took 0.6 % more cycles; by the range alone the kernel's clock may have been 1962 MHz.
     found = held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9))
-    assert verdict(found) == ((Cause.CLOCK,), False)
+    assert verdict(found) == (("clock",), False)
     assert mhz(found, "hz", "reference_hz") == (1860, 1965) and found.numbers["cycles"] == pytest.approx(
         0.006, abs=5e-4
     )
@@ -300,7 +300,7 @@ def test_recorded_clocks_are_the_cause_also_without_a_flag() -> None:
         return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
 
     found = slower_under_nsys(1_250_000.0, 1.77e9)
-    assert (found.difference, *verdict(found)) == (-0.04, (Cause.CLOCK,), False)
+    assert (found.difference, *verdict(found)) == (-0.04, ("clock",), False)
     assert mhz(found, "hz", "reference_hz") == (1860, 1770)
     assert verdict(slower_under_nsys(1_250_000.0, 1.83e9)) == UNKNOWN  # less than half of it
     assert verdict(slower_under_nsys(1_350_000.0, 1.77e9)) == UNKNOWN  # nor that much
@@ -319,7 +319,7 @@ def test_ncu_is_shorter_where_the_reference_ran_below_the_highest_clock() -> Non
         return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
 
     found = under(1.86e9, 1_134_000.0)
-    assert (found.difference, *verdict(found)) == (-0.055, (Cause.BELOW_HIGHEST,), False)
+    assert (found.difference, *verdict(found)) == (-0.055, ("clock below its highest",), False)
     assert mhz(found, "hz", "highest_hz") == (1860, 1980)
     assert verdict(under(1.86e9, 1_080_000.0)) == UNKNOWN  # the highest would not do
     assert verdict(under(1.95e9, 1_134_000.0)) == UNKNOWN
@@ -339,7 +339,7 @@ def test_a_clock_is_the_cause_only_where_it_was_throttled_and_arithmetic_limits_
 
 def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forbade_to_the_others() -> None:
     found = held_back(1_200_000.0, 1_134_000.0)
-    assert (found.difference, *verdict(found)) == (-0.055, (*THROTTLED, Cause.DERIVED_CLOCK), False)
+    assert (found.difference, *verdict(found)) == (-0.055, (*THROTTLED, "derived clock"), False)
     assert found.numbers["profiler"] == "ncu" and mhz(found, "low", "high") == (1953, 1968)
     assert verdict(held_back(1_200_000.0, 1_080_000.0)) == UNKNOWN  # 2051 MHz at least
     assert verdict(held_back(1_200_000.0, 1_134_000.0, argv="--set=basic")) == UNKNOWN  # ncu locks a lower clock
@@ -368,7 +368,7 @@ def short_and_long(short: float, long: float, slow_hz: float = 1.73e9, under_nsy
 
 def test_ncu_is_longer_where_it_counts_a_lower_clock_than_in_longer_launches_that_agree() -> None:
     found = short_and_long(103_700.0, 1_001_000.0)
-    assert (found.difference, *verdict(found)) == (0.037, (Cause.NCU_CLOCK,), False)
+    assert (found.difference, *verdict(found)) == (0.037, ("lower clock under ncu",), False)
     assert mhz(found, "hz", "longer_hz") == (1730, 1790)
     assert found.numbers["share"] == pytest.approx(0.035, abs=5e-4)
     assert verdict(short_and_long(110_000.0, 1_001_000.0)) == UNKNOWN  # the clock makes a third of it
@@ -380,7 +380,7 @@ def test_a_longer_launch_that_would_agree_at_the_highest_clock_gives_ncus_clock_
     """ncu's launch is the faster one, for under nsys the power cap held the clock at 1.80 of 1.98 GHz."""
     assert verdict(short_and_long(103_700.0, 920_000.0)) == UNKNOWN
     found = short_and_long(103_700.0, 920_000.0, under_nsys=1.8e9)
-    assert found.causes == (Cause.NCU_CLOCK,) and mhz(found, "hz", "longer_hz") == (1730, 1790)
+    assert found.causes == ("lower clock under ncu",) and mhz(found, "hz", "longer_hz") == (1730, 1790)
 
 
 def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_cold_cache() -> None:
@@ -390,7 +390,7 @@ def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_col
     jobs = [{"workload": "w", "profiler": name, "argv": [["--clock-control=none"]]} for name in ("nsys", "ncu")]
     assert figures(data, {"jobs": jobs})["ncu"] == Compared(0.05, is_unexplained=True)
     of_a_command = {**declared(command=["./a.out"]), "jobs": jobs}
-    cold = Compared(0.05, (Cause.COLD_CACHE,))
+    cold = Compared(0.05, ("cold cache",))
     assert figures(data, of_a_command)["ncu"] == figures(data, {"jobs": jobs[1:]})["ncu"] == cold
 
 
@@ -416,14 +416,14 @@ def added_by_ncu(ns: float, added_ns: float, launches: int = 1) -> Compared:
 
 def test_what_ncu_adds_to_a_launch_is_a_cause_where_it_makes_half_of_the_difference() -> None:
     found = added_by_ncu(10_000.0, 1_210.0)
-    assert found == Compared(0.121, (Cause.NCU_LAUNCH,), numbers={"limit_ns": 1500.0})
-    assert verdict(added_by_ncu(10_000.0, 1_210.0, launches=7)) == ((Cause.NCU_LAUNCH,), False)
-    assert verdict(added_by_ncu(10_000.0, 1_790.0)) == ((Cause.NCU_LAUNCH,), False), "less than 3 % are left"
+    assert found == Compared(0.121, ("launch under ncu",), numbers={"limit_ns": 1500.0})
+    assert verdict(added_by_ncu(10_000.0, 1_210.0, launches=7)) == (("launch under ncu",), False)
+    assert verdict(added_by_ncu(10_000.0, 1_790.0)) == (("launch under ncu",), False), "less than 3 % are left"
     assert verdict(added_by_ncu(10_000.0, 1_810.0)) == UNKNOWN, "more than 3 % are left"
-    assert verdict(added_by_ncu(60_000.0, 2_990.0)) == ((Cause.NCU_LAUNCH,), False)
+    assert verdict(added_by_ncu(60_000.0, 2_990.0)) == (("launch under ncu",), False)
     assert verdict(added_by_ncu(60_000.0, 3_010.0)) == UNKNOWN, "less than half of it"
     assert verdict(added_by_ncu(10_000.0, -1_210.0)) == UNKNOWN, "ncu adds time"
-    assert added_by_ncu(5_000.0, 290.0).causes == (Cause.SHORT_KERNELS,), "a mean varies by as much"
+    assert added_by_ncu(5_000.0, 290.0).causes == ("short kernels",), "a mean varies by as much"
 
 
 def test_ncu_is_shorter_where_it_empties_caches_that_hold_data_to_write_back() -> None:
@@ -433,7 +433,7 @@ def test_ncu_is_shorter_where_it_empties_caches_that_hold_data_to_write_back() -
     ]
     found = of_ncu(kernels, 30, dram=44.0, caches="all")
     numbers = pytest.approx({"reference": "nsys", "limit_ns": 0.44 * 27_100.0}, abs=0.1)
-    assert found == Compared(-0.088, (Cause.CLEAN_CACHE,), numbers=numbers)
+    assert found == Compared(-0.088, ("clean cache under ncu",), numbers=numbers)
     assert verdict(of_ncu(kernels, 30, dram=9.0, caches="all")) == UNKNOWN, (
         "its traffic takes 2.4 us, and 2.6 are missing"
     )
@@ -460,7 +460,7 @@ def one_launch(
 
 def test_a_single_launch_of_ncu_within_the_range_of_the_reference_is_a_cause() -> None:
     found = one_launch([98_560.0])
-    assert verdict(found) == ((Cause.SINGLE_LAUNCH,), False)
+    assert verdict(found) == (("single launch",), False)
     assert found.numbers == {"ns": 98_560.0, "low": 91_200.0, "high": 106_560.0, "launches": 30.0, "reference": "nsys"}
     assert verdict(one_launch([99_700.0], nsys=(91_200.0, 99_600.0))) == UNKNOWN, "longer than any"
     assert verdict(one_launch([100_500.0])) == UNKNOWN, "more than two standard deviations from the mean"
@@ -471,7 +471,7 @@ def test_a_single_launch_of_ncu_within_the_range_of_the_reference_is_a_cause() -
 def test_two_kernels_that_are_both_longer_are_not_explained_by_single_launches() -> None:
     assert verdict(one_launch([98_560.0], b=107_000.0)) == UNKNOWN
     found = one_launch([99_900.0], b=99_900.0)
-    assert found.causes == (Cause.SINGLE_LAUNCH,) and found.numbers["ns"] == 99_900.0, "the shorter one makes none"
+    assert found.causes == ("single launch",) and found.numbers["ns"] == 99_900.0, "the shorter one makes none"
 
 
 def test_launches_without_a_shortest_and_longest_time_explain_nothing() -> None:
@@ -486,8 +486,8 @@ def test_short_launches_of_the_real_run_that_are_longer_than_any_under_nsys_are_
     cudnn, xformers = (f"impl={impl},mode=fwd,batch=2,heads=16,seqlen=512" for impl in ("sdpa_cudnn", "xformers"))
     found = {a.case: f for a in workload.agreements for f in a.figures if f.profiler == "ncu"}
     assert {case: [each.cause for each in found[case].reasons] for case in (cudnn, xformers)} == {
-        cudnn: [Cause.NCU_LAUNCH],
-        xformers: [Cause.NCU_LAUNCH],
+        cudnn: ["launch under ncu"],
+        xformers: ["launch under ncu"],
     }
     assert not any(f.is_unexplained for a in workload.agreements for f in a.figures)
     kernels = data.kernels[data.kernels["kind"] == "kernel"].set_index(["case", "profiler"])
@@ -500,23 +500,23 @@ def test_a_call_that_was_queued_ahead_is_not_longer_because_of_the_host() -> Non
     times = [metric_row("impl=a", "time", 190_000.0), metric_row("impl=a", "issue", 400_000.0)]
     idle = range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6)
     found = figures(tables(kernels=captured(), ranges=[idle], metrics=times[:1]))["plain"]
-    assert found == Compared(0.9, (Cause.HOST_BOUND,), numbers={"idle": 0.75})
+    assert found == Compared(0.9, ("host-bound",), numbers={"idle": 0.75})
     data = tables([case_row("impl=a", flags=["host_bound"])], captured(), [idle], times)
     assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)
     data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
     assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)  # the host takes far longer than the call
     times[1] = metric_row("impl=a", "issue", 200_000.0)
     data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
-    assert figures(data)["plain"] == Compared(0.9, (Cause.SYNCHRONISATION,), numbers={"issue_ns": 200_000.0})
+    assert figures(data)["plain"] == Compared(0.9, ("synchronisation",), numbers={"issue_ns": 200_000.0})
 
 
 def test_a_difference_within_the_interval_of_the_calls_time_is_spread() -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch"}
     kernels = [kernel_row("n=1", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm")]
     wide = metric_row("n=1", "time", 100.0, ci_low=40.0, ci_high=200.0, n=9)
-    for metric, cause in ((wide, Cause.SPREAD), ({**wide, "ci_low": 90.0}, Cause.BETWEEN_OPERATORS)):
+    for metric, cause in ((wide, "spread"), ({**wide, "ci_low": 90.0}, "between operators")):
         data = tables([case_row("n=1")], kernels, [range_row("n=1", 1, "torch")], [metric])
-        assert agreement_of(data).figures[1].reasons[0].cause is cause
+        assert agreement_of(data).figures[1].reasons[0].cause == cause
 
 
 @pytest.mark.parametrize(
@@ -531,46 +531,44 @@ def test_a_difference_within_the_spread_of_the_samples_is_explained_where_the_cl
     rows = [case_row("impl=a", flags=[mark])]
     found = figures(tables(rows, captured(ns), [range_row("impl=a", 10)], [time, *spread]))["plain"]
     assert found.difference == round(100_000 / ns - 1, 3)
-    assert verdict(found) == (((Cause.SPREAD,), False) if explained else UNKNOWN)
+    assert verdict(found) == ((("spread",), False) if explained else UNKNOWN)
     assert found.numbers == ({"p10": 98_000.0, "p90": 110_000.0} if explained else {})
 
 
 EVERY_REASON = [
-    Reason(Cause.LAUNCH_GAPS, {"ns": 6000.0, "kernels": 3.0}),
-    Reason(Cause.COPIES, {"ns": 117_000.0}),
-    Reason(Cause.HOST_BOUND, {"issue_ns": 5e6, "launches": 1500.0, "queue": 1024}),
-    Reason(Cause.HOST_BOUND, {"idle": 0.75}),
-    Reason(Cause.HOST_BOUND),
-    Reason(Cause.SYNCHRONISATION, {"issue_ns": 2e5}),
-    Reason(Cause.SYNCHRONISATION),
-    Reason(Cause.BETWEEN_OPERATORS),
-    Reason(Cause.PROFILER_OVERHEAD, {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),
-    Reason(Cause.PROFILER_OVERHEAD, {"profiler": "torch"}),
-    Reason(Cause.OVERLAP, {"ns": 88_000.0, "streams": 2}),
-    Reason(Cause.OVERLAP, {"ns": 70_000.0, "of_ns": 90_000.0}),
-    Reason(Cause.OVERLAP, {"excess_ns": 50_000.0}),
-    Reason(Cause.COMMUNICATION, {"slow": "1", "slow_ns": 2.2e5, "fast": "0", "fast_ns": 2e4}),
-    Reason(Cause.SLOWEST_RANK, {"slow": "0", "slow_ns": 4e5, "fast": "1", "fast_ns": 1.2e5}),
+    Reason("launch gaps", {"ns": 6000.0, "kernels": 3.0}),
+    Reason("copies and sets", {"ns": 117_000.0}),
+    Reason("host-bound", {"issue_ns": 5e6, "launches": 1500.0, "queue": 1024}),
+    Reason("host-bound", {"idle": 0.75}),
+    Reason("host-bound"),
+    Reason("synchronisation", {"issue_ns": 2e5}),
+    Reason("synchronisation"),
+    Reason("between operators"),
+    Reason("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),
+    Reason("profiler overhead", {"profiler": "torch"}),
+    Reason("overlap", {"ns": 88_000.0, "streams": 2}),
+    Reason("overlap", {"ns": 70_000.0, "of_ns": 90_000.0}),
+    Reason("overlap", {"excess_ns": 50_000.0}),
+    Reason("waiting in communication", {"slow": "1", "slow_ns": 2.2e5, "fast": "0", "fast_ns": 2e4}),
+    Reason("slowest process", {"slow": "0", "slow_ns": 4e5, "fast": "1", "fast_ns": 1.2e5}),
+    Reason("clock", {"profiler": "ncu", "hz": 1.86e9, "reference": "nsys", "reference_hz": 1.965e9, "cycles": 0.006}),
+    Reason("clock below its highest", {"reference": "nsys", "hz": 1.86e9, "highest_hz": 1.98e9}),
+    Reason("throttled clock", {"hz": 1.86e9, "low": 1.78e9, "high": 1.98e9, "marks": "throttled", "highest_hz": 2e9}),
+    Reason("derived clock", {"profiler": "nsys", "low": 1.962e9, "high": 1.977e9}),
     Reason(
-        Cause.CLOCK, {"profiler": "ncu", "hz": 1.86e9, "reference": "nsys", "reference_hz": 1.965e9, "cycles": 0.006}
-    ),
-    Reason(Cause.BELOW_HIGHEST, {"reference": "nsys", "hz": 1.86e9, "highest_hz": 1.98e9}),
-    Reason(Cause.THROTTLED, {"hz": 1.86e9, "low": 1.78e9, "high": 1.98e9, "marks": "throttled", "highest_hz": 2e9}),
-    Reason(Cause.DERIVED_CLOCK, {"profiler": "nsys", "low": 1.962e9, "high": 1.977e9}),
-    Reason(
-        Cause.DERIVED_CLOCK,
+        "derived clock",
         {"profiler": "nsys", "low": 1.962e9, "high": 1.977e9, "recorded_low": 1.86e9, "recorded_high": 1.98e9},
     ),
-    Reason(Cause.NCU_CLOCK, {"hz": 1.73e9, "longer_hz": 1.79e9, "share": 0.035}),
-    Reason(Cause.NCU_LAUNCH, {"limit_ns": 1500.0}),
-    Reason(Cause.LOCKED_CLOCK),
-    Reason(Cause.COLD_CACHE),
-    Reason(Cause.CLEAN_CACHE, {"reference": "nsys", "limit_ns": 11_924.0}),
-    Reason(Cause.SPREAD, {"p10": 98_000.0, "p90": 110_000.0}),
-    Reason(Cause.SPREAD, {"ci_low": 99_500.0, "ci_high": 100_500.0}),
-    Reason(Cause.SPREAD),
-    Reason(Cause.SHORT_KERNELS, {"limit_ns": 300.0}),
-    Reason(Cause.SINGLE_LAUNCH, {"ns": 9856.0, "low": 9120.0, "high": 10656.0, "launches": 30.0, "reference": "nsys"}),
+    Reason("lower clock under ncu", {"hz": 1.73e9, "longer_hz": 1.79e9, "share": 0.035}),
+    Reason("launch under ncu", {"limit_ns": 1500.0}),
+    Reason("locked clock"),
+    Reason("cold cache"),
+    Reason("clean cache under ncu", {"reference": "nsys", "limit_ns": 11_924.0}),
+    Reason("spread", {"p10": 98_000.0, "p90": 110_000.0}),
+    Reason("spread", {"ci_low": 99_500.0, "ci_high": 100_500.0}),
+    Reason("spread"),
+    Reason("short kernels", {"limit_ns": 300.0}),
+    Reason("single launch", {"ns": 9856.0, "low": 9120.0, "high": 10656.0, "launches": 30.0, "reference": "nsys"}),
 ]
 
 
@@ -580,4 +578,4 @@ def test_every_reason_is_worded_as_in_the_golden_file(regenerate: bool) -> None:
     if regenerate:
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
-    assert {reason.cause for reason in EVERY_REASON} == set(Cause)
+    assert {reason.cause for reason in EVERY_REASON} == WORDING.keys()

@@ -22,7 +22,7 @@ from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, WinVerdict, WorkloadFindings
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.ingest import process_repeats
+from profpipe.ingest import job_tables
 from profpipe.job import Job, Tool
 from profpipe.measure.statistics import interval_of_processes, median_interval
 from profpipe.report.markdown import Markdown
@@ -253,7 +253,7 @@ def of_process(number: int, time: float, **more: Any) -> schema.Tables:
 def merged(times: list[float]) -> pd.DataFrame:
     stored = schema.Tables()
     for number, value in enumerate(times, start=1):
-        stored = process_repeats.merge(stored, of_process(number, value), number, len(times))
+        stored = job_tables.merge_processes(stored, of_process(number, value), number, len(times))
     return stored.metrics.set_index(["metric", "subject"])
 
 
@@ -278,15 +278,15 @@ def test_outliers_stay_those_of_their_process() -> None:
 
 
 def test_a_process_that_runs_again_replaces_its_first_numbers() -> None:
-    stored = process_repeats.merge(schema.Tables(), of_process(1, 100.0), 1, 12)
-    stored = process_repeats.merge(stored, of_process(12, 300.0), 12, 12)
-    stored = process_repeats.merge(stored, of_process(1, 200.0), 1, 12)
+    stored = job_tables.merge_processes(schema.Tables(), of_process(1, 100.0), 1, 12)
+    stored = job_tables.merge_processes(stored, of_process(12, 300.0), 12, 12)
+    stored = job_tables.merge_processes(stored, of_process(1, 200.0), 1, 12)
     metrics = stored.metrics.set_index(["metric", "subject"])
     assert metrics.loc["time", ""]["value"] == 250.0 and metrics.loc["time", "process 1"]["value"] == 200.0
 
 
 def test_numbers_of_single_processes_are_no_kernels_or_phases_of_the_case() -> None:
-    index = CaseIndex.of(process_repeats.merge(schema.Tables(), of_process(1, 100.0), 1, 2))
+    index = CaseIndex.of(job_tables.merge_processes(schema.Tables(), of_process(1, 100.0), 1, 2))
     assert {subject for _, _, subject in index.numbers} == {""} and index.numbers["c", "plain", ""]["time"].value == 100
 
 

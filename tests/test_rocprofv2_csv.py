@@ -16,7 +16,7 @@ import pytest
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.results import schema
 from profpipe.results.schema import Placement
 
@@ -76,7 +76,7 @@ def ranges(found: schema.Tables) -> dict[tuple[str, str], float]:
 
 def read(parser: ModuleType, path: Path) -> schema.Tables:
     assert parser.sniff(path)
-    return registry.parse(parser, path)
+    return reader.parse(parser, path)
 
 
 def test_kernels_are_placed_in_the_ranges_of_the_file_of_the_same_run(parser: ModuleType, write: Write) -> None:

@@ -22,7 +22,7 @@ import pytest
 from nsys_exports import Export, pid_id, thread_id
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import reader, registry
+from profpipe.ingest import reader
 from profpipe.results import schema, store
 from profpipe.scrub import exports, job_files
 
@@ -42,7 +42,7 @@ def parsed(path: Path) -> schema.Tables:
 
 
 def scrubbed(path: Path) -> dict[str, int]:
-    return exports.scrub(path, registry.name_of(registry.choose(path, registry.parsers())))
+    return exports.scrub(path, reader.name_of(reader.choose(path, reader.parsers())))
 
 
 def check_same_tables(before: schema.Tables, after: schema.Tables) -> None:

@@ -9,7 +9,7 @@ from report_study import analyze, case_row, metric_row, tables
 
 from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Findings, NodeSpread, Win
 from profpipe.measure.flags import Flag
-from profpipe.report.sections import environment, flags, wins
+from profpipe.report.sections import environment, times
 from profpipe.report.text import write_text
 from profpipe.results.manifest import Manifest
 
@@ -57,7 +57,7 @@ def test_unlike_nodes_are_not_compared(second: dict[str, Any], text: str) -> Non
     findings, _ = on_nodes(second, REFERENCE)
     win = only_win(findings)
     assert win.verdict == "inconclusive" and [doubt.cause for doubt in win.doubts] == [DoubtCause.UNLIKE_NODES]
-    words = write_text(wins.doubt_of(win))
+    words = write_text(times.doubt_of(win))
     assert words.startswith("its cases ran on unlike nodes: ") and text in words
     assert [case.speedup for case in findings.workloads[0].cases if not case.is_baseline] == [None]
     assert all(Flag.UNLIKE_NODES in case.marks for case in findings.workloads[0].cases)
@@ -68,7 +68,7 @@ def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
     assert only_win(findings).verdict == "clear"
     assert findings.workloads[0].node_spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
     assert all(Flag.SEVERAL_NODES in case.marks for case in findings.workloads[0].cases)
-    (line,) = flags.explanations(findings.workloads)
+    (line,) = times.explanations(findings.workloads)
     assert write_text(line) == (
         "several_nodes (every case): the cases that the report compares ran on different nodes of the same kind: impl=a"
         " varies by 4.0 % between 2 of them. A smaller lead is not called a win."
@@ -77,18 +77,18 @@ def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
 
 def test_the_case_that_varies_between_nodes_is_named_with_the_letters_of_its_values() -> None:
     doubt = Doubt(DoubtCause.NODE_SPREAD, ("a", "b"), spread=NodeSpread("impl=%C3%BC", 0.04, 2))
-    assert write_text(wins.doubt_text(doubt)).endswith("and impl=ü varies by 4.0 % between 2 nodes")
+    assert write_text(times.doubt_text(doubt)).endswith("and impl=ü varies by 4.0 % between 2 nodes")
 
 
 def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win() -> None:
     win = only_win(on_nodes(node(H100), REFERENCE, b_ns=103.5)[0])
     assert win.verdict == "inconclusive"
     assert (
-        write_text(wins.doubt_of(win)) == "a and b ran on different nodes, and impl=a varies by 4.0 % between 2 nodes"
+        write_text(times.doubt_of(win)) == "a and b ran on different nodes, and impl=a varies by 4.0 % between 2 nodes"
     )
     win = only_win(on_nodes(node(H100))[0])
     assert win.verdict == "inconclusive"
-    assert write_text(wins.doubt_of(win)) == "a and b ran on different nodes, and how far these lie apart is not known"
+    assert write_text(times.doubt_of(win)) == "a and b ran on different nodes, and how far these lie apart is not known"
 
 
 def test_cases_of_one_node_have_no_mark() -> None:

@@ -20,10 +20,10 @@ from nsys_exports import Export
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import reader, registry
-from profpipe.ingest.steps.partition import Union
-from profpipe.ingest.steps.states import states
-from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
+from profpipe.ingest import job_tables, reader
+from profpipe.ingest.groupby import Union
+from profpipe.ingest.steps.figures import states
+from profpipe.job import Case, Outcome, Job, JobOutcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,10 +168,10 @@ def test_steps_whose_launches_vary_are_found_with_their_launches_and_times(tmp_p
 
 
 def recordings(folder: Path) -> Iterator[Path]:
-    known = registry.parsers()
+    known = reader.parsers()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".md", ".py")):
         try:
-            registry.choose(path, known)
+            reader.choose(path, known)
         except UnreadableFile:
             continue
         yield path
@@ -1023,7 +1023,7 @@ def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> No
     job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
     job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
     outcome = JobOutcome(job, Outcome(Status.OK), files=(path,))
-    (result,) = reader.ingest(reader.sources_of_job(outcome, tmp_path))
+    (result,) = reader.ingest(job_tables.sources_of_job(outcome, tmp_path))
     assert isinstance(result, reader.Read)
     assert result.tables.steps[["case", "rule"]].to_numpy().tolist() == [["default", "marker"]] * 3
 

@@ -10,7 +10,7 @@ from report_study import analyze, case_row, metric_row, tables
 from profpipe.config.loader import load_pipeline
 from profpipe.job import Case, Job, Missing
 from profpipe.report.document import plain
-from profpipe.report.sections import not_run, warnings
+from profpipe.report.sections import warnings
 from profpipe.report.text import write_table
 from profpipe.results import manifest, manifest_entries
 from profpipe.results.manifest import Manifest
@@ -28,7 +28,7 @@ def reported(run: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[str]
     """The warnings, and the rows of the cases that are not finished: outcome, profilers, cases."""
     findings = analyze(tables(rows, metrics=[metric_row("n=1", "time", 1000.0)]), run)
     lines = [plain(item) for block in warnings.warnings(findings, Manifest.parse(run)).blocks for item in block.items]
-    written = [write_table(table).splitlines()[2:] for table in not_run.unfinished(findings).tables()]
+    written = [write_table(table).splitlines()[2:] for table in warnings.unfinished(findings).tables()]
     return lines, [[cell.strip() for cell in row.split("  ") if cell.strip()] for table in written for row in table]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 from report_study import analyze, case_row, example, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.workloads import Study
 from profpipe.config.models import Plot
-from profpipe.report.document import Chart, Panel, Reference, ReferenceKind
+from profpipe.report.document import Chart, Reference, ReferenceKind, Series
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections.study_plots import baseline_name, line_names, study_plot, study_plots
+from profpipe.report.sections.studies import baseline_name, line_names, study_plot, study_plots
 from profpipe.report.svg.lines import picture
 from profpipe.results.schema import Tables
 
@@ -53,7 +54,7 @@ def chart(study: Study, word: str) -> Chart:
     return found
 
 
-def panels(study: Study, word: str) -> tuple[Panel, ...]:
+def panels(study: Study, word: str) -> Mapping[str, tuple[Series, ...]]:
     return chart(study, word).panels
 
 
@@ -61,15 +62,15 @@ def test_a_metric_may_be_the_axis_and_workloads_the_lines() -> None:
     study = only(
         groups(), {}, workload=["single", "groups"], over="tokens", lines=["workload", "impl"], value=["time", "tflops"]
     )
-    (panel,) = panels(study, "tflops")
-    assert [series.name for series in panel.series] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
-    assert [mark.x for mark in panel.series[0].marks] == [128, 256, 512, 1024]
-    assert [bool(mark.flags) for mark in panel.series[3].marks] == [False, True, False, False]
+    (panel,) = panels(study, "tflops").values()
+    assert [series.name for series in panel] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
+    assert [mark.x for mark in panel[0].marks] == [128, 256, 512, 1024]
+    assert [bool(mark.flags) for mark in panel[3].marks] == [False, True, False, False]
 
 
 def ticks_of(made: Chart, kind: str = "middle") -> list[str]:
     """The labels of the ticks of the horizontal axis, or those of the vertical one (``end``)."""
-    return re.findall(rf'class="tick {kind}">([^<]*)<', picture(made, made.panels[0]).content)
+    return re.findall(rf'class="tick {kind}">([^<]*)<', picture(made, made.series).content)
 
 
 def test_a_measured_axis_has_round_ticks_and_its_unit() -> None:
@@ -110,7 +111,7 @@ def test_the_compared_values_are_the_lines_where_none_are_named() -> None:
 def test_axes_that_a_plot_does_not_name_become_its_panels() -> None:
     data, run = made_up(["a", "b"], [512, 1024], causal=(False, True))
     study = only(data, run, over="seqlen", value=["time", "memory"], title="Time & memory")
-    assert [panel.title for panel in panels(study, "memory")] == ["not causal", "causal"]
+    assert list(panels(study, "memory")) == ["not causal", "causal"]
     assert [chart(study, word).id for word in ("time", "memory")] == [
         "study-time-memory-time", "study-time-memory-memory",
     ]  # fmt: skip
@@ -155,7 +156,7 @@ def test_a_plot_of_errors_has_a_line_at_the_tolerance(
     run = {"pipeline": {"workloads": {"w": {"tolerance": limits}}}}
     found = chart(only(data, run, over="n", lines="impl", value="error_rel_l1"), "error_rel_l1")
     assert found.references == references
-    names = re.findall(r'class="tick">([^<]*)<', picture(found, found.panels[0]).content)
+    names = re.findall(r'class="tick">([^<]*)<', picture(found, found.series).content)
     assert names == [reference.name for reference in references]
 
 
@@ -163,8 +164,8 @@ def test_a_flag_of_every_case_makes_no_mark_hollow() -> None:
     rows = [case_row(f"impl={impl},n={n}", flags=["host_bound"], params={"impl": impl, "n": n})
             for impl in "ab" for n in (1, 2)]  # fmt: skip
     times = [metric_row(row["case"], "time", 5.0, n=9) for row in rows]
-    (panel,) = panels(only(tables(rows, metrics=times), {}, over="n", lines="impl", value="time"), "time")
-    assert not any(mark.flags for series in panel.series for mark in series.marks)
+    found = chart(only(tables(rows, metrics=times), {}, over="n", lines="impl", value="time"), "time")
+    assert not any(mark.flags for mark in found.marks)
 
 
 def test_fewer_than_two_numbers_give_no_chart_and_are_named() -> None:

@@ -17,7 +17,7 @@ import yaml
 from report_study import ADD, ATTENTION, COPY, analyze, case_row, kernel_row, metric_row, range_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.workloads import Study
 from profpipe.config.kernel_categories import OTHER_CLASSES
 from profpipe.config.models import Table
 from profpipe.report.document import Details, Paragraph, plain

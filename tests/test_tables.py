@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from profpipe.ingest import launch_sums
+from profpipe.ingest import launch_tables
 from profpipe.results import schema
 
 LAUNCHES = st.lists(
@@ -50,7 +50,7 @@ def test_statistics_equal_those_of_a_loop_over_the_launches(launches: list[dict[
     frame["device"] = pd.array(frame["device"].tolist(), dtype="Int64")
     if categorical:
         frame = frame.astype({"case": "category", "device": "category", "kernel": "category"})
-    found = launch_sums.summarise(frame)
+    found = launch_tables.kernel_rows(frame)
     expected = slow(launches)
     assert list(found.columns) == schema.KERNELS.names
     assert len(found) == len(expected)
@@ -67,20 +67,20 @@ def test_combinations_of_keys_beyond_64_bits_stay_apart() -> None:
     launches = pd.DataFrame(
         {
             key: pd.Categorical(many[:4], categories=many)
-            for key in launch_sums.LAUNCH_KEYS
+            for key in launch_tables.LAUNCH_KEYS
             if key not in ("process", "device", "stream")
         }
     )
     for key in ("process", "device", "stream"):
         launches[key] = pd.Categorical(range(4), categories=range(100_000))
     launches["duration_ns"] = [1, 2, 3, 4]
-    assert launch_sums.summarise(launches)["total_ns"].tolist() == [1, 2, 3, 4]
+    assert launch_tables.kernel_rows(launches)["total_ns"].tolist() == [1, 2, 3, 4]
 
 
 def test_rows_come_in_the_order_in_which_the_launches_did() -> None:
     launches = pd.DataFrame({"kernel": ["late", "early", "late"], "duration_ns": [3, 1, 2]})
-    assert launch_sums.summarise(launches)["kernel"].tolist() == ["late", "early"]
+    assert launch_tables.kernel_rows(launches)["kernel"].tolist() == ["late", "early"]
 
 
 def test_no_launches_are_an_empty_table() -> None:
-    assert launch_sums.summarise(pd.DataFrame({"kernel": [], "duration_ns": np.array([], dtype=float)})).empty
+    assert launch_tables.kernel_rows(pd.DataFrame({"kernel": [], "duration_ns": np.array([], dtype=float)})).empty

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
-from profpipe.analysis.findings.targets import Grade, Target
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings.workloads import Grade, Target, WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.report.sections import targets as section
+from profpipe.report.sections import cases as section
 
 ROOT = Path(__file__).resolve().parents[1]
 SM = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

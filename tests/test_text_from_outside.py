@@ -18,7 +18,7 @@ from nsys_exports import Export
 
 from profpipe import cli, stdio
 from profpipe.report import document as doc
-from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Series
+from profpipe.report.document import Axis, Chart, ChartKind, Mark, Series
 from profpipe.report.markdown import Markdown, plot_path
 from profpipe.report.sections.studies import slug
 from profpipe.report.svg.charts import picture
@@ -38,7 +38,7 @@ def is_clean(text: str) -> bool:
 @pytest.mark.parametrize("name", ["$A_$B", r"$\frac$", "$", r"\$x^$", CONTROLS, "n" * 3_000, "two\nlines", "\ud800"])
 def test_any_name_can_be_drawn(name: str, kind: ChartKind) -> None:
     series = tuple(Series(own, own, (Mark(0, 1), Mark(1, 2))) for own in (name, f"{name}2", "plain"))
-    chart = Chart("c", name, kind, Axis(name, labels=(name, f"{name}b")), Axis(name), (Panel(name, series),), name)
+    chart = Chart("c", name, kind, Axis(name, labels=(name, f"{name}b")), Axis(name), {name: series}, name)
     written = picture(chart)
     assert is_clean(written) and float(ElementTree.fromstring(written).attrib["width"]) < 1_000
 

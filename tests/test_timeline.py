@@ -13,7 +13,7 @@ from nsys_exports import Export
 from profpipe import plugins
 from profpipe.analysis.timeline import find_timelines
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes, reader, registry
+from profpipe.ingest import kernel_classes, reader
 from profpipe.results import schema
 from profpipe.results.schema import STEP_PREFIX, Tables
 
@@ -100,7 +100,7 @@ def read_first(pattern: str, shared_data: Path) -> Tables:
     base = ROOT / "tests" / "data" if pattern.startswith("tests/") else shared_data
     for path in sorted(base.glob(pattern.removeprefix("tests/"))):
         try:
-            tables = registry.parse(registry.choose(path, registry.parsers()), path)
+            tables = reader.parse(reader.choose(path, reader.parsers()), path)
         except UnreadableFile:
             continue
         if len(tables.timeline):

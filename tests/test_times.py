@@ -30,7 +30,7 @@ from profpipe.measure.flags import Flag
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import cases as cases_section, flags, kernel_share, other_classes, switch_cost, times
+from profpipe.report.sections import cases as cases_section, kernel_share, other_classes, switch_cost, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 
@@ -201,8 +201,8 @@ def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bo
         flagged("x", {"pipeline": {"workloads": {"w": {"repeats": 30}}}}),
         *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "scenarios", "context_parallel")),
     ]  # fmt: skip
-    lines = [f"- {Markdown().text(text)}" for workload in workloads for text in flags.explanations([workload])]
-    check_golden("flags.md", "\n".join(lines) + "\n", regenerate)
+    lines = [f"- {Markdown().text(text)}" for workload in workloads for text in times.explanations([workload])]
+    check_golden("times.md", "\n".join(lines) + "\n", regenerate)
 
 
 # --- kernel shares and the cost of switching -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
 from profpipe.report.document import Code, Details, Table, plain
-from profpipe.report.sections import accuracy, cases as case_numbers
+from profpipe.report.sections import cases, cases as case_numbers
 from profpipe.report.sections.studies import study_table
 from profpipe.results.schema import Tables
 
@@ -442,7 +442,7 @@ def _with_gradients(cases: int, worst: float) -> WorkloadFindings:
 
 def test_many_rows_within_the_tolerance_begin_with_the_worst_tensor_of_each_case() -> None:
     found = _with_gradients(cases=8, worst=0.04)
-    table = accuracy.worst_tensors(found, found.cases)
+    table = cases.worst_tensors(found, found.cases)
     assert table is not None and len(table.rows) == 8
     assert [plain(column.title) for column in table.columns] == [
         "impl", "worst", "relative L1", "cosine", "within tolerance",
@@ -451,20 +451,20 @@ def test_many_rows_within_the_tolerance_begin_with_the_worst_tensor_of_each_case
     assert (impl.text, tensor.text, error.value) == (Code("i0"), "dK", 0.04)
     assert (cosine.text, verdict.text) == ("0.999900", "yes")
     few, outside = _with_gradients(cases=7, worst=0.04), _with_gradients(cases=8, worst=0.06)
-    assert not accuracy.worst_tensors(few, few.cases) and not accuracy.worst_tensors(outside, outside.cases)
+    assert not cases.worst_tensors(few, few.cases) and not cases.worst_tensors(outside, outside.cases)
     forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(40)}))
-    assert not accuracy.worst_tensors(forward, forward.cases)
+    assert not cases.worst_tensors(forward, forward.cases)
 
 
 def test_all_tensors_of_cases_that_show_their_worst_are_folded() -> None:
-    worst, every = accuracy.accuracy(_with_gradients(cases=8, worst=0.04)).blocks
+    worst, every = cases.accuracy(_with_gradients(cases=8, worst=0.04)).blocks
     assert isinstance(worst, Table) and len(worst.rows) == 8
     assert isinstance(every, Details) and every.summary == "Every tensor"
-    assert len(accuracy.accuracy(_with_gradients(cases=8, worst=0.06)).blocks) == 1
+    assert len(cases.accuracy(_with_gradients(cases=8, worst=0.06)).blocks) == 1
 
 
 def accuracy_summary(found: WorkloadFindings) -> str:
-    return plain(accuracy.accuracy(found).summary)
+    return plain(cases.accuracy(found).summary)
 
 
 def test_only_compared_cases_count_as_within_the_tolerance_or_outside() -> None:

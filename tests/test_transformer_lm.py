@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "transformer_lm.py"
 lm = plugins.load_module(SCRIPT)
-model, setting, step = lm.lm_model, lm.lm_config, lm.lm_step
+model = lm.lm_model
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
@@ -103,7 +103,7 @@ def test_the_numbers_that_a_custom_size_leaves_out_are_small_s() -> None:
 @pytest.mark.parametrize("block", ["modern", "classic"])
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_a_token_attends_to_itself_and_to_earlier_tokens(block: str, attention: str) -> None:
-    made = step.Model(lm.parse_params({**TINY, "block": block, "attention": attention}), nullcontext)
+    made = model.Model(lm.parse_params({**TINY, "block": block, "attention": attention}), nullcontext)
     logits, loss = made.forward()
     assert logits.shape == (2, 16, 101)
     assert loss.item() == pytest.approx(math.log(101), rel=0.05)
@@ -116,7 +116,7 @@ def test_a_token_attends_to_itself_and_to_earlier_tokens(block: str, attention: 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_plain_attention_gives_what_sdpa_gives(block: str) -> None:
     models = [
-        step.Model(lm.parse_params({**TINY, "block": block, "attention": a}), nullcontext) for a in ("plain", "sdpa")
+        model.Model(lm.parse_params({**TINY, "block": block, "attention": a}), nullcontext) for a in ("plain", "sdpa")
     ]
     losses = [made.forward()[1] for made in models]
     torch.testing.assert_close(*losses)
@@ -262,8 +262,8 @@ def test_each_loop_of_adamw_makes_the_same_step(adamw: str) -> None:
 
 def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = step.Model
-    monkeypatch.setattr(step, "Model", lambda *given: made.append(make(*given)) or made[-1])
+    make = model.Model
+    monkeypatch.setattr(model, "Model", lambda *given: made.append(make(*given)) or made[-1])
     forward, both = (lm.build({**TINY, "what": what}) for what in ("forward", "forward_backward"))
     assert not forward().requires_grad
     assert all(parameter.grad is None for parameter in made[0].layers.parameters())
@@ -278,8 +278,8 @@ def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch: pytest
 
 def test_a_backward_pass_alone_makes_the_same_gradients_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = step.Model
-    monkeypatch.setattr(step, "Model", lambda *given: made.append(make(*given)) or made[-1])
+    make = model.Model
+    monkeypatch.setattr(model, "Model", lambda *given: made.append(make(*given)) or made[-1])
     alone, both = (lm.build({**TINY, "what": what}) for what in ("backward", "forward_backward"))
     torch.testing.assert_close(both(), alone())
     alone()
@@ -293,7 +293,7 @@ def test_a_compiled_backward_pass_is_not_run_alone() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
 def test_products_are_in_the_precision_and_weights_in_fp32(precision: str, dtype: str) -> None:
-    made = step.Model(lm.parse_params({**TINY, "precision": precision}), nullcontext)
+    made = model.Model(lm.parse_params({**TINY, "precision": precision}), nullcontext)
     logits, _ = made.forward()
     assert logits.dtype == getattr(torch, dtype)
     assert {parameter.dtype for parameter in made.layers.parameters()} == {torch.float32}

@@ -175,7 +175,7 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
 ) -> None:
     """It is not compiled, which needs a GPU. On a CPU torch has no backward pass for it."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
-    flex = implementations.varlen_calls.flex_attention
+    flex = implementations.implementations
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(flex, "compile_flex", flex.compile_flex.__wrapped__)
     # Without its own torch.compile it takes the path that it has for debugging.
@@ -195,9 +195,7 @@ def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPa
     def reversed_group(group: Any) -> Any:
         return lambda q, k, v: (v.flip(0),)
 
-    row = replace(
-        implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=varlen.varlen_config.packed
-    )
+    row = replace(implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=implementations.packed)
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, "mine": row})
     errors = varlen.check({**SMALL, "impl": "mine", "kvheads": 4})
     assert errors["error_rel_l1"] > 0.5

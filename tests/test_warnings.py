@@ -9,7 +9,7 @@ from report_study import ADD, ATTENTION, analyze, case_row, kernel_row, metric_r
 
 from profpipe.report.document import Bullets, Details, Section
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import classification, commands, environment, files, not_run, warnings
+from profpipe.report.sections import classification, commands, environment, files, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -112,7 +112,7 @@ def test_failures_are_counted_by_outcome_and_link_to_their_reasons() -> None:
 def failures(data: Tables, run: dict[str, Any], *present: str) -> list[list[str]]:
     """The rows of the failed cases as Markdown; of all files only ``present`` are there."""
     writer = Markdown(exists=lambda path: path in present)
-    (table,) = not_run.failures(analyze(data, run)).tables()
+    (table,) = warnings.failures(analyze(data, run)).tables()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in writer.table(table).splitlines()[2:]]
 
 

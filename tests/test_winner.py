@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
-from profpipe.analysis.findings.workloads import (
-    Doubt,
-    DoubtCause,
-    NodeSpread,
-    Win,
-    WorkloadFindings,
-)
+from profpipe.analysis.case_results import judge_win
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, NodeSpread, Win, WorkloadFindings
 from profpipe.analysis.nodes import Nodes
-from profpipe.analysis.winner import judge
 from profpipe.results.schema import Tables
 
 
@@ -159,12 +153,12 @@ def test_a_case_behind_the_second_counts_on_another_node_and_beside_another_proc
     medians = {"impl=a": 100.0, "impl=b": 150.0, "impl=c": 160.0}
     times = [metric_row(case, "time", ns, ci_low=ns - 1, ci_high=ns + 1) for case, ns in medians.items()]
     cases = only(tables(rows, metrics=times)).cases
-    found = judge(cases, {})
+    found = judge_win(cases, {})
     assert found and found.doubts == (Doubt(DoubtCause.FLAGGED, ("c",), ("shared_host",)),)
     of_cases = {"impl=a": ("node1",), "impl=b": ("node1",), "impl=c": ("node2",)}
     for ratio, count in ((0.5, 0), (0.7, 1)):
         spread = NodeSpread("impl=a", ratio, 2)
-        found = judge((*cases[:2], replace(cases[2], marks=())), {}, nodes=Nodes(of_cases, spread=spread))
+        found = judge_win((*cases[:2], replace(cases[2], marks=())), {}, nodes=Nodes(of_cases, spread=spread))
         assert found and found.doubts == (Doubt(DoubtCause.NODE_SPREAD, ("a", "c"), spread=spread),) * count
 
 

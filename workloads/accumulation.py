@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import error_metrics
+from profpipe.workload_lib import accuracy
 from profpipe.workload_lib.attention_config import DTYPES, device
 from profpipe.workload_lib.parameters import check_choice, check_positive, with_defaults
 
@@ -41,7 +41,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 def check(params: Mapping[str, Any]) -> dict[str, float]:
     """Return the difference of the sum from ``count`` times ``value``."""
     values = parse_params(params)
-    difference = error_metrics.Difference()
+    difference = accuracy.Difference()
     difference.add(build(params)().reshape(1), torch.tensor([values["count"] * values["value"]], dtype=torch.float64))
     return difference.measures()
 

@@ -92,7 +92,7 @@ def available(params: Mapping[str, Any]) -> str | None:
 def check(params: Mapping[str, Any]) -> dict[str, float]:
     """Return the differences from attention in fp32, or on the CPU in fp64, for the same rounded inputs.
 
-    Five measures (``profpipe/workload_lib/error_metrics.py``) for the output and, with a backward pass, for dq, dk and
+    Five measures (``profpipe/workload_lib/accuracy.py``) for the output and, with a backward pass, for dq, dk and
     dv; a NaN gives their worst values. ``facts`` has the share of the tensors that is compared.
     """
     return attention.differences(parse_params(params))

@@ -27,19 +27,10 @@ import torch
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import (
-    attention_config,
-    cogvideox_model,
-    cogvideox_requirements,
-    compilation,
-    error_metrics,
-    implementations,
-    reference,
-    requirements,
-)
+from profpipe.workload_lib import accuracy, attention_config, cogvideox_model, implementations, requirements
+from profpipe.workload_lib.attention_config import Phase
 from profpipe.workload_lib.cogvideox_model import CogVideoXConfig
 from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
-from profpipe.workload_lib.passes import Phase
 
 PARAMS = {
     "impl": "sdpa_flash",
@@ -137,7 +128,7 @@ def available(params: Mapping[str, Any]) -> str | None:
     config = parse_params(params)
     row = implementations.IMPLEMENTATIONS[config.impl]
     wrong = requirements.unsupported_length(config.attention, row, "frames, height or width")
-    return wrong or cogvideox_requirements.missing_requirement(config)
+    return wrong or cogvideox_model.missing_requirement(config)
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
@@ -149,7 +140,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     attention, so a small difference in it says little.
     """
     config = replace(parse_params(params), what="step", steps=1, vae_tiling=False)
-    attention, prediction = error_metrics.Difference(), error_metrics.Difference()
+    attention, prediction = accuracy.Difference(), accuracy.Difference()
     prediction.add(
         _Model(config, cogvideox_model.transformer(config), nullcontext).step().cpu(),
         _in_fp32(replace(config, impl="sdpa_math", compile=False)),  # the same for every implementation
@@ -204,7 +195,7 @@ class _Model:
         attend = attention or cogvideox_model.attend(config, phase)
         transformer.set_attn_processor(cogvideox_model.SwappedAttention(attend))
         self._setting, self._phase = config, phase
-        self._transformer = compilation.compiled_model(transformer, fullgraph=False) if config.compile else transformer
+        self._transformer = requirements.compiled_model(transformer, fullgraph=False) if config.compile else transformer
         self._scheduler = cogvideox_model.scheduler(config)
         # Drawn on the CPU, so that the numbers are the same on every machine.
         generator = torch.Generator().manual_seed(config.seed)
@@ -261,7 +252,7 @@ def _compared(
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # Before the call, because an implementation may write into its inputs (SageAttention 1 does).
-        with reference.full_fp32_precision():
+        with accuracy.full_fp32_precision():
             expected = _exact(config, q[:, :, rows], k, v)
         out = attend(q, k, v)
         difference.add(out[:, rows], expected)
@@ -273,7 +264,7 @@ def _compared(
 def _exact(config: attention_config.AttentionConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute attention in fp32 with the layouts of ``attend``, in blocks: all scores at once fit no GPU."""
     items = (tuple(tensor[item].transpose(0, 1) for tensor in (q, k, v)) for item in range(config.batch))
-    return torch.stack([torch.cat([some for _, _, some in reference.reference(config, *item)]) for item in items])
+    return torch.stack([torch.cat([some for _, _, some in accuracy.reference(config, *item)]) for item in items])
 
 
 @functools.lru_cache(maxsize=1)
@@ -284,5 +275,5 @@ def _in_fp32(config: CogVideoXConfig) -> Tensor:
     model = _Model(exact, weights, nullcontext, functools.partial(_exact, exact.attention))
     # The inputs as the case has them, rounded.
     model._prompts, model._noise = (tensor.to(config.torch_dtype).float() for tensor in (model._prompts, model._noise))
-    with reference.full_fp32_precision():
+    with accuracy.full_fp32_precision():
         return model.step().cpu()

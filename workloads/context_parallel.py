@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention, attention_config, error_metrics, implementations, inputs, parallel, passes
+from profpipe.workload_lib import accuracy, attention, attention_config, implementations, parallel
 from profpipe.workload_lib.parameters import check_bool, check_choice, with_defaults
 
 PARAMS = {
@@ -94,7 +94,7 @@ def bytes_moved(params: Mapping[str, Any]) -> float:
     element, parts = attention_config.DTYPES[case.dtype].itemsize, case.devices
     of_q = case.elements * element / parts
     of_kv = 2 * case.elements * element / (parts if case.method == "heads" else 1)
-    return passes.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.seqlen / parts)
+    return attention_config.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.seqlen / parts)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
@@ -127,7 +127,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     expected = iteration(case, parallel.prepare("single", case), draw_inputs(case), nullcontext)()
     found: dict[str, float] = {}
     for name, got, whole in zip(NAMES, produced, expected, strict=False):
-        difference = error_metrics.Difference()
+        difference = accuracy.Difference()
         difference.add(got.detach(), case.shards(whole.detach())[0])
         found |= difference.measures(name)
     return found
@@ -151,16 +151,16 @@ def draw_inputs(case: Case) -> list[Tensor]:
     would copy a gradient with other strides.
     """
     shape = (case.batch, case.heads, case.seqlen, case.head_dim)
-    q, k, v, *upstream = inputs.normal([shape] * 3 + [case.q_shape] * case.needs_grad, case.dtype, case.seed)
+    q, k, v, *upstream = attention_config.normal([shape] * 3 + [case.q_shape] * case.needs_grad, case.dtype, case.seed)
     return [q, k, v, *(gradient.transpose(1, 2) for gradient in upstream)]
 
 
 def iteration(
-    case: Case, forward: parallel.Forward, tensors: list[Tensor], phase: passes.Phase
+    case: Case, forward: parallel.Forward, tensors: list[Tensor], phase: attention_config.Phase
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; it returns (output, gradients of q, k, v)."""
     arguments = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
-    return passes.iteration(forward, arguments, case.mode, tensors[3:], phase)
+    return attention_config.iteration(forward, arguments, case.mode, tensors[3:], phase)
 
 
 def _bytes_received(case: Case) -> float:

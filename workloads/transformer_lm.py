@@ -29,17 +29,8 @@ import torch
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import (
-    attention_config,
-    error_metrics,
-    lm_config,
-    lm_dtypes,
-    lm_memory,
-    lm_model,
-    lm_requirements,
-    lm_step,
-)
-from profpipe.workload_lib.lm_config import LmConfig
+from profpipe.workload_lib import accuracy, attention_config, lm_memory, lm_model
+from profpipe.workload_lib.lm_model import LmConfig
 
 PARAMS = {
     "size": "small",
@@ -69,11 +60,11 @@ def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
 
     The callable returns the loss. Raises ValueError for parameters that are invalid on every machine.
     """
-    return lm_step.iteration(parse_params(params), annotate)
+    return lm_model.iteration(parse_params(params), annotate)
 
 
 def parse_params(params: Mapping[str, Any]) -> LmConfig:
-    return lm_config.lm_config(params, PARAMS)
+    return lm_model.lm_config(params, PARAMS)
 
 
 def flops(params: Mapping[str, Any]) -> float:
@@ -116,14 +107,14 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     config = parse_params(params)
     found = {"parameters": (float(lm_model.parameter_count(config)), "1")}
     if config.record_dtypes:
-        bits = lm_dtypes.bits(config)
+        bits = lm_model.bits(config)
         found |= {name: (float(bits[name.removesuffix("_bits")]), "1") for name in BITS}
     return found
 
 
 def available(params: Mapping[str, Any]) -> str | None:
     """Return why the case cannot run here and the remedy, or None."""
-    return lm_requirements.missing_requirement(parse_params(params))
+    return lm_model.missing_requirement(parse_params(params))
 
 
 #: Tokens of the first sequence that are compared with the reference, which limits the memory of the reference.
@@ -136,7 +127,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     The model is new, before its first step. The reference takes the first 1024 tokens of the first sequence, which see
     no later tokens, and converts one layer at a time. Errors are infinite where a logit is NaN or infinite.
     """
-    model = lm_step.Model(parse_params(params), nullcontext)
+    model = lm_model.Model(parse_params(params), nullcontext)
     with torch.no_grad():
         logits, _ = model.forward()
         expected = model.tokens[:1, :_CHECKED_TOKENS]
@@ -147,7 +138,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
                 if isinstance(module, lm_model.Attention):
                     module.hidden = hidden  # attention by its formula
             expected = exact.double()(expected)
-        difference = error_metrics.Difference()
+        difference = accuracy.Difference()
         difference.add(logits[:1, :_CHECKED_TOKENS], expected)
     return difference.measures()
 

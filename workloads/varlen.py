@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention_config, error_metrics, passes, reference, varlen, varlen_config
+from profpipe.workload_lib import accuracy, attention_config, varlen
 from profpipe.workload_lib.parameters import check_choice, with_defaults
 
 PARAMS = {
@@ -52,7 +52,7 @@ def flops(params: Mapping[str, Any]) -> float:
     """
     config = parse_params(params)
     pairs = sum(length * length for length in config.lengths) / (2 if config.causal else 1)
-    return 4 * config.qheads * config.head_dim * pairs * passes.FLOPS_FACTOR[config.mode]
+    return 4 * config.qheads * config.head_dim * pairs * attention_config.FLOPS_FACTOR[config.mode]
 
 
 def bytes_moved(params: Mapping[str, Any]) -> float:
@@ -60,7 +60,7 @@ def bytes_moved(params: Mapping[str, Any]) -> float:
     config = parse_params(params)
     per_head = config.tokens * config.head_dim * attention_config.DTYPES[config.dtype].itemsize
     of_q, of_kv = config.qheads * per_head, 2 * config.kvheads * per_head
-    return passes.least_bytes(config.mode, of_q, of_kv, config.qheads * config.tokens)
+    return attention_config.least_bytes(config.mode, of_q, of_kv, config.qheads * config.tokens)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
@@ -82,23 +82,23 @@ def available(params: Mapping[str, Any]) -> str | None:
 def check(params: Mapping[str, Any]) -> dict[str, float]:
     """Return the differences from attention in fp32, sequence by sequence, for the same rounded inputs.
 
-    Five measures (``profpipe/workload_lib/error_metrics.py``) for the output and, with a backward pass, for dq, dk and
+    Five measures (``profpipe/workload_lib/accuracy.py``) for the output and, with a backward pass, for dq, dk and
     dv.
     """
     config = parse_params(params)
     produced = varlen.produced(config)
-    differences = {name: error_metrics.Difference() for name in produced}
+    differences = {name: accuracy.Difference() for name in produced}
     tensors = varlen.inputs(config)
-    with reference.full_fp32_precision():
+    with accuracy.full_fp32_precision():
         for rows in config.sequences():
             own = (tensor[rows] for tensor in tensors)
-            for name, some, expected in reference.reference(config.sequence(rows), *own):
+            for name, some, expected in accuracy.reference(config.sequence(rows), *own):
                 differences[name].add(produced[name][rows][some], expected)
     return {name: value for tensor, seen in differences.items() for name, value in seen.measures(tensor).items()}
 
 
-def parse_params(params: Mapping[str, Any]) -> varlen_config.VarlenConfig:
+def parse_params(params: Mapping[str, Any]) -> varlen.VarlenConfig:
     """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
     values = with_defaults(params, PARAMS)
     check_choice("impl", values["impl"], varlen.IMPLEMENTATIONS)
-    return varlen_config.VarlenConfig(**values)
+    return varlen.VarlenConfig(**values)

@@ -16,20 +16,16 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
-    duplicate_cases,
     kernel_breakdown,
     launch_counts,
-    ncu_metrics,
     phases,
     profiler_agreement,
     ranks,
     roofline,
     steps,
     study_tables,
-    targets,
     timeline,
     validity,
-    winner,
 )
 from profpipe.analysis.case_index import CaseIndex, WorkloadData
 from profpipe.analysis.case_results import (
@@ -37,7 +33,9 @@ from profpipe.analysis.case_results import (
     baseline_of,
     case_results,
     choose_basis,
+    judge_win,
     nodes_of,
+    reach_targets,
     shared_marks,
 )
 from profpipe.analysis.cases import lay_out, order
@@ -49,7 +47,6 @@ from profpipe.analysis.findings.workloads import (
     Iteration,
     Limit,
     Shape,
-    Span,
     SwitchCost,
     WorkloadFindings,
 )
@@ -74,11 +71,10 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     studies, plots = (
         study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
     )
-    duplicates = duplicate_cases.find_duplicates(workloads)
-    unreliable = {(u.workload, case): DoubtCause.NO_KERNELS for u in unseen for case in u.cases}
+    duplicates = validity.find_duplicates(workloads)
+    unreliable = {(name, case): DoubtCause.NO_KERNELS for (name, _), cases in unseen.items() for case in cases}
     unreliable |= {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
-    contradicted = [timed for pair in duplicates for timed in (pair.longer, pair.shorter)]
-    unreliable |= {(timed.workload, timed.case): DoubtCause.CONTRADICTED for timed in contradicted}
+    unreliable |= {(each.workload, each.case): DoubtCause.CONTRADICTED for pair in duplicates for each in pair}
     return Findings(
         workloads=tuple(
             _workload(
@@ -119,10 +115,11 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
 def _workload(
     data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
+    capture = data.declared.get("capture") or {}
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
     ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
-    counters = ncu_metrics.collect_counters(index, layout.params, ncu_targets)
+    counters = roofline.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     nodes = nodes_of(data, run)
     cases = case_results(data, basis, run, nodes)
@@ -144,7 +141,7 @@ def _workload(
     highest_clock = clocks.pop() if len(clocks) == 1 else None
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
-        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
+        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), conditions, counters[id])
         for id, case in cases.items()
         if own_steps.of(id) is None
     )
@@ -178,14 +175,15 @@ def _workload(
             workloads,
         ),
         iteration=_iteration(data),
-        span=Span(**declared["capture"]) if declared.get("capture") else None,
+        recorded_after_s=capture.get("after_s", 0.0),
+        recorded_for_s=capture.get("for_s"),
         memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
-        overheads=tuple(roofline.overheads(index.numbers)),
+        overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},
-        targets=targets.compare(
+        targets=reach_targets(
             declared.get("targets") or {}, cases, counters, {own.case: own for own in own_steps.cases}
         ),
         ridges=rates.ridges,
@@ -247,7 +245,7 @@ def _shapes(
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = winner.judge(own, unreliable, nodes)
+        win = judge_win(own, unreliable, nodes)
         yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
-from profpipe.analysis.findings.workloads import Basis, CaseResult, KernelBreakdown, Measure
+from profpipe.analysis.findings.kernels import Counters
+from profpipe.analysis.findings.steps import CaseSteps
+from profpipe.analysis.findings.workloads import (
+    OVERHEAD,
+    Basis,
+    CaseResult,
+    Doubt,
+    DoubtCause,
+    KernelBreakdown,
+    Measure,
+    Target,
+    TargetFindings,
+    Win,
+    WinVerdict,
+)
 from profpipe.analysis.nodes import Nodes
-from profpipe.analysis.roofline import Rates
+from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
@@ -59,8 +73,8 @@ def case_results(
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
                 cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
-        overheads = roofline.overheads(data.recorded.numbers)
-        slowed = {o.case for o in overheads if o.profiler == basis.profiler and o.is_large}
+        overheads = roofline.overheads(data.recorded.numbers).items()
+        slowed = {case for (case, name), share in overheads if name == basis.profiler and share > OVERHEAD}
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
@@ -240,3 +254,150 @@ def _with_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
     if are_comparable(base, case) and base.breakdown and case.breakdown and case.breakdown.total.ns > 0:
         kernel = base.breakdown.total.ns / case.breakdown.total.ns
     return replace(case, speedup=call, kernel_speedup=kernel)
+
+
+# --- winner -----------------------------------------------------------------------------------------------------------
+
+#: A run without a cluster.
+_ONE_MACHINE = Nodes()
+
+#: Flags of a time that another process has changed.
+_SHARED_GPU = (Flag.OTHER_PROCESS, Flag.WAITED)
+_CLOCKS = (Flag.THROTTLED, Flag.CLOCK_SPREAD)
+_SCATTERED = (Flag.NOISY, Flag.TOO_FEW_SAMPLES)
+
+#: From this ratio of two SM clocks on, cases count as run at different clocks, also without a flag.
+_DIFFERENT_CLOCKS = 1.02
+
+
+def judge_win(
+    cases: Sequence[CaseResult],
+    unreliable: Mapping[str, DoubtCause],
+    nodes: Nodes = _ONE_MACHINE,
+) -> Win | None:
+    """Return the win among ``cases`` of one shape; ``unreliable`` gives cases that did not run as expected."""
+    timed = sorted((case for case in cases if case.time), key=lambda case: case.ns or 0.0)
+    if not timed:
+        return None
+    eligible = [case for case in timed if not case.is_disqualified]
+    if not eligible:
+        flags = tuple(dict.fromkeys(case.accuracy.mark for case in timed if case.accuracy))
+        cause = DoubtCause.NOT_COMPARED if flags == (Flag.UNCHECKED,) else DoubtCause.INACCURATE
+        doubt = Doubt(cause, tuple(case.variant for case in timed), flags[:1])
+        return Win(timed[0], next(iter(timed[1:]), None), WinVerdict.INCONCLUSIVE, (doubt,))
+    best, *others = eligible
+    disqualified = tuple(timed[: timed.index(best)])
+    if not others:
+        return Win(best, None, WinVerdict.UNOPPOSED, disqualified=disqualified)
+    second = others[0]
+    if refusal := nodes.refuse(eligible):
+        return Win(best, second, WinVerdict.INCONCLUSIVE, (refusal,), disqualified)
+    if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
+        return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
+    usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
+    if tied := tuple(case for case in usable if best.time and case.time and best.time.overlaps(case.time)):
+        return Win(best, second, WinVerdict.TIE, disqualified=disqualified, tied=(best, *tied))
+    # A slower case may be the fastest at the same clock, where its clock is known.
+    clocked = [case for case in others[1:] if _clocks(best, case)]
+    doubts = (
+        *(doubt for case in others for doubt in nodes.doubt(best, case)),
+        *_clock_doubts(best, second),
+        *(doubt for case in others for doubt in _flagged(case, (Flag.SHARED_HOST,))),
+        *_scatter_doubts(best, second),
+        *(doubt for case in clocked for doubt in _clock_doubts(best, case)),
+    )
+    return Win(best, second, WinVerdict.INCONCLUSIVE if doubts else WinVerdict.CLEAR, doubts, disqualified)
+
+
+def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[str, DoubtCause]) -> Iterator[Doubt]:
+    """Yield why the two times cannot be compared at all."""
+    for case in (best, second):
+        if case.id in unreliable:
+            yield Doubt(unreliable[case.id], (case.variant,))
+    single = [c for c in (best, second) if c.time and c.time.n == 1 and not c.time.interval]
+    yield from (Doubt(DoubtCause.ONE_SAMPLE, (case.variant,)) for case in single)
+    for case, fatal in ((best, (*_SHARED_GPU, Flag.ABOVE_PEAK)), (second, _SHARED_GPU)):
+        yield from _flagged(case, fatal)
+
+
+def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
+    if found := tuple(flag for flag in flags if flag in case.marks):
+        yield Doubt(cause, (case.variant,), found)
+
+
+def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator[Doubt]:
+    """Yield the cases that waited for another process and whose own time may be lower than the best one.
+
+    The loop around such a call gives an upper bound of its time. Above twice the best time, the flush of the cache
+    between the calls cannot explain the difference.
+    """
+    upper = 2 * best.time.ns if best.time else 0.0
+    waited = [c.variant for c in others if Flag.WAITED in c.marks and c.values.get("loop_wall", 0.0) < upper]
+    if waited:
+        yield Doubt(DoubtCause.MAY_BE_FASTER, tuple(waited))
+
+
+def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
+    """Yield flags of a timed call whose samples do not separate it from the other. Sums of kernels have no interval."""
+    for case in (best, second):
+        is_timed = "time" in case.values or PROCESS_WALL in case.values
+        lacks_interval = is_timed and (case.time is None or case.time.interval is None)
+        if lacks_interval or set(_SCATTERED) <= set(case.marks):
+            yield from _flagged(case, _SCATTERED, DoubtCause.NO_INTERVAL if lacks_interval else DoubtCause.FLAGGED)
+
+
+def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
+    """Yield why the SM clocks may explain the lead. A short case can end before NVML is read, and then has no flag."""
+    clocks = _clocks(best, other)
+    # A time scales at most with 1 / clock.
+    if clocks and best.time and other.time and other.time.ns > best.time.ns * max(clocks[0] / clocks[1], 1.0):
+        return
+    flagged = [doubt for case in (best, other) for doubt in _flagged(case, _CLOCKS)]
+    yield from flagged
+    if not flagged and clocks and clocks[0] > _DIFFERENT_CLOCKS * clocks[1]:
+        yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks)
+
+
+def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
+    """Return the median SM clocks in Hz; where clocks moved, the highest of the best and the lowest of the other."""
+    moved = any(Flag.CLOCK_SPREAD in case.marks for case in (best, other))
+    high = best.values.get("sm_clock_max" if moved else "sm_clock")
+    low = other.values.get("sm_clock_min" if moved else "sm_clock")
+    return (high, low) if high and low else None
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def reach_targets(
+    declared: Mapping[str, Any],
+    cases: Mapping[str, CaseResult],
+    counters: Mapping[str, Iterable[Counters]],
+    steps: Mapping[str, CaseSteps],
+) -> TargetFindings:
+    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
+    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
+    timed = {id: case for id, case in cases.items() if targets and case.time}
+    found = {id: _reached(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
+    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
+    return TargetFindings(targets, values)
+
+
+def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
+    """Return the known quantities of a case in the units of the targets, without rates above the peak."""
+    is_wrong = Flag.ABOVE_PEAK in case.marks
+    bandwidth, sm = case.limit.bandwidth_share, THROUGHPUT["sm"]
+    # The mean over the kernels that ncu measured, weighted by their time.
+    known = [(row.mean_ns * row.calls, row.values[sm][0]) for row in counters if row.mean_ns and sm in row.values]
+    all_ns = sum(ns for ns, _ in known)
+    # The share of a call, or of a step without its profiler, in which a kernel or a copy runs.
+    parts = steps.parts_without_profiler if steps else None
+    idle = parts.idle_ns / parts.wall_ns if parts is not None and parts.wall_ns else case.idle_share
+    found = {
+        "tflops": None if is_wrong else case.tflops_done,
+        "gpu_busy": None if idle is None else 100 * (1 - idle),
+        "memory_bandwidth": None if is_wrong or bandwidth is None else 100 * bandwidth,
+        "sm": sum(ns * percent for ns, percent in known) / all_ns if all_ns else None,
+        "speedup": None if case.is_baseline else case.speedup,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -20,8 +20,7 @@ import pandas as pd
 
 from profpipe.analysis.findings.steps import Measure
 from profpipe.analysis.kernel_totals import rows
-from profpipe.analysis.student_t import quantile
-from profpipe.analysis.verdict import LEAST_FLOOR, Gate
+from profpipe.analysis.verdict import LEAST_FLOOR, Gate, quantile
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -72,17 +71,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ChangedCase:
-    """A case that has one name in both runs, and different parameters: name to the values of A and B.
-
-    These parameters are not part of the case's name. A value is None where the run has no such parameter.
-    """
-
-    name: str
-    differences: Mapping[str, tuple[str | None, ...]]
-
-
-@dataclass(frozen=True)
 class Failure:
     """A case that did not run well. ``is_of_b_alone``: a process of B failed, and none of A."""
 
@@ -119,7 +107,9 @@ class Comparison:
     #: Cases with a time in A that failed in B, and those without a time of the same kind in B for another reason.
     lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
-    changed_params: tuple[ChangedCase, ...] = ()
+    #: Cases with other parameters in B: for each parameter that differs the values of A and B, None without one. These
+    #: parameters are not part of the case's name.
+    changed_params: Mapping[str, Mapping[str, tuple[str | None, ...]]] = field(default_factory=dict)
     #: The GPUs of A and of B, where they differ.
     gpus: tuple[str, str] | None = None
     is_b_unfinished: bool = False
@@ -137,7 +127,7 @@ class Comparison:
             GateCause.SLOWER: [name for name in failed if name not in inaccurate],
             GateCause.NEWLY_INACCURATE: inaccurate,
             GateCause.LOST: self.lost,
-            GateCause.CHANGED_PARAMS: [case.name for case in self.changed_params],
+            GateCause.CHANGED_PARAMS: self.changed_params,
         }
         # A case that fails the gate decides it, whatever is not known of the others.
         for own in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
@@ -168,7 +158,7 @@ def compare_runs(
     changes: list[Change] = []
     lost: dict[str, Failure] = {}
     absent: list[str] = []
-    changed: list[ChangedCase] = []
+    changed: dict[str, Mapping[str, tuple[str | None, ...]]] = {}
     for key, before in timed_cases(a).items():
         name, after = f"{key[0]}/{readable(key[1])}", times_b.get(key)
         if key in failed:
@@ -176,7 +166,7 @@ def compare_runs(
         elif after is None or after.metric != before.metric:
             absent.append(name)
         elif before.params and after.params and before.params != after.params:
-            changed.append(_changed_case(name, before.params, after.params))
+            changed[name] = _differences(before.params, after.params)
         else:
             is_one_device = not _are_devices_different(key, manifest_a, manifest_b)
             known = noise.get(key, Noise()) if is_one_device else Noise()
@@ -189,7 +179,7 @@ def compare_runs(
         tuple(changes),
         lost,
         tuple(absent),
-        tuple(changed),
+        changed,
         gpus=gpus if all(gpus) and gpus[0] != gpus[1] else None,
         is_b_unfinished=manifest_b.is_run and not manifest_b.ended,
     )
@@ -292,12 +282,12 @@ def _keys(frame: pd.DataFrame) -> list[Key]:
     return list(zip(frame["workload"], frame["case"], strict=True))
 
 
-def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
+def _differences(*params: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:
     """Return which parameters differ, as text in both runs."""
     texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
     keys = dict.fromkeys(key for own in params for key in own)
     differing = [key for key in keys if any(key not in own for own in params) or params[0][key] != params[1][key]]
-    return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
+    return {key: tuple(text.get(key) for text in texts) for key in differing}
 
 
 def _are_devices_different(key: Key, *runs: Manifest) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.case_index import WorkloadData
-from profpipe.analysis.findings.warnings import LaunchCounts
+from profpipe.analysis.findings.workloads import LaunchCounts
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import Key, rows

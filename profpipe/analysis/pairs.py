@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, tasks, verdict
+from profpipe.analysis import kernel_captures, kernel_differences, tasks, verdict
 from profpipe.analysis.compare_runs import Failure
-from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_captures import FailedCapture
 from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
@@ -59,6 +59,10 @@ class CaseVerdict:
     kernels: KernelComparison | None = None
 
     @property
+    def verdict(self) -> Verdict | None:
+        return self.judgement.verdict if self.judgement else None
+
+    @property
     def difference_ns(self) -> float:
         """B - A: the estimate over the pairs, in the time of A."""
         return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
@@ -82,7 +86,7 @@ class PairFindings:
     pending: tuple[NotRun, ...] = ()
 
     def count(self, wanted: Verdict) -> int:
-        return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
+        return sum(case.verdict is wanted for case in self.cases)
 
     @property
     def failed(self) -> tuple[CaseVerdict, ...]:
@@ -355,5 +359,5 @@ def _gate(case: CaseVerdict, percent: float) -> Gate:
     if case.judgement is None or case.failure:
         return Gate.UNDECIDED
     limit = math.log1p(percent / 100)
-    p_slower = signed_rank.p_values([value - limit for value in case.log_ratios])[0]
+    p_slower = verdict.p_values([value - limit for value in case.log_ratios])[0]
     return verdict.judge_gate(case.judgement, percent, p_slower)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from profpipe.analysis import ranks
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown, RankResult
-from profpipe.analysis.grouping import grouped
+from profpipe.analysis.findings.workloads import (
+    CLOSE,
+    Agreement,
+    CaseResult,
+    Figure,
+    KernelBreakdown,
+    RankResult,
+    Reason,
+)
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_totals import KernelTotals, Key
-from profpipe.analysis.roofline import QUEUE, loop_walls
+from profpipe.analysis.kernel_totals import KernelTotals
+from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
 
@@ -63,16 +68,6 @@ _COMMUNICATION = "communication_busy"
 
 #: NVML reports clocks in such steps.
 _CLOCK_STEP_HZ = 15e6
-_RECORDED = ("sm_clock_min", "sm_clock", "sm_clock_max")
-
-
-@dataclass(frozen=True)
-class ClockSamples:
-    """The SM clock during a case, as the GPU counted it or NVML reported it: lowest, median and highest, in Hz."""
-
-    low: float
-    median: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -80,21 +75,27 @@ class Conditions:
     """How the profilers of a workload ran.
 
     ``longest`` holds, by kernel, ncu's mean (ns) and clock (Hz) in its longest launch that agrees with the reference.
-    ``flushed`` are the profilers under which the harness empties the caches before a call. ``clocks`` and ``walls``
-    are the recorded SM clock of a case under a profiler, and the ns of an iteration of its loop. ``ranks`` holds the
-    processes of the cases that several processes ran. ``is_command``: no harness ran, so no call was timed.
+    ``flushed`` are the profilers under which the harness empties the caches before a call; none for a command, of which
+    no call was timed.
     """
 
-    is_command: bool = False
+    recorded: CaseIndex
+    is_command: bool
+    ncu_locks_clocks: bool
+    ncu_empties_caches: bool
+    highest_hz: float | None
+    longest: Mapping[str, tuple[float, float]]
+    flushed: frozenset[str]
 
-    ncu_locks_clocks: bool = False
-    ncu_empties_caches: bool = True
-    highest_hz: float | None = None
-    longest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    flushed: frozenset[str] = frozenset()
-    clocks: Mapping[Key, ClockSamples] = field(default_factory=dict)
-    ranks: Mapping[str, Sequence[RankResult]] = field(default_factory=dict)
-    walls: Mapping[Key, float] = field(default_factory=dict)
+    def number(self, case: str, profiler: str, metric: str) -> float:
+        """Return what a profiler's process recorded of a case; 0 where it recorded nothing."""
+        number = self.recorded.numbers.get((case, profiler, ""), {}).get(metric)
+        return number.value if number else 0.0
+
+    def clocks(self, case: str, profiler: str) -> tuple[float, float, float] | None:
+        """Return the lowest, median and highest SM clock (Hz) during a case; None where they were not recorded."""
+        low, median, high = (self.number(case, profiler, f"sm_clock{end}") for end in ("_min", "", "_max"))
+        return (low, median, high) if min(low, median, high) > 0 else None
 
 
 def _has_flag(argv: Sequence[str], flag: str, value: str) -> bool:
@@ -109,51 +110,39 @@ def read_conditions(
     highest_hz: float | None,
 ) -> Conditions:
     """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
-    jobs, declared = run.jobs_of(workload), run.workload(workload)
+    jobs, is_command = run.jobs_of(workload), bool(run.workload(workload).get("command"))
     ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
-    clocks = {
-        key[:2]: ClockSamples(*(numbers[name].value for name in _RECORDED))
-        for key, numbers in recorded.numbers.items()
-        if not key[2] and all(name in numbers and numbers[name].value > 0 for name in _RECORDED)
-    }
-    return Conditions(
-        is_command=bool(declared.get("command")),
+    found = Conditions(
+        recorded,
+        is_command,
         ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
         ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
         highest_hz=highest_hz,
-        longest=_longest_launches(counters, recorded.totals, clocks, highest_hz),
-        flushed=frozenset(() if declared.get("command") else (job.profiler for job in jobs)),
-        clocks=clocks,
-        ranks=grouped((rank.case, rank) for rank in ranks.find_ranks(recorded, counters)),
-        walls=loop_walls(recorded.numbers),
+        longest={},
+        flushed=frozenset(() if is_command else (job.profiler for job in jobs)),
     )
+    return replace(found, longest=_longest_launches(counters, found))
 
 
 def _longest_launches(
-    counters: Mapping[str, Iterable[Counters]],
-    tallies: Mapping[Key, KernelTotals],
-    clocks: Mapping[Key, ClockSamples],
-    highest_hz: float | None,
+    counters: Mapping[str, Iterable[Counters]], conditions: Conditions
 ) -> dict[str, tuple[float, float]]:
     """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
 
     The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under load.
     """
     found: dict[str, tuple[float, float]] = {}
+    totals, highest_hz = conditions.recorded.totals, conditions.highest_hz
     for case, row in ((case, row) for case, rows in counters.items() for row in rows):
-        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in tallies), "")
-        calls, ns = tallies.get((case, reference), KernelTotals()).by_name.get(row.kernel, (0.0, 0.0))
-        clock = _counted_clock(row)
+        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in totals), "")
+        calls, ns = totals.get((case, reference), KernelTotals()).by_name.get(row.kernel, (0.0, 0.0))
+        clock = _first_of(row, _NCU_CLOCKS)
         if clock and calls and ns and row.mean_ns:
-            seen = clocks.get((case, reference))
-            slowdown = min(1.0, seen.median / highest_hz) if seen and highest_hz else 1.0
+            seen = conditions.clocks(case, reference)
+            slowdown = min(1.0, seen[1] / highest_hz) if seen and highest_hz else 1.0
             if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (ns / calls, slowdown * ns / calls)):
                 found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
     return found
-
-
-def _counted_clock(row: Counters) -> float | None:
-    return _first_of(row, _NCU_CLOCKS)
 
 
 def _first_of(row: Counters, names: Iterable[str]) -> float | None:
@@ -163,77 +152,60 @@ def _first_of(row: Counters, names: Iterable[str]) -> float | None:
 def compare_profilers(
     point: CaseResult,
     breakdowns: Mapping[str, KernelBreakdown],
-    tallies: Mapping[Key, KernelTotals],
     conditions: Conditions,
-    counters: Iterable[Counters] = (),
+    counters: Sequence[Counters] = (),
 ) -> Agreement | None:
     """Compare the times of one case; ``breakdowns`` by profiler, ``counters`` of ncu. None for fewer than two times.
 
     This is the one place where times of two profilers meet: shares, speed-ups and rates never mix them.
     """
-    comparable = {name: own for name, own in breakdowns.items() if own.iterations is not None}
-    reference = next((name for name in PREFERENCE if name in comparable), None)
-    if reference is None:
+    comparable = [name for name in PREFERENCE if name in breakdowns and breakdowns[name].iterations is not None]
+    if not comparable:
         return None
-    case = _ReferenceCase(point, comparable[reference], tallies[point.id, reference], conditions)
+    reference, *others = comparable
+    case = _ReferenceCase(point, breakdowns[reference], conditions)
     figures: list[Figure | None] = [Figure(reference, case.ns)]
     # The kernels of a command are those of its whole process.
     if not conditions.is_command and (timed := point.values.get("time")) is not None:
         figures.append(_compare_timed_call(case, timed))
-    for name in PREFERENCE:
-        if name == "ncu" and name in comparable and name != reference:
-            figures.append(_compare_ncu(case, comparable[name], tallies[point.id, name], tuple(counters)))
-        elif name in comparable and name != reference:
-            ns = comparable[name].total.ns
-            is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.breakdown.total.calls * _JITTER_NS
-            short = _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS) if is_jitter else ()
-            found = short or _recorded_clock(case, name, ns / case.ns) or _throttled(case, name, ns / case.ns)
-            figures.append(_figure(case, name, ns, found))
+    for name in others:
+        if name == "ncu":
+            figures.append(_compare_ncu(case, breakdowns[name], counters))
+        else:
+            ns = breakdowns[name].total.ns
+            is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.calls * _JITTER_NS
+            short = _reason("short kernels", limit_ns=_JITTER_NS) if is_jitter else ()
+            figures.append(_figure(case, name, ns, short or _clock_reasons(case, name, ns / case.ns)))
     known = tuple(figure for figure in figures if figure)
     return Agreement(point.id, reference, known) if len(known) > 1 else None
 
 
-@dataclass(frozen=True)
 class _ReferenceCase:
     """A case under the profiler that the others are compared with."""
 
-    point: CaseResult
-    breakdown: KernelBreakdown
-    totals: KernelTotals
-    conditions: Conditions
+    def __init__(self, point: CaseResult, breakdown: KernelBreakdown, conditions: Conditions) -> None:
+        self.point, self.breakdown, self.conditions = point, breakdown, conditions
+        self.profiler, self.ns, self.calls = breakdown.profiler, breakdown.total.ns, breakdown.total.calls
+        self.totals = conditions.recorded.totals[point.id, breakdown.profiler]
+        #: The most that launch gaps and the events themselves take.
+        self.gaps_ns = self.calls * _GAP_NS + _EVENTS_NS
+        #: A call that arithmetic limits takes as many cycles at each clock.
+        self.is_compute_bound = point.limit.limited_by == "compute"
 
-    @property
-    def ns(self) -> float:
-        return self.breakdown.total.ns
+    def clocks(self, profiler: str) -> tuple[float, float, float] | None:
+        return self.conditions.clocks(self.point.id, profiler)
 
-    @property
-    def profiler(self) -> str:
-        return self.breakdown.profiler
-
-    @property
-    def gaps_ns(self) -> float:
-        """The most that launch gaps and the events themselves take."""
-        return self.breakdown.total.calls * _GAP_NS + _EVENTS_NS
-
-    def clock(self, profiler: str) -> ClockSamples | None:
-        return self.conditions.clocks.get((self.point.id, profiler))
-
-    @property
-    def is_compute_bound(self) -> bool:
-        return self.point.limit.limited_by == "compute"
+    def ranks(self) -> list[RankResult]:
+        """Return the processes and GPUs that ran the case together."""
+        return list(ranks.find_ranks(self.conditions.recorded, [self.point.id]))
 
 
 #: The reasons of a difference that explain all of it; empty where nothing does.
 _Reasons = tuple[Reason, ...]
 
 
-def _reason(cause: Cause, **numbers: float | str) -> _Reasons:
+def _reason(cause: str, **numbers: float | str) -> _Reasons:
     return (Reason(cause, numbers),)
-
-
-def _holding(*causes: tuple[Cause, bool, Mapping[str, float | str]]) -> _Reasons:
-    """Return the causes that hold: each stands with whether it does, and its numbers."""
-    return tuple(Reason(cause, numbers) for cause, holds, numbers in causes if holds)
 
 
 def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, part: _Reasons = ()) -> Figure:
@@ -247,32 +219,36 @@ def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, p
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
+def _clock_reasons(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+    return _recorded_clock(case, profiler, ratio) or _throttled(case, profiler, ratio)
+
+
 def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     """Return the recorded clocks as the reason why ``profiler`` has ``ratio`` times the reference's time.
 
     A call that arithmetic limits takes as many cycles at each clock. So the clocks are the reason where they differ by
     at least half of what the times do, and where the remaining difference in cycles needs no reason.
     """
-    clock, base = case.clock(profiler), case.clock(case.profiler)
+    clock, base = case.clocks(profiler), case.clocks(case.profiler)
     if abs(ratio - 1) <= CLOSE or not case.is_compute_bound or clock is None or base is None:
         return ()
-    faster, cycles = base.median / clock.median, ratio * clock.median / base.median
-    if abs(cycles - 1) > CLOSE or (faster - 1) / (ratio - 1) < 0.5:
+    hz, reference_hz = clock[1], base[1]
+    cycles = ratio * hz / reference_hz - 1
+    if abs(cycles) > CLOSE or (reference_hz / hz - 1) / (ratio - 1) < 0.5:
         return ()
-    hz, reference_hz, reference = clock.median, base.median, case.profiler
-    return _reason(
-        Cause.CLOCK, profiler=profiler, hz=hz, reference=reference, reference_hz=reference_hz, cycles=cycles - 1
-    )
+    reference = case.profiler
+    return _reason("clock", profiler=profiler, hz=hz, reference=reference, reference_hz=reference_hz, cycles=cycles)
 
 
 def _reference_below_highest(case: _ReferenceCase, ratio: float) -> _Reasons:
     """Return the reference's clock as the reason why ncu, under which the GPU rests between kernels, is faster."""
-    base, highest = case.clock(case.profiler), case.conditions.highest_hz
+    base, highest = case.clocks(case.profiler), case.conditions.highest_hz
     if 1 - ratio <= CLOSE or not case.is_compute_bound or base is None or highest is None:
         return ()
-    if ratio < base.median / highest * (1 - CLOSE) or (1 - base.median / highest) / (1 - ratio) < 0.5:
+    share = base[1] / highest
+    if ratio < share * (1 - CLOSE) or (1 - share) / (1 - ratio) < 0.5:
         return ()
-    return _reason(Cause.BELOW_HIGHEST, reference=case.profiler, hz=base.median, highest_hz=highest)
+    return _reason("clock below its highest", reference=case.profiler, hz=base[1], highest_hz=highest)
 
 
 def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
@@ -302,16 +278,15 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     if profiler != "plain":
         clocks[profiler] = clocks[case.profiler][0] / ratio, clocks[case.profiler][1] / ratio
     held = " and ".join(marks)
-    reasons = _reason(Cause.THROTTLED, hz=timed, low=low, high=high, marks=held, highest_hz=highest)
+    reasons = _reason("throttled clock", hz=timed, low=low, high=high, marks=held, highest_hz=highest)
     for name, (least, most) in clocks.items():
-        samples = case.clock(name)
-        recorded = (samples.low, samples.high) if samples else None
-        lower, upper = recorded or (low, highest)
+        recorded = case.clocks(name)
+        lower, _, upper = recorded or (low, timed, highest)
         if most < lower - _CLOCK_STEP_HZ or least > upper + _CLOCK_STEP_HZ:
             return ()
-        seen = {"recorded_low": recorded[0], "recorded_high": recorded[1]} if recorded else {}
+        seen = {"recorded_low": lower, "recorded_high": upper} if recorded else {}
         derived = {"low": min(least, highest), "high": min(most, highest)}
-        reasons += _reason(Cause.DERIVED_CLOCK, profiler=name, **derived, **seen)
+        reasons += _reason("derived clock", profiler=name, **derived, **seen)
     return reasons
 
 
@@ -320,10 +295,9 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
 
 def _compare_timed_call(case: _ReferenceCase, ns: float) -> Figure:
     reasons, part = _why_shorter(case, ns) if ns < case.ns else (_why_longer(case, ns), ())
-    ratio, spread = ns / case.ns, _spread(case)
-    reasons = reasons or _recorded_clock(case, "plain", ratio) or _throttled(case, "plain", ratio)
-    found = (spread or reasons) if case.breakdown.kind == "cpu_op" else (reasons or spread)
-    return _figure(case, "plain", ns, found, part)
+    reasons, spread = reasons or _clock_reasons(case, "plain", ns / case.ns), _spread(case)
+    is_cpu = case.breakdown.kind == "cpu_op"
+    return _figure(case, "plain", ns, (spread or reasons) if is_cpu else (reasons or spread), part)
 
 
 def _spread(case: _ReferenceCase) -> _Reasons:
@@ -332,17 +306,15 @@ def _spread(case: _ReferenceCase) -> _Reasons:
     The interval is of the median among these samples. Where the clock moved while they were taken, the profiler's calls
     may have met another clock, and the median moves with it: a time that some of the samples had is possible.
     """
-    marks, time, ns = case.point.marks, case.point.time, case.ns
+    marks, time = case.point.marks, case.point.time
     if time is None or "time" not in case.point.values:
         return ()
-    p10, p90 = time.p10 or math.inf, time.p90 or 0.0
-    low, high = time.ci_low or math.inf, time.ci_high or 0.0
-    is_unknown = time.ci_low is None or time.ci_high is None
-    return _holding(
-        (Cause.SPREAD, Flag.CLOCK_SPREAD in marks and p10 <= ns <= p90, {"p10": p10, "p90": p90}),
-        (Cause.SPREAD, is_unknown and Flag.TOO_FEW_SAMPLES in marks, {}),
-        (Cause.SPREAD, not is_unknown and low <= ns <= high, {"ci_low": low, "ci_high": high}),
-    )[:1]
+    if Flag.CLOCK_SPREAD in marks and time.p10 and time.p90 and time.p10 <= case.ns <= time.p90:
+        return _reason("spread", p10=time.p10, p90=time.p90)
+    if time.interval is None:
+        return _reason("spread") if Flag.TOO_FEW_SAMPLES in marks else ()
+    low, high = time.interval
+    return _reason("spread", ci_low=low, ci_high=high) if low <= case.ns <= high else ()
 
 
 def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
@@ -356,7 +328,7 @@ def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
     if breakdown.kind == "cpu_op":
         return _operator_overhead(case, ns), ()
     at_once = case.ns - breakdown.busy_ns if streams > 1 and breakdown.busy_ns else 0.0
-    overlap = _reason(Cause.OVERLAP, ns=at_once, streams=streams) if at_once > _ROUNDED * case.ns else ()
+    overlap = _reason("overlap", ns=at_once, streams=streams) if at_once > _ROUNDED * case.ns else ()
     if overlap and _explains(case, ns, at_once):
         return overlap, ()
     at_once = at_once if overlap else 0.0
@@ -368,8 +340,8 @@ def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
     if clock := _recorded_clock(case, "plain", ns / (case.ns - at_once)):
         return overlap + clock, ()
     if at_once > difference:
-        return (), _reason(Cause.OVERLAP, excess_ns=at_once - difference)
-    return (), _reason(Cause.OVERLAP, ns=at_once, of_ns=difference)
+        return (), _reason("overlap", excess_ns=at_once - difference)
+    return (), _reason("overlap", ns=at_once, of_ns=difference)
 
 
 def _explains(case: _ReferenceCase, ns: float, less: float, varies: float = 0.0) -> bool:
@@ -384,13 +356,13 @@ def _explains(case: _ReferenceCase, ns: float, less: float, varies: float = 0.0)
 
 def _operator_overhead(case: _ReferenceCase, ns: float) -> _Reasons:
     """Return why CPU operators take longer under their profiler: its cost for each, or what the loop shows."""
-    longer, own = case.ns - ns, {"profiler": case.profiler}
-    alone, under = (case.conditions.walls.get((case.point.id, name), 0.0) for name in ("plain", case.profiler))
-    is_loop_slower = alone > 0 and under - alone >= longer / 2
-    return _holding(
-        (Cause.PROFILER_OVERHEAD, longer <= case.breakdown.total.calls * _OPERATOR_NS, own),
-        (Cause.PROFILER_OVERHEAD, is_loop_slower, {**own, "loop_ns": under, "alone_ns": alone}),
-    )[:1]
+    longer, profiler = case.ns - ns, case.profiler
+    if longer <= case.calls * _OPERATOR_NS:
+        return _reason("profiler overhead", profiler=profiler)
+    alone, under = (case.conditions.number(case.point.id, name, "loop_wall") for name in ("plain", profiler))
+    if alone > 0 and under - alone >= longer / 2:
+        return _reason("profiler overhead", profiler=profiler, loop_ns=under, alone_ns=alone)
+    return ()
 
 
 def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
@@ -398,31 +370,28 @@ def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
 
     Each GPU waits for as long as it communicates more than the GPU that communicates least, unless it computes then.
     """
-    own = [
-        rank
-        for rank in case.conditions.ranks.get(case.point.id, ())
-        if rank.profiler == case.profiler and _COMMUNICATION in rank.numbers
-    ]
+    own = [rank for rank in case.ranks() if rank.profiler == case.profiler and _COMMUNICATION in rank.numbers]
     if len(own) < 2:
         return 0.0, ()
     least, *_, most = sorted(own, key=lambda rank: rank.numbers[_COMMUNICATION])
     shortest, longest = least.numbers[_COMMUNICATION], most.numbers[_COMMUNICATION]
-    exposed = [r.numbers[_COMMUNICATION] * (1 - r.numbers.get("communication_overlap", 0.0) / 100) for r in own]
-    waits = [min(r.numbers[_COMMUNICATION] - shortest, alone) for r, alone in zip(own, exposed, strict=True)]
-    return sum(waits) / len(waits), _reason(
-        Cause.COMMUNICATION, slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest
-    )
+    waits = 0.0
+    for rank in own:
+        busy, overlap = rank.numbers[_COMMUNICATION], rank.numbers.get("communication_overlap", 0.0)
+        waits += min(busy - shortest, busy * (1 - overlap / 100))
+    reasons = _reason("waiting in communication", slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest)
+    return waits / len(own), reasons
 
 
 def _why_longer(case: _ReferenceCase, ns: float) -> _Reasons:
-    extra, calls, copies = ns - case.ns, case.breakdown.total.calls, case.breakdown.copies.ns
+    extra, copies = ns - case.ns, case.breakdown.copies.ns
     if case.breakdown.kind == "cpu_op":
-        return _reason(Cause.BETWEEN_OPERATORS)
-    of_copies = _reason(Cause.COPIES, ns=copies) if copies >= _LEAST_COPIES_NS else ()
+        return _reason("between operators")
+    of_copies = _reason("copies and sets", ns=copies) if copies >= _LEAST_COPIES_NS else ()
     if copies and extra <= 1.1 * copies + _EVENTS_NS / 6:
-        return _reason(Cause.COPIES, ns=copies)
+        return _reason("copies and sets", ns=copies)
     if extra <= case.gaps_ns + copies:
-        gaps = _reason(Cause.LAUNCH_GAPS, ns=extra - copies, kernels=calls)
+        gaps = _reason("launch gaps", ns=extra - copies, kernels=case.calls)
         return of_copies + gaps if copies > extra / 2 else gaps + of_copies
     return _slowest_process(case, ns) or _host_bound(case, ns)
 
@@ -433,7 +402,7 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
     So it is where the fastest takes no longer than the kernels, and the slowest as long as the call. Processes that
     communicate wait for the slowest one. Where they do not, the mean of their times must be that of their kernels.
     """
-    own = case.conditions.ranks.get(case.point.id, ())
+    own = case.ranks()
     times = sorted((rank.numbers["time"], rank.name) for rank in own if "time" in rank.numbers)
     if len(times) < 2:
         return ()
@@ -443,7 +412,7 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
     mean = sum(time for time, _ in times) / len(times)
     if not any(_COMMUNICATION in rank.numbers for rank in own) and mean - case.ns > max(CLOSE * case.ns, case.gaps_ns):
         return ()
-    return _reason(Cause.SLOWEST_RANK, slow=slow, slow_ns=most, fast=fast, fast_ns=least)
+    return _reason("slowest process", slow=slow, slow_ns=most, fast=fast, fast_ns=least)
 
 
 def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
@@ -454,35 +423,33 @@ def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
     issue it, and no less than the host takes for the launches that the queue does not hold.
     Runs without a recorded ``issue`` did not queue calls ahead, and the host's time was in theirs.
     """
-    marks, calls = case.point.marks, case.breakdown.total.calls
+    marks, idle = case.point.marks, case.breakdown.idle_share or 0.0
     synchronises, issue = Flag.SYNCHRONISES in marks, case.point.values.get("issue")
     if issue is None:
-        idle = case.breakdown.idle_share or 0.0
-        return _holding(
-            (Cause.SYNCHRONISATION, synchronises, {}),
-            (Cause.HOST_BOUND, idle > _IDLE, {"idle": idle}),
-            (Cause.HOST_BOUND, Flag.HOST_BOUND in marks, {}),
-        )[:1]
-    late = 1.0 if synchronises else 1 - QUEUE / max(calls, 1.0)
+        if synchronises:
+            return _reason("synchronisation")
+        if idle > _IDLE:
+            return _reason("host-bound", idle=idle)
+        return _reason("host-bound") if Flag.HOST_BOUND in marks else ()
+    late = 1.0 if synchronises else 1 - QUEUE / max(case.calls, 1.0)
     varies = _SCATTERED_VARIES if Flag.NOISY in marks else _ISSUE_VARIES
-    is_slow = late > 0 and (1 - varies) * late * issue <= ns <= (1 + varies) * issue
-    return _holding(
-        (Cause.SYNCHRONISATION, is_slow and synchronises, {"issue_ns": issue}),
-        (Cause.HOST_BOUND, is_slow, {"issue_ns": issue, "launches": calls, "queue": QUEUE}),
-    )[:1]
+    if late <= 0 or not (1 - varies) * late * issue <= ns <= (1 + varies) * issue:
+        return ()
+    if synchronises:
+        return _reason("synchronisation", issue_ns=issue)
+    return _reason("host-bound", issue_ns=issue, launches=case.calls, queue=QUEUE)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
 
 
-def _compare_ncu(
-    case: _ReferenceCase, breakdown: KernelBreakdown, totals: KernelTotals, counters: Sequence[Counters]
-) -> Figure | None:
+def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Sequence[Counters]) -> Figure | None:
     """Compare ncu with the reference over the kernels that both saw; ``counters`` are those of this case.
 
     ncu may have profiled one launch of a kernel, whose time then stands for all in a call. Where launches differ it
     does not, and the kernel is left out. None where no kernel is left.
     """
+    totals = case.conditions.recorded.totals[case.point.id, "ncu"]
     ours, launches, by_kernel, has_varying = 0.0, 0.0, dict[str, float](), False
     runs, ncu_runs = case.breakdown.iterations or 1, breakdown.iterations or 1
     for name, (calls, ns) in case.totals.by_name.items():
@@ -497,11 +464,12 @@ def _compare_ncu(
     if not ours:
         return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
     theirs, covered = sum(by_kernel.values()), ours / case.ns
-    difference, is_far = theirs / ours - 1, abs(theirs / ours - 1) > CLOSE
+    difference = theirs / ours - 1
+    if abs(difference) <= CLOSE:
+        return Figure("ncu", theirs, difference, covered=covered)
     reasons: _Reasons = ()
     if difference > 0:
-        clocks = {row.kernel: clock for row in counters if (clock := _counted_clock(row))}
-        reasons = _why_ncu_is_slower(case, by_kernel, ours, launches, clocks)
+        reasons = _why_ncu_is_slower(case, by_kernel, ours, launches, counters)
     # ncu runs one kernel at a time, and the GPU rests between them: its clock is the higher one, or the one it locks.
     elif not case.conditions.ncu_locks_clocks and covered > 1 - CLOSE:
         ratio = theirs / ours
@@ -510,15 +478,14 @@ def _compare_ncu(
             or _throttled(case, "ncu", ratio)
             or _cleaner_caches(case, by_kernel, ours, counters)
         )
-    if abs(theirs - ours) <= launches * _JITTER_NS and not reasons:
-        reasons = _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS)
-    if is_far and not reasons:
-        reasons = _single_launch(case, by_kernel, totals)
-    return Figure("ncu", theirs, difference, reasons if is_far else (), is_far and not reasons, covered)
+    if not reasons and abs(theirs - ours) <= launches * _JITTER_NS:
+        reasons = _reason("short kernels", limit_ns=_JITTER_NS)
+    reasons = reasons or _single_launch(case, by_kernel, totals)
+    return Figure("ncu", theirs, difference, reasons, not reasons, covered)
 
 
 def _why_ncu_is_slower(
-    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, launches: float, clocks: Mapping[str, float]
+    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, launches: float, counters: Sequence[Counters]
 ) -> _Reasons:
     """Return ncu's clock, what it adds to a launch, and its controls of cache and clock, both on by default.
 
@@ -527,13 +494,13 @@ def _why_ncu_is_slower(
     """
     conditions, extra_ns = case.conditions, sum(by_kernel.values()) - ours
     added_ns, jitter_ns = launches * _NCU_LAUNCH_NS, launches * _JITTER_NS
-    is_added = jitter_ns < extra_ns <= 2 * added_ns and extra_ns - added_ns <= CLOSE * ours
-    colder = min(launches, case.breakdown.total.calls - 1) if case.profiler in conditions.flushed else launches
-    return _counted_below_longer(case, by_kernel, ours, clocks) + _holding(
-        (Cause.NCU_LAUNCH, is_added, {"limit_ns": _NCU_LAUNCH_NS}),
-        (Cause.COLD_CACHE, extra_ns <= colder * _COLD_NS and conditions.ncu_empties_caches, {}),
-        (Cause.LOCKED_CLOCK, conditions.ncu_locks_clocks, {}),
-    )
+    colder = min(launches, case.calls - 1) if case.profiler in conditions.flushed else launches
+    reasons = _counted_below_longer(case, by_kernel, ours, counters)
+    if jitter_ns < extra_ns <= 2 * added_ns and extra_ns - added_ns <= CLOSE * ours:
+        reasons += _reason("launch under ncu", limit_ns=_NCU_LAUNCH_NS)
+    if extra_ns <= colder * _COLD_NS and conditions.ncu_empties_caches:
+        reasons += _reason("cold cache")
+    return reasons + (_reason("locked clock") if conditions.ncu_locks_clocks else ())
 
 
 def _cleaner_caches(
@@ -549,29 +516,32 @@ def _cleaner_caches(
     """
     if not case.conditions.ncu_empties_caches:
         return ()
-    shares = {row.kernel: percent / 100 for row in counters if (percent := _first_of(row, _NCU_DRAM)) is not None}
+    shares = {row.kernel: (_first_of(row, _NCU_DRAM) or 0.0) / 100 for row in counters}
     waits = sum(min(_COLD_NS, ns * shares.get(name, 0.0)) for name, ns in by_kernel.items())
-    shorter = ours - sum(by_kernel.values())
-    return _reason(Cause.CLEAN_CACHE, reference=case.profiler, limit_ns=waits) if shorter <= waits else ()
+    if ours - sum(by_kernel.values()) > waits:
+        return ()
+    return _reason("clean cache under ncu", reference=case.profiler, limit_ns=waits)
 
 
 def _counted_below_longer(
-    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, clocks: Mapping[str, float]
+    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, counters: Iterable[Counters]
 ) -> _Reasons:
     """Return the clock that ncu counts, where it is below that of longer launches by as much as the times are.
 
     A GPU at rest does not begin a kernel at its full clock: on an H200 ncu counts 1.72 to 1.74 GHz in attention kernels
     of 0.1 ms and 1.79 GHz in those of 1 ms, whose times are nsys's. ``by_kernel`` are ncu's times, in ns per call.
     """
-    longest = case.conditions.longest
-    known = {name: ns for name, ns in by_kernel.items() if name in clocks and name in longest}
-    cycles = sum(ns * clocks[name] for name, ns in known.items())
-    full = sum(ns * longest[name][1] for name, ns in known.items())
-    lost = sum(ns * (1 - clocks[name] / longest[name][1]) for name, ns in known.items())
-    theirs, total = sum(by_kernel.values()), sum(known.values())
-    if lost < (theirs - ours) / 2 or abs((theirs - lost) / ours - 1) > CLOSE:
+    longest, clocks = case.conditions.longest, {row.kernel: _first_of(row, _NCU_CLOCKS) for row in counters}
+    total = cycles = full = lost = 0.0
+    for name, ns in by_kernel.items():
+        if name in longest and (clock := clocks.get(name)):
+            longer = longest[name][1]
+            total, cycles, full = total + ns, cycles + ns * clock, full + ns * longer
+            lost += ns * (1 - clock / longer)
+    theirs = sum(by_kernel.values())
+    if not total or lost < (theirs - ours) / 2 or abs((theirs - lost) / ours - 1) > CLOSE:
         return ()
-    return _reason(Cause.NCU_CLOCK, hz=cycles / total, longer_hz=full / total, share=lost / ours)
+    return _reason("lower clock under ncu", hz=cycles / total, longer_hz=full / total, share=lost / ours)
 
 
 def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTotals) -> _Reasons:
@@ -590,4 +560,4 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
     if span is None or not all(low <= ns <= high for low, high in (span, case.totals.typical_range(name))):
         return ()
     (low, high), launches = span, known[name][0]
-    return _reason(Cause.SINGLE_LAUNCH, ns=ns, low=low, high=high, launches=launches, reference=case.profiler)
+    return _reason("single launch", ns=ns, low=low, high=high, launches=launches, reference=case.profiler)

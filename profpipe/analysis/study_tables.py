@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -18,8 +18,16 @@ import pandas as pd
 from profpipe.analysis import kernel_breakdown, ranks
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings.studies import Cell, Grid, NoValue, Study
-from profpipe.analysis.findings.workloads import Basis, CaseResult, ClassTotal, KernelBreakdown
+from profpipe.analysis.findings.workloads import (
+    Basis,
+    CaseResult,
+    Cell,
+    ClassTotal,
+    Grid,
+    KernelBreakdown,
+    NoValue,
+    Study,
+)
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.kernel_categories import CATEGORIES
 from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
@@ -46,27 +54,6 @@ _BASELINE_REASONS = {
 ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
 
 
-@dataclass(frozen=True)
-class _Request:
-    """An entry of `tables`, or of `plots`, whose rows are what it runs over and whose columns are its lines."""
-
-    entry: Mapping[str, Any]
-    where: Mapping[str, Sequence[Any]]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: tuple[StudyValue, ...]
-    phases: tuple[str, ...]
-    profiler: str | None
-    is_plot: bool
-    #: Axes that name no row or column: those of `where`, and those that the pipeline file fixes.
-    unplaced: tuple[str, ...]
-
-    @property
-    def placed(self) -> tuple[str, ...]:
-        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
-        return (*self.rows, *self.columns)
-
-
 def fill_studies(
     entries: Iterable[Mapping[str, Any]], workloads: Sequence[WorkloadData], results_on: ResultsOn
 ) -> tuple[Study, ...]:
@@ -79,7 +66,7 @@ def fill_studies(
     return tuple(found)
 
 
-def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> _Request:
+def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
@@ -89,26 +76,29 @@ def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -
     if is_plot and not columns:
         compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, entry["over"])]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
-    values, phases = list(entry["value"]), list(entry.get("phase") or ())
+    values, phases, where = list(entry["value"]), list(entry.get("phase") or ()), entry.get("where") or {}
     for axis, several in ((PHASE, phases), (VALUE, values)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
-    return _Request(
-        entry,
-        where=entry.get("where") or {},
-        rows=tuple(rows),
-        columns=tuple(columns),
+    return Study(
+        title=str(entry["title"]),
         values=tuple(map(parse_value, values)),
-        phases=tuple(phases) or ("",),
-        profiler=entry.get("profiler"),
+        phases=tuple(phases),
+        row_axes=tuple(rows),
+        column_axes=tuple(columns),
+        note=str(entry.get("note") or ""),
+        is_first=bool(entry.get("first")),
         is_plot=is_plot,
-        unplaced=(*(entry.get("where") or ()), *(axis for data in workloads for axis, _ in data.layout.fixed)),
+        where=where,
+        unplaced=(*where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
+        requested_units=tuple(entry.get("unit") or ()),
+        requested_profiler=entry.get("profiler"),
     )
 
 
-def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: ResultsOn) -> Study:
+def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: ResultsOn) -> Study:
     basis = _choose_basis(request, workloads)
-    profiler = request.profiler if request.profiler != "plain" else None
+    profiler = request.requested_profiler if request.requested_profiler != "plain" else None
     profiler = profiler or next((data.profiler for data in workloads if data.profiler), None)
     is_by_profiler = PROFILER in request.placed
     if is_by_profiler:
@@ -118,29 +108,22 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         readers = [_Reader(data, request, results_on(data, basis), profiler) for data in workloads]
     every = _read_frame(request, readers)
     frame = every[~every[_MISSING_AXES].astype(bool)]
-    rows, columns = _varying(frame, request.rows) or request.rows[:1], _varying(frame, request.columns)
+    cases = frame.drop_duplicates(_CASE)
+    rows, columns = _varying(frame, request.row_axes) or request.row_axes[:1], _varying(frame, request.column_axes)
     dividing = _dividing_axes(frame, rows)
     rows = rows[len(dividing) :]
     compare = next((data.layout.compare for data in workloads if data.layout.compare), None)
     breakdown = _any_breakdown(workloads, profiler)
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
-    # The flags of all cases, where several ran.
-    first = next((value.name for value in request.values if value.source is Source.CALL), None)
-    ran = [cell.flags for cell in frame.loc[frame[VALUE] == first, _CELL] if cell.flags or cell.value is not None]
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
-    cases = frame.drop_duplicates(_CASE)
     # The axes with one value: placed ones and those of `where` first, then what the pipeline file fixes.
     named = dict.fromkeys((*request.placed, *request.unplaced))
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
-    baselines = [result.is_baseline for result in cases[_RESULT]]
+    baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
     limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
-    return Study(
-        title=str(request.entry["title"]),
-        note=str(request.entry.get("note") or ""),
-        is_first=bool(request.entry.get("first")),
-        values=request.values,
-        phases=tuple(filter(None, request.phases)),
+    return replace(
+        request,
         row_axes=rows,
         column_axes=columns,
         grids=tuple(grid for grid in grids if grid.rows),
@@ -148,25 +131,31 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         has_cases=not frame.empty,
         absent=absent,
         empty_phases=_empty_phases(frame, (*rows, *columns)),
-        shared_flags=tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else (),
+        shared_flags=_shared_flags(request, frame),
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
-        requested_units=tuple(request.entry.get("unit") or ()),
         is_by_profiler=is_by_profiler,
-        basis=(basis.profiler, basis.quantity) if basis else None,
+        basis=basis,
         kernel_profiler=profiler,
         is_per_call=breakdown is None or breakdown.iterations is not None,
         is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
         compare=compare,
-        baselines=tuple(dict.fromkeys(at for at, is_baseline in zip(compared, baselines, strict=True) if is_baseline)),
+        baselines=tuple(dict.fromkeys(baselines)),
         cases_without_axis=Counter(every.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
         tolerance=dict(pair for pair in limits[0] if all(pair in own for own in limits)),
         has_sparse_cases=any(result.is_sparse for result in cases[_RESULT]),
     )
 
 
-def _readers_by_profiler(data: WorkloadData, request: _Request, results_on: ResultsOn) -> Iterator[_Reader]:
+def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
+    """Return the flags of all cases that ran, where there are several."""
+    first = next((value.name for value in request.values if value.source is Source.CALL), None)
+    ran = [cell.flags for cell in frame.loc[frame[VALUE] == first, _CELL] if cell.flags or cell.value is not None]
+    return tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else ()
+
+
+def _readers_by_profiler(data: WorkloadData, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
@@ -175,14 +164,14 @@ def _readers_by_profiler(data: WorkloadData, request: _Request, results_on: Resu
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
 
-def _choose_basis(request: _Request, workloads: Sequence[WorkloadData]) -> Basis | None:
+def _choose_basis(request: Study, workloads: Sequence[WorkloadData]) -> Basis | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
-    if request.profiler is None:
+    if request.requested_profiler is None:
         return next((data.basis for data in workloads if data.basis), None)
-    if request.profiler == "plain":
+    if request.requested_profiler == "plain":
         known = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
         return next(known, Basis("plain", "time"))
-    found = _any_breakdown(workloads, request.profiler)
+    found = _any_breakdown(workloads, request.requested_profiler)
     return Basis(found.profiler, found.kind) if found else None
 
 
@@ -213,7 +202,7 @@ def _unit_of_metric(name: str, workloads: Sequence[WorkloadData]) -> str:
 # --- the frame -------------------------------------------------------------------------------------------------------
 
 
-def _read_frame(request: _Request, readers: Iterable[_Reader]) -> pd.DataFrame:
+def _read_frame(request: Study, readers: Iterable[_Reader]) -> pd.DataFrame:
     """Return a row for each case, phase and value, with the axes of the case and the cell."""
     records = [{**record, _CASE: i} for i, case in enumerate(c for r in readers for c in r.read()) for record in case]
     named = dict.fromkeys([WORKLOAD, *request.placed, *request.unplaced, *itertools.chain(*records)])
@@ -267,7 +256,7 @@ def _dividing_axes(frame: pd.DataFrame, row_axes: Sequence[str]) -> tuple[str, .
 
 
 def _grids(
-    request: _Request,
+    request: Study,
     frame: pd.DataFrame,
     axes: tuple[Sequence[str], Sequence[str]],
     dividing: Sequence[str],
@@ -291,14 +280,12 @@ def _colliding_axes(frame: pd.DataFrame, placed: Sequence[str]) -> list[str]:
     return [axis for axis in axes if _count(cases, [*placed, axis]) > _count(cases, placed)]
 
 
-def _pivot(
-    request: _Request, part: pd.DataFrame, left: Sequence[str], axes: tuple[Sequence[str], Sequence[str]]
-) -> Grid:
+def _pivot(request: Study, part: pd.DataFrame, left: Sequence[str], axes: tuple[Sequence[str], Sequence[str]]) -> Grid:
     """Return the cells by row and column; a table leaves out those that hold skipped cases alone."""
     keys = [pd.Series(list(map(tuple, part[list(each)].to_numpy())), index=part.index) for each in axes]
     is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
     lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
-    order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases)}
+    order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases) or [""]}
     rows, columns = (
         _in_order(key[~is_lost], part, each, order) for key, is_lost, each in zip(keys, lost, axes, strict=True)
     )
@@ -327,30 +314,29 @@ def _in_order(
 # --- one value of one case -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _PhaseData:
-    """Kernel totals and ranges of a workload inside one phase: (instances, wall ns, busy ns) of a range, in all."""
+def _read_totals(data: WorkloadData, phase: str) -> Mapping[Key, KernelTotals]:
+    """Return the kernel totals of a workload inside one phase; without one, of everything."""
+    if not phase:
+        return data.recorded.totals
+    kernels = data.recorded.tables.kernels
+    inside = [path for path in kernels["phase"].unique() if _is_within(path, phase)]
+    return sum_kernels(kernels[kernels["phase"].isin(inside)])
 
-    totals: Mapping[Key, KernelTotals]
-    ranges: Mapping[Key, tuple[float, ...]]
 
-    @classmethod
-    def read(cls, data: WorkloadData, phase: str) -> _PhaseData:
-        kernels, ranges = data.recorded.tables.kernels, data.recorded.tables.ranges
-        # The range itself, not one nested in it: its time would count twice.
-        within = [path for path in ranges["range"].unique() if _is_within(path, phase)]
-        paths = [p for p in within if not _is_within(p.rpartition(PATH_SEPARATOR)[0], phase)] if phase else [""]
-        found: dict[Key, tuple[float, ...]] = {}
-        names = ("case", "profiler", "instances", "wall_ns", "busy_ns")
-        for case, profiler, *figures in rows(ranges[ranges["range"].isin(paths)], *names):
-            # Of several processes, and of several ranges of that name, the sum: missing where one of them is.
-            before = found.get((case, profiler), (0.0, 0.0, 0.0))
-            known = (math.nan if pd.isna(figure) else float(figure) for figure in figures)
-            found[case, profiler] = tuple(map(sum, zip(before, known, strict=True)))
-        if not phase:
-            return cls(data.recorded.totals, found)
-        inside = {path for path in kernels["phase"].unique() if _is_within(path, phase)}
-        return cls(sum_kernels(kernels[kernels["phase"].isin(inside)]), found)
+def _read_ranges(data: WorkloadData, phase: str) -> dict[Key, dict[str, float]]:
+    """Return how often the ranges of one phase were entered, and their ns on the host and with a busy GPU, in all."""
+    ranges = data.recorded.tables.ranges
+    # The range itself, not one nested in it: its time would count twice.
+    within = [path for path in ranges["range"].unique() if _is_within(path, phase)]
+    paths = [p for p in within if not _is_within(p.rpartition(PATH_SEPARATOR)[0], phase)] if phase else [""]
+    figures = {"instances": "calls", "wall_ns": "time", "busy_ns": "busy"}
+    found: dict[Key, dict[str, float]] = {}
+    for case, profiler, *numbers in rows(ranges[ranges["range"].isin(paths)], "case", "profiler", *figures):
+        # Of several processes, and of several ranges of that name, the sum: missing where one of them is.
+        own = found.setdefault((case, profiler), dict.fromkeys(figures.values(), 0.0))
+        for name, number in zip(own, numbers, strict=True):
+            own[name] += math.nan if pd.isna(number) else float(number)
+    return found
 
 
 def _is_within(path: str, phase: str) -> bool:
@@ -365,15 +351,16 @@ class _Reader:
     def __init__(
         self,
         data: WorkloadData,
-        request: _Request,
+        request: Study,
         results: Mapping[str, CaseResult],
         profiler: str | None,
         axis: str | None = None,
     ) -> None:
         """``profiler`` gives the kernels; ``axis`` is the value of the axis ``profiler``, where the table has one."""
         self._data, self._request, self._results, self._profiler = data, request, results, profiler
-        self._axis = axis
-        self._phases = {phase: _PhaseData.read(data, phase) for phase in request.phases}
+        self._axis, self._phases = axis, request.phases or ("",)
+        self._totals = {phase: _read_totals(data, phase) for phase in self._phases}
+        self._ranges = {phase: _read_ranges(data, phase) for phase in self._phases}
 
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
@@ -388,7 +375,7 @@ class _Reader:
                 shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
                 yield [
                     {**shared, PHASE: phase, VALUE: value.name, _CELL: self._cell(result, value, phase)}
-                    for phase in request.phases
+                    for phase in self._phases
                     for value in request.values
                 ]
 
@@ -442,15 +429,14 @@ class _Reader:
         breakdown = self._data.breakdowns.get(result.id, {}).get(self._profiler or "")
         if breakdown is None:
             return None
-        key, runs, data = (result.id, breakdown.profiler), breakdown.iterations or 1, self._phases[phase]
+        key, runs = (result.id, breakdown.profiler), breakdown.iterations or 1
         if value.subject == "range":
-            total = dict(zip(("calls", "time", "busy"), data.ranges.get(key, ()), strict=False)).get(value.figure)
-            return None if total is None or math.isnan(total) else total / runs
-        if (totals := data.totals.get(key)) is None:
-            return None
-        if phase:
+            total = self._ranges[phase].get(key, {}).get(value.figure, math.nan)
+            return None if math.isnan(total) else total / runs
+        totals = self._totals[phase].get(key)
+        if totals is not None and phase:
             breakdown = kernel_breakdown.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
-        if breakdown is None:
+        if totals is None or breakdown is None:
             return None
         if value.subject == "most_launched":
             # Of several kernels with as many launches, the one with the most time.

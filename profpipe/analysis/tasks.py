@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status

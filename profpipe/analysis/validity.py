@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from profpipe.analysis import tasks
-from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.analysis import ranks, tasks
+from profpipe.analysis.case_index import Number, WorkloadData
+from profpipe.analysis.findings.workloads import (
+    Coverage,
+    Expectation,
+    NotRun,
+    TimedCase,
+    Unattributed,
+)
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
+from profpipe.measure.flags import Flag
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.results.schema import Tables
 
@@ -175,17 +185,54 @@ def unattributed(tables: Tables, run: Manifest) -> tuple[Unattributed, ...]:
     return tuple(found)
 
 
-def unseen(tables: Tables) -> tuple[Unseen, ...]:
-    """Return cases that ended well without a kernel in a capture that has kernels of other cases.
+def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return by workload and profiler the cases that ended well without a kernel, where other cases have kernels.
 
     ncu does not count: it profiles selected kernels.
     """
     key = ["workload", "profiler"]
     seen = {pair: set(cases) - {""} for pair, cases in tables.kernels.groupby(key)["case"].unique().items()}
-    found = []
-    for pair, cases in tables.cases[tables.cases["status"] == "ok"].groupby(key, sort=False)["case"]:
-        workload, profiler = map(str, pair)
+    ended = tables.cases[(tables.cases["status"] == "ok") & (tables.cases["profiler"] != "ncu")]
+    found = {}
+    for pair, cases in ended.groupby(key, sort=False)["case"]:
         missing = tuple(case for case in cases if case not in seen.get(pair, ()))
-        if seen.get(pair) and missing and profiler != "ncu":
-            found.append(Unseen(workload, profiler, missing))
-    return tuple(found)
+        if seen.get(pair) and missing:
+            found[str(pair[0]), str(pair[1])] = missing
+    return found
+
+
+# --- duplicate cases --------------------------------------------------------------------------------------------------
+
+#: From this ratio on times with disjoint intervals differ: clocks alone explain less.
+_LEAST_RATIO = 1.15
+
+
+def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[tuple[TimedCase, TimedCase], ...]:
+    """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
+    several = workloads if len(workloads) > 1 else ()
+    unlike = []
+    for same in grouped((key, (case, time)) for data in several for key, case, time in _timed(data)).values():
+        for pair in itertools.combinations(sorted(same, key=lambda found: -found[0].ns), 2):
+            (longer, long), (shorter, short) = pair
+            is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low
+            if longer.workload != shorter.workload and is_apart and longer.ns > _LEAST_RATIO * shorter.ns:
+                unlike.append((longer, shorter))
+    return tuple(sorted(unlike, key=lambda pair: -pair[0].ns / pair[1].ns))
+
+
+def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
+    """Yield each timed case with a key that equal cases of other workloads share.
+
+    A run records the names of environment variables without values, so a workload with variables equals no other.
+    """
+    declared, index = data.declared, data.recorded
+    mode = (declared.get("timing") or {}).get("mode") or "eager"
+    setting = [declared.get("script"), declared.get("processes") or 1, mode, data.name if declared.get("env") else ""]
+    for case, params in data.layout.params.items() if declared.get("script") else ():
+        time = index.numbers.get((case, "plain", ""), {}).get("time")
+        # A time that includes other work says nothing about the other workload's time.
+        is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or ranks.has_waited(index, case)
+        if time is not None and time.value > 0 and not is_shared:
+            axes = tuple((axis, params[axis]) for axis in data.layout.varying if axis in params)
+            key = json.dumps([*setting, params], sort_keys=True, default=str)
+            yield key, TimedCase(data.name, case, time.value, axes), time

@@ -8,6 +8,8 @@ interval from inside one process does not contain this spread.
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +17,135 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from profpipe.analysis import signed_rank
+import numpy as np
+import numpy.typing as npt
+
 from profpipe.results import pair_blocks
 from profpipe.results.schema import Verdict
+
+# --- signed rank ------------------------------------------------------------------------------------------------------
+
+
+def p_values(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the one-sided p values (less, greater) of the hypothesis that the centre is 0.
+
+    ``less`` is small where the centre lies below 0. The p values are exact: they come from the distribution of the sum
+    of positive ranks over all assignments of signs. Differences of 0 are left out, equal ones share their mean rank, as
+    in ``scipy.stats.wilcoxon(zero_method="wilcox")``. Without a difference both p values are 1.
+    """
+    values = [value for value in differences if value]
+    ranks = _double_ranks(list(map(abs, values)))
+    positive = sum(rank for value, rank in zip(values, ranks, strict=True) if value > 0)
+    below = _cumulative(tuple(sorted(ranks)))
+    return float(below[positive]), float(below[sum(ranks) - positive])
+
+
+def two_sided_p(differences: Sequence[float]) -> float:
+    """Return the two-sided p value of the hypothesis that the centre is 0: twice the smaller one, at most 1."""
+    return min(1.0, 2 * min(p_values(differences)))
+
+
+def hodges_lehmann(differences: Sequence[float]) -> float:
+    """Return the estimate of Hodges and Lehmann: the median of the means of all pairs of differences."""
+    return statistics.median(_walsh_means(differences))
+
+
+def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | None:
+    """Return the ends of the interval of centres that the two-sided test does not reject.
+
+    Its confidence is at least ``confidence``. Return None where there are too few differences: the test then rejects no
+    centre at all.
+    """
+    means = sorted(_walsh_means(differences))
+    tail = (1 - confidence) / 2
+    below = _cumulative(tuple(range(2, 2 * len(differences) + 1, 2)))
+    # The ranks of a test without ties are whole, and doubled here.
+    rejected = int((below[::2] <= tail).sum())
+    return (means[rejected - 1], means[-rejected]) if rejected else None
+
+
+def smallest_two_sided_p(count: int) -> float:
+    """Return the smallest two-sided p value that ``count`` differences can have."""
+    return min(1.0, 2.0 ** (1 - count))
+
+
+def rejection_rate(count: int, alpha: float) -> float:
+    """Return how often the two-sided test at ``alpha`` rejects where the centre is 0: at most ``alpha``.
+
+    The sum of ranks is discrete: eight differences reject in 2 of 256 assignments of signs at ``alpha`` 0.01.
+    """
+    below = _cumulative(tuple(range(2, 2 * count + 1, 2)))
+    return 2 * float(below[below <= alpha / 2].max(initial=0.0))
+
+
+def _double_ranks(values: Sequence[float]) -> list[int]:
+    """Return twice the rank of each value, from 2. Equal values share their mean rank, which may be a half."""
+    ordered = sorted(values)
+    # The first rank of a value and its last one.
+    return [bisect.bisect_left(ordered, value) + 1 + bisect.bisect_right(ordered, value) for value in values]
+
+
+def _walsh_means(differences: Sequence[float]) -> list[float]:
+    return [(a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2)]
+
+
+@functools.lru_cache(maxsize=64)
+def _cumulative(doubled_ranks: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return P(S <= s) for s from 0 on, where S adds each of the ranks with probability 1/2.
+
+    Up to 53 ranks all values are whole multiples of a power of 2, so nothing is rounded; beyond, 1e-13 of a value is.
+    """
+    below = np.ones(1)
+    for rank in doubled_ranks:
+        # Each rank is either left out or added.
+        longer = np.zeros(len(below) + rank)
+        longer[: len(below)] = below
+        longer[rank:] += below
+        below = longer / 2
+    return np.cumsum(below)
+
+
+# --- student t --------------------------------------------------------------------------------------------------------
+
+#: Intervals of Simpson's rule, and halvings of the bracket: both far finer than the four digits that are used.
+_STEPS: Final = 200
+_HALVINGS: Final = 60
+#: Above so many degrees of freedom the quantiles of a normal distribution are the same in three digits.
+_MANY: Final = 1000
+
+
+@functools.lru_cache(maxsize=1024)
+def quantile(probability: float, degrees: float) -> float:
+    """Return the value that Student's t exceeds with ``1 - probability``; ``probability`` is above 0.5.
+
+    With t = sqrt(d) tan(x) the density is proportional to cos(x) ** (d - 1), which Simpson's rule integrates
+    (Abramowitz and Stegun, 26.7.3 to 26.7.4). Below one degree of freedom the value is that of one.
+    """
+    if degrees > _MANY:
+        return statistics.NormalDist().inv_cdf(probability)
+    d = max(1.0, degrees)
+    scale = math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2)) / math.sqrt(math.pi)
+    low, high = 0.0, math.pi / 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        below = 0.5 + scale * _integral(middle, d - 1)
+        low, high = (middle, high) if below < probability else (low, middle)
+    return math.sqrt(d) * math.tan(low)
+
+
+def _integral(end: float, power: float) -> float:
+    """Return the integral of cos(x) ** ``power`` from 0 to ``end``."""
+    width = end / _STEPS
+    weights = (1 if i in (0, _STEPS) else 4 if i % 2 else 2 for i in range(_STEPS + 1))
+    return width / 3 * sum(weight * math.cos(i * width) ** power for i, weight in enumerate(weights))
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------------
 
 #: The level of the two-sided test, and of the interval that inverts it.
 ALPHA: Final = 0.01
 #: The fewest pairs with which the test can reject at all.
-FEWEST_PAIRS: Final = next(count for count in range(1, 65) if signed_rank.smallest_two_sided_p(count) <= ALPHA)
+FEWEST_PAIRS: Final = next(count for count in range(1, 65) if smallest_two_sided_p(count) <= ALPHA)
 #: The level of each of the two tests of equivalence (TOST): the usual 5 %.
 ALPHA_SAME: Final = 0.05
 #: The levels of both tests at the first look at further pairs. Each later look has half the levels of the look before:
@@ -52,14 +175,6 @@ class Gate(Enum):
     PASSED = "passed"
     FAILED = "failed"
     UNDECIDED = "undecided"
-
-
-@dataclass(frozen=True)
-class Levels:
-    """The level of the two-sided test of a difference, and that of each of the two tests of equivalence."""
-
-    differs: float = ALPHA
-    same: float = ALPHA_SAME
 
 
 @dataclass(frozen=True)
@@ -100,30 +215,29 @@ class Judgement:
         return max(self.floor, self.ci_high / self.ratio - 1, self.ratio / self.ci_low - 1)
 
 
-_LEVELS: Final = Levels()
-
-
-def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Levels = _LEVELS) -> Judgement:
+def judge(
+    log_ratios: Sequence[float], floor: float = LEAST_FLOOR, alpha: float = ALPHA, alpha_same: float = ALPHA_SAME
+) -> Judgement:
     """Return the verdict on a case from log(B / A) of each pair.
 
-    FASTER and SLOWER need the exact signed-rank test at ``levels.differs``, and both the Hodges-Lehmann estimate and
+    FASTER and SLOWER need the exact signed-rank test at ``alpha``, and both the Hodges-Lehmann estimate and
     the median of the pairs beyond ``floor``. SAME needs both tests of equivalence: the centre is above -floor and below
-    +floor, each at ``levels.same``. Everything else is INCONCLUSIVE. The interval has 99 % at any level.
+    +floor, each at ``alpha_same``. Everything else is INCONCLUSIVE. The interval has 99 % at any level.
     Raises ValueError without a pair and for a number that is not finite.
     """
     if not log_ratios or not all(map(math.isfinite, log_ratios)):
         raise ValueError("a verdict needs at least one pair, and finite times in each")
     limit = math.log1p(floor)
-    centre, median = signed_rank.centre(log_ratios), statistics.median(log_ratios)
+    centre, median = hodges_lehmann(log_ratios), statistics.median(log_ratios)
     estimate = centre if abs(centre - median) <= limit else median
-    p = signed_rank.two_sided_p(log_ratios)
-    if p <= levels.differs and min(abs(centre), abs(median)) > limit:
+    p = two_sided_p(log_ratios)
+    if p <= alpha and min(abs(centre), abs(median)) > limit:
         verdict = Verdict.FASTER if estimate < 0 else Verdict.SLOWER
-    elif _equivalence_p(log_ratios, limit) <= levels.same:
+    elif _equivalence_p(log_ratios, limit) <= alpha_same:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.INCONCLUSIVE
-    low, high = signed_rank.interval(log_ratios, 1 - ALPHA) or (None, None)
+    low, high = interval(log_ratios, 1 - ALPHA) or (None, None)
     return Judgement(
         verdict,
         ratio=math.exp(estimate),
@@ -132,8 +246,8 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR, levels: Level
         p=p,
         pairs=len(log_ratios),
         floor=floor,
-        pairs_more=_pairs_more(log_ratios, limit, levels) if verdict is Verdict.INCONCLUSIVE else 0,
-        false_rate=_false_rate(log_ratios, limit, levels.differs),
+        pairs_more=_pairs_more(log_ratios, limit, alpha, alpha_same) if verdict is Verdict.INCONCLUSIVE else 0,
+        false_rate=_false_rate(log_ratios, limit, alpha),
     )
 
 
@@ -149,7 +263,7 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
     """
     judged, chance = None, 0.0
     for number, count in enumerate(pair_blocks.looks(len(log_ratios))):
-        judged = judge(log_ratios[:count], floor, _levels_of_look(number))
+        judged = judge(log_ratios[:count], floor, *_levels_of_look(number))
         chance += judged.false_rate
         if judged.verdict is not Verdict.INCONCLUSIVE:
             return replace(judged, false_rate=chance)
@@ -159,9 +273,9 @@ def judge_further(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Ju
     return replace(judged, false_rate=chance, pairs_more=more)
 
 
-def _levels_of_look(number: int) -> Levels:
-    """Return the levels of a look at further pairs; the first look has the number 0."""
-    return Levels(ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number)
+def _levels_of_look(number: int) -> tuple[float, float]:
+    """Return the levels of both tests at a look at further pairs; the first look has the number 0."""
+    return ALPHA_FURTHER / 2**number, ALPHA_SAME_FURTHER / 2**number
 
 
 def is_clear(judged: Judgement, log_ratios: Sequence[float]) -> bool:
@@ -225,8 +339,8 @@ def _equivalence_p(log_ratios: Sequence[float], limit: float) -> float:
 
     Source: Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987) 657, with signed ranks in place of t.
     """
-    above_lower = signed_rank.p_values([value + limit for value in log_ratios])[1]
-    below_upper = signed_rank.p_values([value - limit for value in log_ratios])[0]
+    above_lower = p_values([value + limit for value in log_ratios])[1]
+    below_upper = p_values([value - limit for value in log_ratios])[0]
     return max(above_lower, below_upper)
 
 
@@ -236,19 +350,19 @@ def _false_rate(log_ratios: Sequence[float], limit: float, alpha: float) -> floa
     No assignment of signs moves the median or the estimate further from 0 than all signs alike.
     """
     sizes = list(map(abs, log_ratios))
-    if min(signed_rank.centre(sizes), statistics.median(sizes)) <= limit:
+    if min(hodges_lehmann(sizes), statistics.median(sizes)) <= limit:
         return 0.0
-    return signed_rank.rejection_rate(len(log_ratios), alpha)
+    return rejection_rate(len(log_ratios), alpha)
 
 
-def _pairs_more(log_ratios: Sequence[float], limit: float, levels: Levels) -> int | None:
+def _pairs_more(log_ratios: Sequence[float], limit: float, alpha: float, alpha_same: float) -> int | None:
     """Return how many more pairs decide with probability ``POWER``; None for more than ``MOST_PAIRS``.
 
     Up to two pairs show no variation: then the least number that can decide is returned.
     """
     if len(log_ratios) < 3:
         return FEWEST_PAIRS - len(log_ratios)
-    wanted = _pairs_wanted(log_ratios, limit)(levels)
+    wanted = _pairs_wanted(log_ratios, limit)(alpha, alpha_same)
     if wanted > MOST_PAIRS:
         return None
     # The normal approximation asks for up to one pair more than the exact test.
@@ -264,17 +378,17 @@ def _pairs_to_later_look(log_ratios: Sequence[float], limit: float) -> int | Non
     wanted, done = _pairs_wanted(log_ratios, limit), len(log_ratios)
     for number, count in enumerate(pair_blocks.looks(MOST_PAIRS)):
         # The normal approximation asks for up to one pair more than the exact test.
-        if count > done and wanted(_levels_of_look(number)) < count + 1:
+        if count > done and wanted(*_levels_of_look(number)) < count + 1:
             return count - done
     return None
 
 
-def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[Levels], float]:
+def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[float, float], float]:
     """Return a function that says how many pairs decide at some levels with probability ``POWER``.
 
     The pairs are taken to vary as these do, single slow processes included. There are three pairs at least.
     """
-    centre, median = signed_rank.centre(log_ratios), statistics.median(log_ratios)
+    centre, median = hodges_lehmann(log_ratios), statistics.median(log_ratios)
     size = min(abs(centre), abs(median)) if centre * median > 0 else 0.0
     power = _NORMAL.inv_cdf(POWER)
     if size > limit:
@@ -282,12 +396,12 @@ def _pairs_wanted(log_ratios: Sequence[float], limit: float) -> Callable[[Levels
         beyond = [value - limit for value in sizes]
         least = max(_pairs_above_0(beyond, power)(0.0), _pairs_with_median_above_0(beyond, power))
         differs = _pairs_above_0(sizes, power)
-        return lambda levels: max(least, differs(-_NORMAL.inv_cdf(levels.differs / 2)))
+        return lambda alpha, _: max(least, differs(-_NORMAL.inv_cdf(alpha / 2)))
     # In the middle of the floor either of the two tests of equivalence can miss.
     power = _NORMAL.inv_cdf((1 + POWER) / 2) if size < limit / 2 else power
     above_lower = _pairs_above_0([value + limit for value in log_ratios], power)
     below_upper = _pairs_above_0([limit - value for value in log_ratios], power)
-    return lambda levels: max(test(-_NORMAL.inv_cdf(levels.same)) for test in (above_lower, below_upper))
+    return lambda _, alpha_same: max(test(-_NORMAL.inv_cdf(alpha_same)) for test in (above_lower, below_upper))
 
 
 def _pairs_above_0(values: Sequence[float], power: float) -> Callable[[float], float]:

@@ -17,7 +17,7 @@ from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from profpipe.analysis.history import HistoryFindings
+    from profpipe.analysis.history import PipelineHistory
 
 EXAMPLES = """\
   profpipe history
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     runs, times = database.read_history(args.out, max(args.n, _MOST_RUNS))
     found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:
-        print(stdio.as_json(asdict(found)))
+        print(stdio.as_json({"pipelines": [asdict(pipeline) for pipeline in found]}))
     elif args.html:
         print(_write_html(args, found))
     elif args.page:
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     return errors.OK
 
 
-def _write_html(args: argparse.Namespace, found: HistoryFindings) -> Path:
+def _write_html(args: argparse.Namespace, found: Sequence[PipelineHistory]) -> Path:
     """Write the page of the results folder, and return its path."""
     from profpipe.commands import rendering
     from profpipe.report.html import page
@@ -90,7 +90,7 @@ def _write_html(args: argparse.Namespace, found: HistoryFindings) -> Path:
 
 
 def text(
-    runs: Sequence[Row], times: Sequence[Row], found: HistoryFindings | None = None, *, is_ascii: bool = False
+    runs: Sequence[Row], times: Sequence[Row], found: Sequence[PipelineHistory] = (), *, is_ascii: bool = False
 ) -> str:
     """Return the runs, a table of times and the courses for each pipeline.
 
@@ -99,7 +99,7 @@ def text(
     """
     from profpipe.report import history_pages
 
-    courses = {pipeline.name: pipeline.courses for pipeline in found.pipelines} if found else {}
+    courses = {pipeline.name: pipeline.courses for pipeline in found}
     parts = []
     for name in dict.fromkeys(str(row["name"]) for row in runs):
         own = [row for row in runs if row["name"] == name]

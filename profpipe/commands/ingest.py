@@ -59,7 +59,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
 
     import pyarrow
 
-    from profpipe.ingest import reader, registry
+    from profpipe.ingest import reader
     from profpipe.results import store
     from profpipe.results.manifest import FILE, Manifest, RefusedFile
     from profpipe.results.manifest_entries import file_entry
@@ -78,7 +78,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     with ThreadPoolExecutor(1) as loader:
         if out is not None:
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
-            registry.parsers()
+            reader.parsers()
             loader.submit(importlib.import_module, "profpipe.commands.rendering")
         sources = (replace(source, step_range=step_range) for source in reader.sources_of_paths(paths))
         for result in (_refuse_empty(result) for source in sources for result in _read(source)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from profpipe.analysis import noise
+from profpipe.analysis import history
 from profpipe.analysis.pairs import PairFindings
 from profpipe.errors import ConfigError
 from profpipe.results import database, folders, noise as noise_table, store
@@ -49,5 +49,5 @@ def _store(out: Path, folder: Path, data: Tables, manifest: Manifest, found: Pai
     database.store_run(out, folder, data, manifest)
     if manifest.ended:
         repeated = noise_table.read_repeated(out, folder.name)
-        samples = [*noise.of_run(folder.name, data, manifest, found), *noise.of_repeated(repeated)]
+        samples = [*history.of_run(folder.name, data, manifest, found), *history.of_repeated(repeated)]
         noise_table.store(out, manifest, samples, folder.name)

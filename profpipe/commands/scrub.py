@@ -21,18 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Scrub each file and print how many entries were removed, never their text."""
-    from profpipe.ingest import registry
+    from profpipe.ingest import reader
     from profpipe.profilers import nsys_export
     from profpipe.scrub import exports
 
-    parsers, code = registry.parsers(), errors.OK
+    parsers, code = reader.parsers(), errors.OK
     for path in args.files:
         try:
             if nsys_export.is_report(path) or nsys_export.is_recording(path):
                 raise UnreadableFile(
                     path, "is nsys's own report, which cannot be changed", "Share an export of it instead."
                 )
-            removed = exports.scrub(path, registry.name_of(registry.choose(path, parsers)))
+            removed = exports.scrub(path, reader.name_of(reader.choose(path, parsers)))
         except (UnreadableFile, OSError) as refused:
             print(f"profpipe: {visible_line(refused)}", file=sys.stderr)
             code = errors.SOME_FAILED

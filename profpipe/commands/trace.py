@@ -164,15 +164,15 @@ def _processes(
 
     The traces of torch.profiler of one case are of its ranks, and share a clock on each node.
     """
-    from profpipe.ingest import registry
+    from profpipe.ingest import reader
     from profpipe.traces.build import Builder, Selection
 
-    known = registry.parsers()
+    known = reader.parsers()
     together: dict[Any, list[Process]] = {}
     for file in files:
         with _opened(folder, file, is_run=manifest.is_run) as path:
             step_range = (manifest.workload(file.workload).get("steps") or {}).get("range") or ""
-            recording = registry.recording(registry.choose(path, known), path)
+            recording = reader.recording(reader.choose(path, known), path)
             # The class of each kernel as in the tables, by its name; of names with several classes none.
             kernels = data.kernels[data.kernels["workload"] == file.workload]
             pairs = kernels[["kernel", "kernel_class"]].drop_duplicates()

@@ -1,24 +1,198 @@
-"""A file -> its parser -> the tables. Which parser reads a file is decided by its content."""
+"""A file -> its parser -> the tables. Which parser reads a file is decided by its content.
+
+Tables are trusted only where their rows agree with the sums of the file.
+"""
 
 from __future__ import annotations
 
-import json
+import inspect
+import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes, registry
+from profpipe import plugins
+from profpipe.errors import ConfigError, UnreadableFile
+from profpipe.ingest import foreign_files, kernel_classes, launch_tables, reader
+from profpipe.ingest.operations import Recording
 from profpipe.ingest.steps import figures
-from profpipe.job import Job, JobOutcome
-from profpipe.measure import event_lines
-from profpipe.results import schema
-from profpipe.results.schema import CASES, METRICS, Tables
+from profpipe.results import budget, schema
+from profpipe.results.schema import Tables
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+#: The first bytes of compressed files, and what unpacks them.
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz", b"(\xb5/\xfd": "unzstd"}
+
+#: The names that a parser module defines.
+_PARTS = ("FORMATS", "sniff", "parse")
+
+#: Two sums of the same times may differ by the order of their additions.
+_ROUNDING = {"rel_tol": 1e-9, "abs_tol": 1.0}
+
+
+def parsers(pipeline_dir: Path | None = None) -> list[ModuleType]:
+    """Load all parsers; those in ``pipeline_dir/parsers`` replace the built-in ones of the same name.
+
+    Raises ConfigError for a user's file that cannot be loaded or is no parser.
+    """
+    return [_loaded(path) for path in plugins.files("parsers", "*.py", pipeline_dir)]
+
+
+def _loaded(path: Path) -> ModuleType:
+    try:
+        parser = plugins.load_module(path)
+    except Exception as error:  # a user's file may raise anything
+        raise ConfigError(
+            str(path), f"cannot be loaded: {_place(error, path)}.", "Mend it, or move it away."
+        ) from error
+    if missing := [part for part in _PARTS if not hasattr(parser, part)]:
+        remedy = "A file that is no parser begins with an underscore, or lies elsewhere."
+        raise ConfigError(str(path), f"is no parser: it has no {missing[0]}.", remedy)
+    return parser
+
+
+def name_of(parser: ModuleType) -> str:
+    return Path(str(parser.__file__)).stem
+
+
+def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
+    """Return the parser that knows the content of ``path``. Raises UnreadableFile where none does."""
+    _check_content(path)
+    able = [parser for parser in parsers if path.is_file() or getattr(parser, "READS_FOLDERS", False)]
+    with within_budget(path):
+        for parser in able:
+            with _blame(parser, path):
+                if parser.sniff(path):
+                    return parser
+    if path.is_dir():
+        raise UnreadableFile(path, "is a folder, and not one that a profiler wrote", "Name the files in it.")
+    foreign_files.refuse(path)
+    with path.open("rb") as stream:
+        head = stream.read(8)
+    if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):
+        remedy = f"profpipe reads only CSV files and torch traces compressed. Unpack it: {unpack} {path.name}"
+        raise UnreadableFile(path, "is compressed", remedy)
+    known = "; ".join(text for parser in parsers for text in parser.FORMATS)
+    raise UnreadableFile(path, "is in no format that profpipe reads", f"It reads: {known}.")
+
+
+def _check_content(path: Path) -> None:
+    if not path.exists():
+        raise UnreadableFile(path, "there is no such file", "Check the path.")
+    if path.is_dir():
+        return
+    if not path.is_file():  # reading a pipe could wait for ever
+        raise UnreadableFile(path, "is neither a file nor a folder", "Name the file that a profiler wrote.")
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(len(_LFS))
+    except OSError as error:
+        raise UnreadableFile(
+            path, f"cannot be read: {error.strerror or error}", "Make it readable, or copy it."
+        ) from error
+    if not head:
+        raise UnreadableFile(path, "is empty", "The tool that should have written it failed: read its log.")
+    if head == _LFS:
+        raise UnreadableFile(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
+
+
+def parse(parser: ModuleType, path: Path, step_range: str = "") -> Tables:
+    """Parse the file. Raises UnreadableFile where the rows contradict the sums of the file.
+
+    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps.
+    """
+    with _blame(parser, path):
+        finds_steps = step_range and "step_range" in inspect.signature(parser.parse).parameters
+        parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
+        wrong = _contradiction(parsed)
+    if wrong:
+        raise _wrong(parser, path, f"contradicts itself: {wrong}")
+    return parsed
+
+
+def launches(parser: ModuleType, path: Path) -> pd.DataFrame:
+    """Return the single launches in the file (``launch_tables.COLUMNS``), none where the parser has no ``launches``."""
+    if not hasattr(parser, "launches"):
+        return launch_tables.no_launches()
+    with _blame(parser, path):
+        found: pd.DataFrame = parser.launches(path)
+        wrong = [name for name in launch_tables.COLUMNS if name not in found.columns]
+    if wrong:
+        raise _wrong(parser, path, f"returns launches without {wrong[0]}")
+    return found
+
+
+def recording(parser: ModuleType, path: Path) -> Recording:
+    """Return the single events in the file, for a parser that has ``recording``."""
+    with _blame(parser, path):
+        found: Recording = parser.recording(path)
+    return found
+
+
+def _contradiction(parsed: Tables) -> str:
+    """Return where the rows of device kernels differ from the sums of the origin, empty where they agree.
+
+    The rows come from joins and groups, the sums straight from the file: a row that a join lost or doubled shows.
+    """
+    device = parsed.kernels[parsed.kernels["kind"] == "kernel"]
+    origin, times = parsed.origin, device["total_ns"].astype("Float64")
+    if (calls := int(device["calls"].sum())) != origin.launches:
+        return f"its rows hold {calls} launches, the file {origin.launches}"
+    if origin.total_ns is None:
+        return ""
+    sums = [("in all", times.sum(), origin.total_ns)]
+    if origin.attributed_ns is not None and origin.unattributed_ns is not None:
+        inside = times[device["case"] != ""].sum()
+        sums.append(("inside cases", inside, origin.attributed_ns))
+        sums.append(("outside every case", times.sum() - inside, origin.unattributed_ns))
+    for where, rows_ns, file_ns in sums:
+        if not math.isclose(rows_ns, file_ns, **_ROUNDING):
+            return f"its rows hold {rows_ns:.0f} ns {where}, the file {file_ns:.0f} ns"
+    return ""
+
+
+@contextmanager
+def within_budget(path: Path, times: float = 1) -> Iterator[None]:
+    """Raise UnreadableFile where the body takes more than ``times`` the budget of a file of this size."""
+    try:
+        with budget.limit(path, times):
+            yield
+    except budget.TooLarge as error:
+        raise UnreadableFile(path, f"is more than profpipe reads: {error}", budget.REMEDY) from error
+
+
+@contextmanager
+def _blame(parser: ModuleType, path: Path) -> Iterator[None]:
+    """Turn any error of a parser into an UnreadableFile: the other files are still read."""
+    try:
+        with within_budget(path):
+            yield
+    except (UnreadableFile, ConfigError):
+        raise
+    except Exception as error:
+        raise _wrong(parser, path, f"fails on it: {_place(error, Path(str(parser.__file__)))}") from error
+
+
+def _wrong(parser: ModuleType, path: Path, what: str) -> UnreadableFile:
+    name = Path(str(parser.__file__)).name
+    return UnreadableFile(
+        path, f"cannot be trusted: the parser {name} {what}", f"Mend {name}, or report this with the file."
+    )
+
+
+def _place(error: BaseException, file: Path) -> str:
+    """Return ``KeyError: 'x' (line 12)``: the error and the last line of ``file`` in its traceback."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    return f"{type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")
 
 
 @dataclass(frozen=True)
@@ -67,15 +241,15 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
     ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
     kernel classes.
     """
-    known = registry.parsers(pipeline_dir)
+    known = reader.parsers(pipeline_dir)
     for source in sources:
         try:
-            parser = registry.choose(source.path, known)
-            tables = _complete(registry.parse(parser, source.path, source.step_range), source, rules)
+            parser = reader.choose(source.path, known)
+            tables = _complete(reader.parse(parser, source.path, source.step_range), source, rules)
         except UnreadableFile as refused:
             yield Refusal(source, refused.what, refused.remedy)
         else:
-            yield Read(source, registry.name_of(parser), tables)
+            yield Read(source, reader.name_of(parser), tables)
 
 
 def combine(read: Iterable[Tables]) -> Tables:
@@ -164,177 +338,3 @@ def _unique_tail(path: Path, among: Iterable[Path]) -> str:
     depths = range(1, len(path.parts))
     depth = next((d for d in depths if all(other[-d:] != path.parts[-d:] for other in others)), len(path.parts))
     return str(Path(*path.parts[-depth:]))
-
-
-# --- a job's outcome -------------------------------------------------------------------------------------------------
-
-
-def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
-    """Return the files of a job, named relative to the run's folder."""
-    job = outcome.job
-    whole = job.cases[0].id if job.script is None else ""
-    again = outcome.attempted_again
-    step_range = str((job.options.get("steps") or {}).get("range") or "")
-    files = [path for path in outcome.files if path.exists() and not _is_false_start(path, outcome)]
-    names = [str(path.relative_to(run_folder)) for path in files]
-    return [
-        Source(path, name, run_folder.name, job.workload, job.profiler, whole, again.get(path, frozenset()), step_range)
-        for path, name in zip(files, names, strict=True)
-    ]
-
-
-def _is_false_start(path: Path, outcome: JobOutcome) -> bool:
-    """Return True for the record of a process that died before its first case; the outcome has the reason."""
-    if outcome.status == "ok" or path not in outcome.job.records:
-        return False
-    return not any(event["event"] == "case_started" for event in event_lines.read(path)[0])
-
-
-def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
-    """Return rows for the cases whose end the workload's process could not write.
-
-    ``written`` are the `cases` rows of the log of the job; a crash or timeout that the runner saw replaces
-    them. A case that was never reached has the outcome of the job.
-    """
-    job, known = outcome.job, set(written["case"])
-    ended = {case: (end.status.value, end.reason) for case, end in outcome.case_outcomes.items()}
-    # With the defaults of PARAMS, where the process got that far.
-    begun = {
-        event["case"]: event["params"]
-        for event in event_lines.read(job.log)[0]
-        if event["event"] == "case_started" and isinstance(event.get("params"), dict)
-    }
-    rows = []
-    for case in job.cases:
-        if case.id in known and case.id not in ended:
-            continue
-        status, reason = ended.get(case.id, (outcome.status.value, outcome.reason))
-        if status == "ok" and job.script is not None:
-            status, reason = "failed", "the workload's process ended well without trying this case"
-        seconds = outcome.last_s if job.script is None and status != "skipped" else None
-        row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
-        rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
-    return Tables(cases=schema.frame(CASES, rows)).with_columns(run=run, workload=job.workload, profiler=job.profiler)
-
-
-def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
-    """Add the wall time of a command's process under plain to the numbers that its steps have.
-
-    A process that ran until the end of its span has none: the user chose that time.
-    """
-    job = outcome.job
-    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
-        return fresh
-    key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler}
-    row = {**key, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
-    return replace(fresh, metrics=_append(fresh.metrics, schema.frame(METRICS, [row])))
-
-
-def expected_families(events: Path) -> dict[str, str]:
-    """Return the kernel family that each case should run, from the workload's ``expects`` in the log of the job."""
-    expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
-    return {event["case"]: event["family"] for event in expects if event.get("family")}
-
-
-def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the kinds of devices that a job's processes describe in ``records``.
-
-    ``count`` is the number of a kind, where each process states its device's PCI address. A process without torch
-    describes no device.
-    """
-    started = (event for path in records for event in event_lines.read(path)[0] if event["event"] == "started")
-    machines = [dict(event["machine"]) for event in started if event.get("torch") and event.get("machine")]
-    addresses = [machine.pop("pci", None) for machine in machines]
-    kinds = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
-    of_kind = [{address for one, address in zip(machines, addresses, strict=True) if one == kind} for kind in kinds]
-    return [
-        kind if None in known else {**kind, "count": len(known)} for kind, known in zip(kinds, of_kind, strict=True)
-    ]
-
-
-def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
-    """Return the node of each rank, from the first lines of the records of the start-up hook."""
-    found: dict[int, str] = {}
-    for path in records:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            line = stream.readline()
-        try:
-            about = json.loads(line)
-            rank, node = about.get("rank"), about.get("node")
-        except (ValueError, AttributeError):  # a killed process has not written its first line
-            continue
-        if type(rank) is int and isinstance(node, str) and node:
-            found[rank] = node
-    return dict(sorted(found.items()))
-
-
-def replace_cases(stored: Tables, fresh: Tables) -> Tables:
-    """Replace the rows of ``stored`` by those of ``fresh`` with the same workload, profiler and case.
-
-    A table without a change stays the same object.
-    """
-
-    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        new = getattr(fresh, table.name)
-        key = ["workload", "profiler", "case"] + (["source"] if "source" in table.names else [])
-        return _append(_drop(old, _has_key_of(old, new, key)), new)
-
-    return _change(stored, change)
-
-
-def add_kernels(stored: Tables, fresh: Tables) -> Tables:
-    """Add the kernels of ``fresh`` and their metrics to ``stored``; its other rows of the same cases are left out."""
-    numbers = fresh.metrics[fresh.metrics["subject"] != ""]
-    key = ["workload", "profiler", "case", "subject"]
-    kernels = _drop(stored.kernels, stored.kernels["source"].isin(fresh.kernels["source"].unique()))
-    metrics = _append(_drop(stored.metrics, _has_key_of(stored.metrics, numbers, key)), numbers)
-    return replace(stored, kernels=_append(kernels, fresh.kernels), metrics=metrics)
-
-
-def drop_job(stored: Tables, job: Job, run_folder: Path) -> Tables:
-    """Drop the rows of an earlier attempt at ``job``, from any of its files."""
-    folder = str(job.folder.relative_to(run_folder))
-    return drop_attempt(stored, job.workload, job.profiler, folder, {case.id for case in job.cases})
-
-
-def drop_attempt(stored: Tables, workload: str, profiler: str, folder: str, cases: Collection[str]) -> Tables:
-    """Drop the rows of a job in ``folder``, a path below the run's folder."""
-
-    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        mine = (old["workload"] == workload) & (old["profiler"] == profiler)
-        of_job = old["source"].str.startswith(f"{folder}/") if "source" in table.names else old["case"].isin(cases)
-        return _drop(old, mine & of_job)
-
-    return _change(stored, change)
-
-
-def drop_folder(stored: Tables, folder: str) -> Tables:
-    """Drop the rows of the files in ``folder``, a path below the run's folder."""
-
-    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        return _drop(old, old["source"].str.startswith(f"{folder}/")) if "source" in table.names else old
-
-    return _change(stored, change)
-
-
-def _change(stored: Tables, change: Callable[[schema.Table, pd.DataFrame], pd.DataFrame]) -> Tables:
-    """Return ``stored`` with a change to each table that has rows, or gets some."""
-    changed = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
-    return Tables(**changed, origin=stored.origin)
-
-
-def _has_key_of(old: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> Any:
-    """Return which rows of ``old`` have a key that ``new`` has too."""
-    if not len(old) or not len(new):
-        return np.zeros(len(old), dtype=bool)
-    return pd.MultiIndex.from_frame(old[key]).isin(pd.MultiIndex.from_frame(new[key]))
-
-
-def _drop(old: pd.DataFrame, dropped: Any) -> pd.DataFrame:
-    return old[~dropped] if dropped.any() else old
-
-
-def _append(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    if not len(new):
-        return old
-    return pd.concat([old, new], ignore_index=True) if len(old) else new.reset_index(drop=True)

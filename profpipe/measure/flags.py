@@ -1,4 +1,4 @@
-"""The validity flags of a measurement. The tables store the values; ``report/sections/flags.py`` explains them."""
+"""The validity flags of a measurement. The tables store the values; ``report/sections/times.py`` explains them."""
 
 from __future__ import annotations
 

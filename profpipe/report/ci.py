@@ -17,7 +17,7 @@ from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.job import readable
 from profpipe.report import document as doc
-from profpipe.report.inlines import plural
+from profpipe.report.labels import plural
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.verdicts import write_verdict
 from profpipe.results.manifest import Undecided

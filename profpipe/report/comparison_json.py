@@ -26,8 +26,8 @@ def document(
     cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
     cases += [{**_unknown(name), "gate": undecided} for name in found.absent]
     cases += [
-        {**_unknown(case.name), "differing_params": dict(case.differences), "gate": failed}
-        for case in found.changed_params
+        {**_unknown(name), "differing_params": differing, "gate": failed}
+        for name, differing in found.changed_params.items()
     ]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
     nothing = results_json.verdict_document(

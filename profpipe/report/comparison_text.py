@@ -7,7 +7,7 @@ from typing import Final
 
 from profpipe.analysis.compare_recordings import RecordingComparison
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause
-from profpipe.analysis.noise import FEWEST_RUNS
+from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.job import count_cases
 from profpipe.report.formatting import column_width
 from profpipe.report.sections import recording_changes
@@ -46,9 +46,9 @@ def differences(found: Comparison) -> Iterator[str]:
     """Yield what differs between the runs beside the code."""
     if found.changed_params:
         yield f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
-    for case in found.changed_params:
-        texts = {name: ["none" if v is None else v for v in values] for name, values in case.differences.items()}
-        yield f"{case.name}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
+    for case, differing in found.changed_params.items():
+        texts = {name: ["none" if v is None else v for v in values] for name, values in differing.items()}
+        yield f"{case}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
     if found.gpus:
         yield f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}."
     if found.is_b_unfinished:
@@ -86,7 +86,7 @@ def _cause_text(cause: GateCause, cases: Sequence[str], found: Comparison, perce
         case GateCause.LOST:
             return f"{count} had a time in A and did not end well in B: {names}"
         case GateCause.CHANGED_PARAMS:
-            params = dict.fromkeys(name for case in found.changed_params for name in case.differences)
+            params = dict.fromkeys(name for differences in found.changed_params.values() for name in differences)
             return (
                 f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
             )

@@ -14,18 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from profpipe.analysis.findings.timeline import Event, LaneKind
-from profpipe.report.units import Unit
+from profpipe.report.units import COUNT, MISSING, NO_UNIT, PERCENT, PLUS_MINUS, RATIO, SIGNED_PERCENT, Unit
 
 _Item = TypeVar("_Item")
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
-
-#: The unit of a plain number.
-NO_UNIT = Unit("", 1.0)
 
 
 class Placement(str, Enum):
@@ -34,25 +31,6 @@ class Placement(str, Enum):
     SUMMARY = "summary"
     DETAILS = "details"
     HTML = "html"  # report.html alone
-
-
-class Format(str, Enum):
-    """How a number is written."""
-
-    NUMBER = "number"  # three or four significant digits, in a unit: 81.7
-    COUNT = "count"  # whole where it is whole: 3
-    RATIO = "ratio"  # 1.42x
-    PERCENT = "percent"  # a share as a percentage, without the sign: 81.3
-    SIGNED = "signed"  # a difference in a unit: +44.0
-    SIGNED_PERCENT = "signed_percent"  # a difference: +8.0 %
-    PLUS_MINUS = "plus_minus"  # half the width of an interval as a share: ±0.2 %
-
-
-class Missing(str, Enum):
-    """Why a cell holds no number."""
-
-    NOT_MEASURED = "not_measured"
-    NOT_REQUESTED = "not_requested"  # the pipeline file has no such case
 
 
 @dataclass(frozen=True)
@@ -69,35 +47,40 @@ class Strong:
     content: Text
 
 
+#: What the targets of links to cases begin with.
+_CASE: Final = "case:"
+
+
 @dataclass(frozen=True)
 class Link:
-    """A link to a section of the same workload or of the run (``#id``), or to a file of the run's folder."""
+    """A link to a section of the same workload or of the run (``#id``), to a file of the run's folder, or to a case.
+
+    A case is one of the same workload. Only a page that has it in full links to it.
+    """
 
     content: Text
     target: str
 
+    @property
+    def case(self) -> str | None:
+        """The id of the case that the link leads to; None where it leads elsewhere."""
+        return self.target.removeprefix(_CASE) if self.target.startswith(_CASE) else None
 
-@dataclass(frozen=True)
-class CaseLink:
-    """The name of a case of the same workload. A page that has the case in full links to it."""
 
-    content: Text
-    case: str
+def case_link(content: Text, case: str) -> Link:
+    """Return the name of a case, which leads to it."""
+    return Link(content, _CASE + case)
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in its stored unit (ns, byte, share, ...), written in ``unit`` by ``format``.
-
-    In a sentence the unit's name follows the number. In a table the column's head holds the unit's name.
-    """
+    """A number in its stored unit (ns, byte, share, ...), written in ``unit``, whose name follows it."""
 
     value: float | None
     unit: Unit = NO_UNIT
-    format: Format = Format.NUMBER
 
 
-Inline: TypeAlias = "str | Code | Strong | Link | CaseLink | Number"
+Inline: TypeAlias = "str | Code | Strong | Link | Number"
 #: A line of text. ``("fastest is ", Code("fa2"))``; a single inline may stand alone.
 Text: TypeAlias = "Inline | tuple[Inline, ...]"
 
@@ -131,7 +114,7 @@ def plain(text: Text) -> str:
     """Return the text without markup and without formatting numbers; for tests, anchors and titles of files."""
     parts = []
     for inline in inlines(text):
-        if isinstance(inline, (Strong, Link, CaseLink)):
+        if isinstance(inline, (Strong, Link)):
             parts.append(plain(inline.content))
         elif isinstance(inline, Code):
             parts.append(inline.text)
@@ -215,17 +198,6 @@ class Series:
     is_rejected: bool = False
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One plot of a chart. Several panels share both axes."""
-
-    title: str
-    series: tuple[Series, ...]
-
-    def name_in(self, chart: Chart) -> str:
-        return f"{chart.title}, {self.title}" if self.title else chart.title
-
-
 class ReferenceKind(str, Enum):
     LEVEL = "level"  # a value that divides good from bad
     LIMIT = "limit"  # the largest or smallest value that is allowed; named beside the lines
@@ -251,6 +223,7 @@ _COURSE = 30
 class Chart:
     """A chart as its series. ``id`` is the stem of its file.
 
+    ``panels`` are the series of each plot by its title; they share both axes.
     ``keys`` are the keys of all series that the workload or the study may have, in the order of the palette.
     """
 
@@ -259,7 +232,7 @@ class Chart:
     kind: ChartKind
     x: Axis
     y: Axis
-    panels: tuple[Panel, ...]
+    panels: Mapping[str, tuple[Series, ...]]
     caption: Text = ""
     placement: Placement = Placement.SUMMARY
     subtitle: str = ""
@@ -269,7 +242,7 @@ class Chart:
     @property
     def series(self) -> tuple[Series, ...]:
         """All series of all panels."""
-        return tuple(series for panel in self.panels for series in panel.series)
+        return tuple(series for panel in self.panels.values() for series in panel)
 
     @property
     def every_key(self) -> tuple[str, ...]:
@@ -339,7 +312,6 @@ class Column:
     id: str
     title: Text
     unit: Unit | None = None
-    format: Format = Format.NUMBER
     is_label: bool = False
     is_words: bool = False
 
@@ -353,27 +325,26 @@ def _titled(id: str, title: Text | None = None, **kind: Any) -> Column:
     return Column(id, id if title is None else title, **kind)
 
 
-#: Columns by what their cells are: names of the rows, other text, and numbers by their formats.
+#: Columns by what their cells are: names of the rows, other text, and numbers by how they are written.
 label, words = partial(_titled, is_label=True), partial(_titled, is_words=True)
-count, ratio = partial(_titled, format=Format.COUNT), partial(_titled, format=Format.RATIO)
-percent, signed_percent = partial(_titled, format=Format.PERCENT), partial(_titled, format=Format.SIGNED_PERCENT)
-plus_minus = partial(_titled, format=Format.PLUS_MINUS)
+count, ratio = partial(_titled, unit=COUNT), partial(_titled, unit=RATIO)
+percent, signed_percent = partial(_titled, unit=PERCENT), partial(_titled, unit=SIGNED_PERCENT)
+plus_minus = partial(_titled, unit=PLUS_MINUS)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: a number in its stored unit or text, its flags, or why it is missing.
+    """A cell of a table: a number in its stored unit or text, its flags, or what stands for a missing number.
 
-    ``unit`` and ``format`` replace those of the column. ``note`` follows the number, such as an interval.
+    ``unit`` replaces that of the column. ``note`` follows the number, such as an interval.
     """
 
     value: float | None = None
     text: Text = ""
     flags: tuple[str, ...] = ()
     is_strong: bool = False
-    missing: Missing | None = None
+    missing: str = ""
     unit: Unit | None = None
-    format: Format | None = None
     note: Text = ""
 
     @property
@@ -393,7 +364,7 @@ def cell(content: Content) -> Cell:
     if isinstance(content, Cell):
         return content
     if content is None:
-        return Cell(missing=Missing.NOT_MEASURED)
+        return Cell(missing=MISSING)
     if isinstance(content, (int, float)):
         return Cell(value=float(content))
     return Cell(text=content)
@@ -477,20 +448,15 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One of several views: a value for each of the dimensions, and the blocks that it shows."""
-
-    values: tuple[str, ...]
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
 class Choice:
-    """Views of which a reader sees one: ``dimensions`` are the questions, such as metric and profiler."""
+    """Views of which a reader sees one.
+
+    ``dimensions`` are the questions, such as metric and profiler. ``options`` are the blocks by the answers.
+    """
 
     id: str
     dimensions: tuple[str, ...]
-    options: tuple[Option, ...]
+    options: Mapping[tuple[str, ...], tuple[Block, ...]]
     title: Text = ""
     placement: Placement = Placement.HTML
 
@@ -546,7 +512,7 @@ def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
 def _inside(block: Block) -> Iterable[Block]:
     """Return the blocks that ``block`` holds."""
     if isinstance(block, Choice):
-        return (inner for option in block.options for inner in option.blocks)
+        return (inner for blocks in block.options.values() for inner in blocks)
     return block.blocks if isinstance(block, Details) else ()
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
-from profpipe.report import document as doc, units
-from profpipe.report.units import MISSING, NO_CASE, Unit
-
-_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NO_CASE}
+from profpipe.report import document as doc
+from profpipe.report.units import NO_UNIT
 
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
 _MOST_WORDS = 4
@@ -18,13 +16,6 @@ _MOST_WORDS = 4
 LONGEST_TEXT: Final = 10_000
 #: Columns of plain text are aligned up to this width: one longer cell would make every row as long.
 _WIDEST: Final = 200
-
-_SHARES: dict[doc.Format, Callable[[float], str]] = {
-    doc.Format.RATIO: units.ratio,
-    doc.Format.PERCENT: units.percent,
-    doc.Format.SIGNED_PERCENT: units.signed_percent,
-    doc.Format.PLUS_MINUS: units.plus_minus,
-}
 
 
 def shortened(text: str) -> str:
@@ -45,37 +36,16 @@ def display_width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
 
 
-def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:
-    """Return ``value``, stored in ns, bytes or as a share, in ``unit`` and without the unit's name."""
-    if value is None:
-        return MISSING
-    if format in _SHARES:
-        return _SHARES[format](value)
-    write = {doc.Format.COUNT: units.count, doc.Format.SIGNED: units.signed}.get(format, units.number)
-    return write(value / unit.size)
-
-
-def format_number(inline: doc.Number) -> str:
-    """Return a number of a sentence, followed by the name of its unit."""
-    name = "%" if inline.format is doc.Format.PERCENT else inline.unit.name
-    text = format_value(inline.value, inline.unit, inline.format)
-    return f"{text} {name}" if name and inline.value is not None else text
-
-
 def format_head(column: doc.Column) -> str:
     """Return the name of the unit that follows a column's title; empty without a unit."""
-    if column.format is doc.Format.PERCENT:
-        return "%"
     return column.unit.name if column.unit else ""
 
 
 def format_cell(cell: doc.Cell, column: doc.Column) -> str:
-    """Return a cell's number, or the word that says why it is missing; empty for a cell of text."""
-    if cell.missing is not None:
-        return _MISSING[cell.missing]
-    if cell.value is None:
-        return ""
-    return format_value(cell.value, cell.unit or column.unit or Unit("", 1.0), cell.format or column.format)
+    """Return a cell's number, or the word that stands for a missing one; empty for a cell of text."""
+    if cell.missing or cell.value is None:
+        return cell.missing
+    return (cell.unit or column.unit or NO_UNIT).of(cell.value)
 
 
 def flag_letters(table: doc.Table) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from profpipe.analysis.history import Course, HistoryFindings
+from profpipe.analysis.history import Course, PipelineHistory
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
 from profpipe.report.text import align
@@ -83,11 +83,11 @@ def source(course: Course) -> str:
     return ", ".join(known) or "neighbouring runs"
 
 
-def markdown(found: HistoryFindings) -> str:
+def markdown(found: Sequence[PipelineHistory]) -> str:
     """Return a page with a section for each pipeline."""
     sections = [
         doc.make_section(f"history-{number}", f"History of {pipeline.name}", list(_blocks(pipeline.courses)))
-        for number, pipeline in enumerate(found.pipelines, start=1)
+        for number, pipeline in enumerate(found, start=1)
     ]
     return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
 

@@ -1,13 +1,17 @@
-"""How findings are called in sentences and in tables."""
+"""How findings are called in sentences and in tables: numbers with their units, cases, workloads, lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings, Iteration, WorkloadFindings
-from profpipe.report.document import CaseLink, Code, Text, inlines, join
+from profpipe.report import document as doc
+from profpipe.report.document import Code, Text, case_link, inlines, join
+from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit
 from profpipe.results.manifest import Manifest
 
 PART_NAMES: Mapping[str, str] = {
@@ -35,7 +39,7 @@ def case_text(point: CaseResult) -> Text:
     parts += [Code(point.variant)] if point.variant else []
     if not parts and not point.id:
         return "whole capture"
-    return CaseLink(join(parts, last=", ") or Code(unquote(point.id)), point.id)
+    return case_link(join(parts, last=", ") or Code(unquote(point.id)), point.id)
 
 
 def marked_text(point: CaseResult, otherwise: Text = "") -> Text:
@@ -46,7 +50,7 @@ def marked_text(point: CaseResult, otherwise: Text = "") -> Text:
 
 def variant_text(point: CaseResult) -> Text:
     """Return the compared value of a case as code. It leads to the case."""
-    return CaseLink(Code(point.variant), point.id)
+    return case_link(Code(point.variant), point.id)
 
 
 def case_texts(cases: Iterable[CaseResult]) -> dict[str, Text]:
@@ -106,3 +110,52 @@ def of_what(basis: Basis | None) -> str:
         "cpu_op": "of CPU operators' self time per call",
     }
     return words[basis.quantity] if basis else ""
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+#: Stands for ``{}`` in a name until the template around it is filled.
+_BRACES: Final = "{\ue000}"
+
+
+def literal(name: str) -> str:
+    """Return a name from outside as it may stand in a template."""
+    return name.replace("{}", _BRACES)
+
+
+def fill(template: str, *parts: Text) -> tuple[doc.Inline, ...]:
+    """Return ``template`` with each ``{}`` replaced by the next of ``parts``. Names in it are ``literal``."""
+    first, *texts = (text.replace(_BRACES, "{}") for text in template.split("{}", len(parts)))
+    found: list[doc.Inline] = [first]
+    for part, text in zip(parts, texts, strict=True):
+        found += [*inlines(part), text]
+    return tuple(inline for inline in found if inline != "")
+
+
+def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
+    """Return a time in ``unit``, or in the unit in which it reads best."""
+    return doc.Number(ns, unit or time_unit([ns]))
+
+
+#: Ratios and shares.
+ratio, percent, margin = (partial(doc.Number, unit=unit) for unit in (RATIO, PERCENT, PLUS_MINUS))
+
+
+def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:
+    """Return a share as a percentage for a column whose title holds the sign."""
+    return None if share is None else doc.Cell(share, unit=PERCENT, flags=(flag,) if flag else ())
+
+
+def with_share(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.Cell:
+    """Return a time followed by its share of the whole."""
+    return doc.Cell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
+
+
+def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
+    """Return names as ``a, b and c``; of more than ``most`` the first and how many others there are."""
+    return join([Code(word) for word in words], most=most)
+
+
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """Return ``1 case`` or ``3 cases``."""
+    return f"{number} {noun if number == 1 else nouns or noun + 's'}"

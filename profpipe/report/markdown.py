@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number, shortened
+from profpipe.report.formatting import flag_letters, format_cell, format_head, shortened
 from profpipe.stdio import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
@@ -90,11 +90,10 @@ class Markdown:
             # Four asterisks alone would be a line across the page.
             return f"**{strong}**" if strong.strip() else strong
         if isinstance(inline, doc.Link):
-            content, target = self.text(inline.content, in_table), self._target(inline.target)
+            content = self.text(inline.content, in_table)
+            target = self._target(inline.target) if inline.case is None else ""
             return f"[{content}]({target})" if target else content
-        if isinstance(inline, doc.CaseLink):
-            return self.text(inline.content, in_table)
-        return escape_inline(format_number(inline) if isinstance(inline, doc.Number) else inline)
+        return escape_inline(inline.unit.with_name(inline.value) if isinstance(inline, doc.Number) else inline)
 
     def _target(self, target: str) -> str:
         """Return the address of a link; empty where there is nothing to link to."""

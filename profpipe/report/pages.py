@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters
-from profpipe.report.inlines import plural
+from profpipe.report.labels import plural
 from profpipe.report.markdown import DETAILS, Markdown
 
 #: The longest SUMMARY.md, in lines.

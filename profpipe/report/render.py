@@ -15,7 +15,6 @@ from profpipe.report.labels import has_no_gpu
 from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
 from profpipe.report.pages import paginate
 from profpipe.report.sections import (
-    accuracy,
     agreement,
     case_pages,
     cases,
@@ -24,13 +23,11 @@ from profpipe.report.sections import (
     environment,
     explorer,
     files,
-    flags,
     headline,
     kernel_differences,
     kernel_share,
     kernels,
     memory,
-    not_run,
     phases,
     plots,
     ranks,
@@ -40,12 +37,9 @@ from profpipe.report.sections import (
     step_times,
     steps,
     studies,
-    study_plots,
     switch_cost,
-    targets,
     timeline,
     times,
-    verdict_plots,
     verdicts,
     warnings,
 )
@@ -73,10 +67,10 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     workloads = list(dict.fromkeys(case.workload for case in findings.cases))
     sections = (
         verdicts.headline(findings, run),
-        verdict_plots.forest(findings),
+        verdicts.forest(findings),
         verdicts.verdicts(findings, run),
         verdicts.failures(findings),
-        not_run.unfinished(Findings(pending=findings.pending)),
+        warnings.unfinished(Findings(pending=findings.pending)),
         kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),
         kernel_differences.kernel_differences(findings),
@@ -85,8 +79,8 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     )
     title = environment.title(workloads, len(findings.cases), run, tables)
     shown = tuple(section for section in sections if section)
-    pages = verdict_plots.case_pages(findings, run)
-    return Document(f"B against A · {title}", shown, pages, flags.MEANINGS_OF_SIDES)
+    pages = verdicts.case_pages(findings, run)
+    return Document(f"B against A · {title}", shown, pages, times.MEANINGS_OF_SIDES)
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
@@ -103,18 +97,18 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         headline.overview(findings.workloads),
         recordings.recordings(findings, run),
         *(section for own in answers.values() for section in own if is_alone),
-        *(() if is_alone else (flags.flags(findings.workloads),)),
+        *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),
         *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
         classification.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.is_first]),
-        study_plots.study_plots(findings.plots),
+        studies.study_plots(findings.plots),
         *(section for workload in findings.workloads
           for section in (*(() if is_alone else (*answers[workload.name], *_where_time_goes(workload))),
                           *_workload_sections(workload, findings))),
-        not_run.failures(findings),
-        not_run.unfinished(findings),
-        not_run.skipped(findings),
+        warnings.failures(findings),
+        warnings.unfinished(findings),
+        warnings.skipped(findings),
         files.launch_counts(findings),
         files.files(findings, run),
         environment.environment(run),
@@ -126,7 +120,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         title,
         tuple(section for section in sections if section),
         case_pages.case_pages(findings, run, raw),
-        flags.meanings(findings.workloads),
+        times.meanings(findings.workloads),
     )
 
 
@@ -147,8 +141,8 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield kernel_share.kernel_share(part)
     yield switch_cost.switch_cost(part)
     yield roofline.limits(workload, part)
-    yield targets.targets(workload, part)
-    yield accuracy.accuracy(part)
+    yield cases.targets(workload, part)
+    yield cases.accuracy(part)
     yield agreement.agreement(workload)
     yield cases.cases(workload, part)
     yield plots.plots(workload)

@@ -11,7 +11,6 @@ from profpipe.report.formatting import (
     flag_letters,
     format_cell,
     format_head,
-    format_number,
     shortened,
 )
 from profpipe.report.markdown import SUMMARY
@@ -25,13 +24,13 @@ def write_text(text: doc.Text) -> str:
     """Return inlines without markup, their numbers formatted."""
     parts = []
     for inline in doc.inlines(text):
-        if isinstance(inline, (doc.Strong, doc.CaseLink)):
+        if isinstance(inline, doc.Strong):
             parts.append(write_text(inline.content))
         elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
             parts.append(write_text(inline.content) + (f" in {SUMMARY}" if inline.target.startswith("#") else ""))
         elif isinstance(inline, doc.Number):
-            parts.append(format_number(inline))
+            parts.append(inline.unit.with_name(inline.value))
         else:
             parts.append(visible(shortened(inline.text if isinstance(inline, doc.Code) else inline)))
     return "".join(parts)

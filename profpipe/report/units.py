@@ -3,91 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 #: The text of a cell without a measurement.
 MISSING = "–"
 
 #: The text of a cell for which the pipeline file has no case.
 NO_CASE = "no case"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit and how many of the stored one (ns, byte) it is."""
-
-    name: str
-    size: float
-
-    def of(self, value: float | None) -> str:
-        """``value`` in this unit, without the unit's name, which stands in the column's head."""
-        return MISSING if value is None else number(value / self.size)
-
-    def with_name(self, value: float | None) -> str:
-        return MISSING if value is None else f"{number(value / self.size)} {self.name}"
-
-    def per(self, iteration: str) -> Unit:
-        """Return ``us/call`` for ``/call``."""
-        return Unit(f"{self.name}{iteration}", self.size)
-
-
-_TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
-_SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))
-
-
-def time_unit(values_ns: Iterable[float | None]) -> Unit:
-    """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
-    return _unit(_TIMES, values_ns)
-
-
-def step_unit(values_ns: Iterable[float | None]) -> Unit:
-    """The unit in which times of steps read best: as other times, but ms from 1 ms on."""
-    known = sorted(value for value in values_ns if value)
-    unit = time_unit(known)
-    return _TIMES[2] if known and unit is _TIMES[1] and known[-1] >= _TIMES[2].size else unit
-
-
-def size_unit(values: Iterable[float | None]) -> Unit:
-    return _unit(_SIZES, values)
-
-
-def _unit(units: tuple[Unit, ...], values: Iterable[float | None]) -> Unit:
-    known = sorted(abs(value) for value in values if value)
-    if not known:
-        return units[1]
-    middle = known[len(known) // 2]
-    if known[-1] < units[1].size:
-        return units[0]
-    return next((unit for unit in units[1:] if middle / unit.size < 9_999.5), units[-1])
-
-
-#: Stored units other than times and sizes: the units to choose from, and the value from which the next is used.
-_CHOICES = {
-    "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5),
-    "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5),
-    "flop": ((Unit("flop", 1.0), Unit("MFLOP", 1e6), Unit("GFLOP", 1e9), Unit("TFLOP", 1e12)), 9_999.5),
-}
-
-#: Stored units that a title has already, or a number itself.
-_SAID = {"share": "%", "calls": "", "x": "", "kernel": "", "TFLOP/s": "", "GB/s": "", "1/s": ""}
-
-
-def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
-    """The unit in which values that are stored in ``stored`` read best; one that is not known stays what it is."""
-    if stored == "ns":
-        return time_unit(values)
-    if stored == "byte":
-        return size_unit(values)
-    units, most = _CHOICES.get(stored, ((Unit(_SAID.get(stored, stored), 1.0),), 0.0))
-    known = sorted(abs(value) for value in values if value)
-    middle = known[len(known) // 2] if known else 0.0
-    return next((unit for unit in units if middle / unit.size < most), units[-1])
-
-
-def duration(ns: float | None) -> str:
-    """Write one time with the unit that fits it."""
-    return "0" if ns == 0 else time_unit([ns]).with_name(ns)
 
 
 def number(value: float | None) -> str:
@@ -146,3 +69,95 @@ def rounded(value: float) -> str:
 
 def signed_percent(difference: float) -> str:
     return f"{100 * difference:+.1f} %" if abs(difference) < 9.995 else f"{100 * difference:+.0f} %"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit: its name, how many of the stored one (ns, byte, share, ...) it is, and how a number of it is written."""
+
+    name: str = ""
+    size: float = 1.0
+    write: Callable[[float], str] = number
+
+    def of(self, value: float | None) -> str:
+        """Return ``value`` in this unit, without the unit's name, which stands in the column's head."""
+        return MISSING if value is None else self.write(value / self.size)
+
+    def with_name(self, value: float | None) -> str:
+        """Return ``value`` followed by the unit's name, as in a sentence."""
+        return f"{self.of(value)} {self.name}" if self.name and value is not None else self.of(value)
+
+    def per(self, iteration: str) -> Unit:
+        """Return ``us/call`` for ``/call``."""
+        return replace(self, name=f"{self.name}{iteration}")
+
+    def signed(self) -> Unit:
+        """Return the unit of a difference: ``+44.0``."""
+        return replace(self, write=signed)
+
+
+#: Numbers that need no unit, and counts: whole where they are whole.
+NO_UNIT, COUNT = Unit(), Unit(write=count)
+#: Shares and ratios: ``1.42x``, ``81.3`` in a column of %, ``+8.0 %``, ``±0.2 %``.
+RATIO, PERCENT = Unit(write=ratio), Unit("%", write=percent)
+SIGNED_PERCENT, PLUS_MINUS = Unit(write=signed_percent), Unit(write=plus_minus)
+
+_TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
+_SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))
+
+
+def time_unit(values_ns: Iterable[float | None]) -> Unit:
+    """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
+    return _unit(_TIMES, values_ns)
+
+
+def step_unit(values_ns: Iterable[float | None]) -> Unit:
+    """The unit in which times of steps read best: as other times, but ms from 1 ms on."""
+    known = sorted(value for value in values_ns if value)
+    unit = time_unit(known)
+    return _TIMES[2] if known and unit is _TIMES[1] and known[-1] >= _TIMES[2].size else unit
+
+
+def size_unit(values: Iterable[float | None]) -> Unit:
+    return _unit(_SIZES, values)
+
+
+def _unit(units: tuple[Unit, ...], values: Iterable[float | None]) -> Unit:
+    known = sorted(abs(value) for value in values if value)
+    if not known:
+        return units[1]
+    middle = known[len(known) // 2]
+    if known[-1] < units[1].size:
+        return units[0]
+    return next((unit for unit in units[1:] if middle / unit.size < 9_999.5), units[-1])
+
+
+#: Stored units other than times and sizes: the units to choose from, and the value from which the next is used.
+_CHOICES = {
+    "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5),
+    "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5),
+    "flop": ((Unit("flop", 1.0), Unit("MFLOP", 1e6), Unit("GFLOP", 1e9), Unit("TFLOP", 1e12)), 9_999.5),
+}
+
+#: Stored units that are written in one way, and those that a title has already.
+_FIXED = {"share": PERCENT, "change": SIGNED_PERCENT, "x": RATIO, "calls": COUNT}
+_SAID = ("kernel", "TFLOP/s", "GB/s", "1/s")
+
+
+def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
+    """The unit in which values that are stored in ``stored`` read best; one that is not known stays what it is."""
+    if stored == "ns":
+        return time_unit(values)
+    if stored == "byte":
+        return size_unit(values)
+    if stored not in _CHOICES:
+        return _FIXED.get(stored) or Unit("" if stored in _SAID else stored)
+    units, most = _CHOICES[stored]
+    known = sorted(abs(value) for value in values if value)
+    middle = known[len(known) // 2] if known else 0.0
+    return next((unit for unit in units if middle / unit.size < most), units[-1])
+
+
+def duration(ns: float | None) -> str:
+    """Write one time with the unit that fits it."""
+    return "0" if ns == 0 else time_unit([ns]).with_name(ns)

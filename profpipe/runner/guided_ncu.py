@@ -26,7 +26,7 @@ from profpipe.ingest.ncu.guided import Choice, Guide
 from profpipe.job import Case, Job, Missing
 from profpipe.results.schema import FAILED, Tables
 
-#: Returns the single launches in a source file (``launch_order.COLUMNS``); empty if it has none.
+#: Returns the single launches in a source file (``launch_tables.COLUMNS``); empty if it has none.
 Launches = Callable[[str], pd.DataFrame]
 
 #: The chosen launches of each case.

@@ -12,7 +12,7 @@ from typing import Final
 import pandas as pd
 
 from profpipe.errors import ToolMissing
-from profpipe.ingest import reader
+from profpipe.ingest import job_tables
 from profpipe.job import Job, Missing, Tool
 from profpipe.results import schema
 from profpipe.results.manifest import NoCaptures, PairsEntry
@@ -65,7 +65,7 @@ def merge(stored: Tables, fresh: Tables, job: Job, folder: str, names: Mapping[s
 
     ``folder`` is that of the job, relative to the run's, and ``names`` are the names of its cases on both sides.
     """
-    kept = reader.drop_folder(stored, folder)
+    kept = job_tables.drop_folder(stored, folder)
     of_case = fresh.ranges["range"] == ""
     numbers = fresh.metrics[fresh.metrics["metric"].isin(schema.CAPTURED_METRICS)]
     numbers = numbers.assign(subject=(f"{job.label} " + numbers["subject"]).str.rstrip(" "))

@@ -32,7 +32,7 @@ import pandas as pd
 from profpipe import origins, profilers
 from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.job import Case, Job, ProgressListener, Status
 from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
@@ -95,7 +95,7 @@ def _common_name(case: Case, without: Collection[str]) -> str:
 def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> PairSession:
     """Make the folder of a new run. ``request`` is that of A at the user's own pipeline file."""
     session.load_rules(request)
-    registry.parsers(request.plugin_dir)
+    reader.parsers(request.plugin_dir)
     joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     checkout.remove_abandoned(request.out)
     machine, settings = pair_captures.prepare(request, settings)

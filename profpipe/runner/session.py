@@ -31,7 +31,7 @@ from profpipe.config.items import items_of
 from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import item_rates, kernel_classes, launch_order, process_repeats, reader, registry
+from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
 from profpipe.ingest.ncu import guided as guide_file
 from profpipe.job import (
     Case,
@@ -133,7 +133,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
 def create(request: RunRequest, command: Sequence[str]) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
     load_rules(request)
-    registry.parsers(request.plugin_dir)
+    reader.parsers(request.plugin_dir)
     machine = Machine.examine(request)
     if request.comparisons:
         _find_lanes(request, machine)  # refuses a number of GPUs that the machine lacks
@@ -320,16 +320,16 @@ class Session:
             # A job for one missed kernel stays, as long as that kernel is still chosen.
             if guide is None or not chosen.issuperset(guide.choices):
                 self.manifest = self.manifest.without_job(entry.folder)
-                self.data = reader.drop_folder(self.data, entry.folder)
+                self.data = job_tables.drop_folder(self.data, entry.folder)
         return guided
 
     def _launches(self, source: str) -> pd.DataFrame:
         """Return the single launches in a file of this run; none where its parser gives none."""
         path = self.folder / source
         try:
-            return registry.launches(registry.choose(path, registry.parsers(self.request.plugin_dir)), path)
+            return reader.launches(reader.choose(path, reader.parsers(self.request.plugin_dir)), path)
         except UnreadableFile:
-            return launch_order.empty()
+            return launch_tables.no_launches()
 
     # --- storing -----------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Session:
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
         scrubbed = job_files.scrub_exports(outcome.files, self.request.plugin_dir)
-        sources = reader.sources_of_job(outcome, self.folder)
+        sources = job_tables.sources_of_job(outcome, self.folder)
         for result in reader.ingest(sources, self.request.plugin_dir, load_rules(self.request)):
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
@@ -350,15 +350,15 @@ class Session:
                 is_scrubbed = scrubbed.get(result.source.path)
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
-        fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
-        fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
+        fresh = job_tables.replace_cases(fresh, job_tables.case_rows(outcome, self.folder.name, fresh.cases))
+        fresh = job_tables.add_process_wall(fresh, outcome, self.folder.name)
         if job.is_repeated:
-            fresh = process_repeats.merge(stored, fresh, job.repeat, job.captures)
+            fresh = job_tables.merge_processes(stored, fresh, job.repeat, job.captures)
         expression = self.request.pipeline.workloads[job.workload].items_per_step
         counts = ((case.id, items_of(expression, case.params)) for case in job.cases)
-        fresh = item_rates.add(fresh, {case: count for case, count in counts if count is not None})
+        fresh = job_tables.add_item_rates(fresh, {case: count for case, count in counts if count is not None})
         self.data = self._merged(job, fresh)
-        devices = reader.read_devices(job.records)
+        devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**environment.filter_variables(os.environ), **job.env}
         peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
@@ -370,9 +370,9 @@ class Session:
             reused_from=job_cache.read_origin(job.folder),
             devices=devices,
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
-            rank_nodes=reader.read_rank_nodes(job.records) if job.nodes > 1 else {},
+            rank_nodes=job_tables.read_rank_nodes(job.records) if job.nodes > 1 else {},
         )
-        families = reader.expected_families(job.log)
+        families = job_tables.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
         self.manifest = replace(known, private_files=self._private_files(job))
         store.save(self.folder, self.data, self.manifest, stored)
@@ -395,8 +395,8 @@ class Session:
     def _merged(self, job: Job, fresh: Tables) -> Tables:
         """Return the stored rows with those of a job."""
         if guided_ncu.adds_kernels(job):
-            return reader.add_kernels(self.data, fresh)
-        return reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
+            return job_tables.add_kernels(self.data, fresh)
+        return job_tables.replace_cases(job_tables.drop_job(self.data, job, self.folder), fresh)
 
 
 def _find_lanes(request: RunRequest, machine: Machine) -> tuple[lanes.Lane, ...]:

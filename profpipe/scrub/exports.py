@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.scrub import chrome_trace, nsys, nsys_parquet, rocprof, sqlite
 
 #: To write a compressed copy takes longer than to read.
@@ -42,7 +42,7 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
     try:
         # Readable by its owner only.
         beside.mkdir(mode=0o700) if place.is_dir() else beside.touch(mode=0o600, exist_ok=False)
-        with registry.within_budget(path, _BUDGETS):
+        with reader.within_budget(path, _BUDGETS):
             removed = +copy(place, beside)
         if removed or is_scrubbed(beside):
             if place.is_dir():

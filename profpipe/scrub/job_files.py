@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.scrub import exports, secret_files
 
 #: The output of the processes of a job: it may hold whatever a program prints.
@@ -19,11 +19,11 @@ _REPORT_SUFFIXES = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
 
 def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:
     """Scrub the exports among ``files`` and return for each whether it is scrubbed. A damaged one stays as it was."""
-    parsers = registry.parsers(pipeline_dir)
+    parsers = reader.parsers(pipeline_dir)
     scrubbed = {}
     for path in files:
         try:
-            parser = registry.name_of(registry.choose(path, parsers))
+            parser = reader.name_of(reader.choose(path, parsers))
         except UnreadableFile:
             continue  # the reader reports a file that cannot be read
         if parser in exports.PARSERS:

@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
-from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import excerpt, operations, search
+from profpipe.ingest import operations
+from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
+from profpipe.ingest.operations import Recording
+from profpipe.ingest.steps import excerpt, search
 from profpipe.ingest.steps.accounting import gaps
-from profpipe.ingest.steps.partition import Union
 from profpipe.results.schema import StepState
 from profpipe.traces.model import Process, Slices, Track
 

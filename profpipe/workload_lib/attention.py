@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import attention_config, implementations, inputs, passes, reference
+from profpipe.workload_lib import accuracy, attention_config, implementations
 from profpipe.workload_lib.attention_config import AttentionConfig
 from profpipe.workload_lib.parameters import check_choice
 
@@ -27,8 +27,8 @@ class Case(AttentionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("inputs", self.inputs, inputs.KINDS)
-        check_choice("reference", self.reference, reference.REFERENCES)
+        check_choice("inputs", self.inputs, attention_config.KINDS)
+        check_choice("reference", self.reference, accuracy.REFERENCES)
         if type(self.memory_cap_gib) not in (int, float) or not 0 <= self.memory_cap_gib < math.inf:
             raise ValueError(f"memory_cap_gib must be a number of at least 0, not {self.memory_cap_gib!r}")
 
@@ -38,7 +38,7 @@ class Case(AttentionConfig):
 
     def draw(self) -> list[Tensor]:
         """Draw q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``."""
-        return inputs.draw(self, self.inputs, self.seed)
+        return attention_config.draw(self, self.inputs, self.seed)
 
 
 def case_from(params: Mapping[str, Any]) -> Case:
@@ -47,7 +47,7 @@ def case_from(params: Mapping[str, Any]) -> Case:
     return Case(**params)
 
 
-def iteration(case: Case, phase: passes.Phase) -> Callable[[], tuple[Tensor, ...]]:
+def iteration(case: Case, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; the iteration returns (output, gradients...)."""
     row = case.implementation
     forward = row.prepare(case)
@@ -58,7 +58,7 @@ def iteration(case: Case, phase: passes.Phase) -> Callable[[], tuple[Tensor, ...
         # cuDNN's backward pass would copy a gradient with other strides than the output's.
         return [torch.empty_like(outs[0]).copy_(row.view(upstream.pop()).reshape(outs[0].shape))]
 
-    return passes.iteration(forward, arguments, case.mode, gradient, phase)
+    return attention_config.iteration(forward, arguments, case.mode, gradient, phase)
 
 
 def results(case: Case) -> dict[str, Tensor]:
@@ -75,14 +75,14 @@ def dense_flops(case: AttentionConfig) -> float:
     """Return the FLOPs of the two matrix products without sparsity."""
     visible_keys = (2 * case.seqlen - case.queries) / 2 if case.has_mask else case.seqlen
     forward = 4 * case.batch * case.heads * case.queries * visible_keys * case.head_dim
-    return forward * passes.FLOPS_FACTOR[case.mode]
+    return forward * attention_config.FLOPS_FACTOR[case.mode]
 
 
 def bytes_moved(case: Case) -> float:
     """Return the bytes that a call must read and write at least, every tensor once."""
     element = attention_config.DTYPES[case.dtype].itemsize
     of_q, of_kv = math.prod(case.q_shape) * element, 2 * math.prod(case.kv_shape) * element
-    return passes.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.queries)
+    return attention_config.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.queries)
 
 
 def facts(case: Case) -> dict[str, tuple[float, str]]:
@@ -96,7 +96,7 @@ def facts(case: Case) -> dict[str, tuple[float, str]]:
     if case.needs_grad and attention_config.device() == "cuda":
         memory = memory_before_backward(case, torch.cuda.memory_allocated)
         found["memory_before_backward"] = (float(memory), "byte")
-    share = reference.checked_share(case, case.reference, backward=case.needs_grad)
+    share = accuracy.checked_share(case, case.reference, backward=case.needs_grad)
     return found | ({"checked": (100 * share, "%")} if share < 1 else {})
 
 
@@ -123,7 +123,7 @@ def differences(case: Case) -> dict[str, float]:
     drawn = case.draw()
     # A smaller GPU would not need memory for the reference.
     cap_memory(0)
-    return reference.measure_differences(case, case.reference, produced, drawn)
+    return accuracy.measure_differences(case, case.reference, produced, drawn)
 
 
 def impossible_cap(case: Case) -> str | None:

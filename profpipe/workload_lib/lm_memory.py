@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from profpipe.workload_lib import lm_step
-from profpipe.workload_lib.lm_config import LmConfig
+from profpipe.workload_lib import lm_model
+from profpipe.workload_lib.lm_model import LmConfig
 
 #: By subject and name: value, unit, and number of occurrences.
 Numbers = dict[str, dict[str, tuple[float, str, int]]]
@@ -91,7 +91,7 @@ def record(config: LmConfig, file: Path) -> Numbers:
     thread, because autograd's thread has no Python frames that show the place of an allocation.
     """
     memory, peaks = torch.cuda.memory, Peaks(torch.cuda.memory_allocated())
-    iterate = lm_step.iteration(config, peaks)
+    iterate = lm_model.iteration(config, peaks)
     with torch.autograd.set_multithreading_enabled(False):
         iterate()
         peaks.clear()

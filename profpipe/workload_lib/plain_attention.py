@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention_config, compilation
-from profpipe.workload_lib.attention_config import AttentionConfig, Forward
-from profpipe.workload_lib.passes import Phase
+from profpipe.workload_lib import attention_config, requirements
+from profpipe.workload_lib.attention_config import AttentionConfig, Forward, Phase
 
 #: Queries and keys per tile. FlashAttention's tiles of 64 to 128 fit the shared memory of an SM. Here a tile costs some
 #: ten launches, so tiles are larger: a sequence of 16384 has 1024 tiles instead of 16384, and one tile of fp32 scores
@@ -41,7 +40,7 @@ def compiled(config: AttentionConfig) -> Forward:
     SDPA patterns are disabled: without a mask, in half precision or with TF32 allowed, inductor would replace the
     formula by SDPA, and kernels of cuDNN or FlashAttention would run.
     """
-    compilation.keep_graphs(config.mode == "bwd")
+    requirements.keep_graphs(config.mode == "bwd")
     run, hidden = compile_plain(config), _hidden(config)
     return lambda q, k, v: run(q, k, v, hidden)
 
@@ -53,7 +52,7 @@ def compile_plain(config: AttentionConfig) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         return _plain(q, k, v, hidden, lambda name: nullcontext())
 
-    return compilation.compiled(attend, options=compilation.without_sdpa())
+    return requirements.compiled(attend, options=requirements.without_sdpa())
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, phase: Phase) -> Tensor:
@@ -79,7 +78,7 @@ def _hidden(config: AttentionConfig) -> Tensor | None:
 
 def missing_compiler() -> str | None:
     """Return why ``compiled`` cannot run here and the remedy, or None."""
-    return compilation.missing_compiler(True, "plain instead")
+    return requirements.missing_compiler(True, "plain instead")
 
 
 def tiled(config: AttentionConfig) -> Forward:

@@ -6,28 +6,352 @@ Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
-from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
 from profpipe.analysis.findings.steps import Measure, StepFindings
-from profpipe.analysis.findings.studies import Axes, Study
-from profpipe.analysis.findings.targets import TargetFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
-from profpipe.analysis.findings.warnings import (
-    Coverage,
-    DuplicateTimes,
-    Expectation,
-    LaunchCounts,
-    NotRun,
-    Unattributed,
-    Unseen,
-)
+from profpipe.config.study_values import StudyValue
+from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
+from profpipe.results.tasks import TaskState
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+#: Up to this difference two times are the same: events resolve 0.5 us, and clocks move by a percent or two.
+CLOSE = 0.03
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A cause, such as ``launch gaps``, and its numbers by name.
+
+    Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
+    """
+
+    cause: str
+    numbers: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One profiler's time per call of a case, and its difference to the reference.
+
+    ``difference`` is None for the reference, and where no kernel is common to both. ``covered`` is the share of the
+    reference's kernel time that the comparison is over. ``is_unexplained``: the difference is too large to pass and
+    ``reasons`` explain it in part or not at all.
+    """
+
+    profiler: str
+    ns: float
+    difference: float | None = None
+    reasons: tuple[Reason, ...] = ()
+    is_unexplained: bool = False
+    covered: float = 1.0
+
+    @property
+    def is_close(self) -> bool:
+        return self.difference is not None and abs(self.difference) <= CLOSE
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The times of one case by profiler; the first figure is the ``reference`` that the others are compared with."""
+
+    case: str
+    reference: str
+    figures: tuple[Figure, ...]
+
+
+# --- studies ----------------------------------------------------------------------------------------------------------
+
+#: Pairs of an axis and a value.
+Axes = tuple[tuple[str, Any], ...]
+
+
+class NoValue(str, Enum):
+    """Why a case that ran has no value. Other cells without a value hold the status of their case."""
+
+    INACCURATE = "inaccurate"
+    UNCHECKED = "unchecked"
+    BASELINE_INACCURATE = "baseline inaccurate"
+    BASELINE_UNCHECKED = "baseline unchecked"
+    BASELINE_ELSEWHERE = "baseline on an unlike node"
+    UNFUSED = "unfused"
+    IN_GRAPHS = "inside CUDA graphs"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in its stored unit, or a word; without either, ``missing`` is a status or a ``NoValue``."""
+
+    value: float | str | None = None
+    missing: str = ""
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table: ``cells`` by row and column; None where the pipeline file has no such case.
+
+    ``others`` are the values of the axes that the table does not name. A row or a column has a value for each axis.
+    ``skipped`` are the numbers of rows and columns that are left out, because all their cases were skipped.
+    """
+
+    others: Axes
+    rows: tuple[tuple[Any, ...], ...]
+    columns: tuple[tuple[Any, ...], ...]
+    cells: tuple[tuple[Cell | None, ...], ...]
+    skipped: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
+
+    Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
+    lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
+    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
+    """
+
+    title: str
+    values: tuple[StudyValue, ...]
+    phases: tuple[str, ...]
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    note: str = ""
+    #: Whether it opens the page, above the headline.
+    is_first: bool = False
+    is_plot: bool = False
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+    requested_units: tuple[str, ...] = ()
+    requested_profiler: str | None = None
+    grids: tuple[Grid, ...] = ()
+    has_cases: bool = True
+    #: The number of grids that are left out because all their cases were skipped.
+    skipped_grids: int = 0
+    #: The values that no case has though some ran, and why cells lack them. A table leaves them out, a plot does not.
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: The requested ranges in which no case has anything.
+    empty_phases: tuple[str, ...] = ()
+    #: The flags of all cases, where there are several.
+    shared_flags: tuple[str, ...] = ()
+    #: The axes that have one value in all cells.
+    fixed: Axes = ()
+    #: The stored unit of each value.
+    units: Mapping[str, str] = field(default_factory=dict)
+    #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
+    row_unit: str | None = None
+    basis: Basis | None = None
+    kernel_profiler: str | None = None
+    #: Whether kernel times are per call, and of the operators of a CPU.
+    is_per_call: bool = True
+    is_cpu: bool = False
+    #: Whether profilers are an axis: then each has its times, plain of calls and the others of their kernels.
+    is_by_profiler: bool = False
+    #: The compared axis, and the values that baselines have on it.
+    compare: str | None = None
+    baselines: tuple[Any, ...] = ()
+    #: By axis, the number of cases that are left out because they have no value on it.
+    cases_without_axis: Mapping[str, int] = field(default_factory=dict)
+    #: By measure, the tolerance of the results, where all workloads have the same.
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    #: Whether a case leaves out a part of the work that its FLOP/s count.
+    has_sparse_cases: bool = False
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
+        return (*self.row_axes, *self.column_axes)
+
+    def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
+        """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
+        for grid in self.grids if grids is None else grids:
+            for row, cells in zip(grid.rows, grid.cells, strict=True):
+                for column, cell in zip(grid.columns, cells, strict=True):
+                    yield self.place(row, column), self.value_at(row, column), cell
+
+    def place(self, row: Sequence[Any], column: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip((*self.row_axes, *self.column_axes), (*row, *column), strict=True))
+
+    def value_at(self, row: Sequence[Any], column: Sequence[Any]) -> StudyValue:
+        name = self.place(row, column).get("value")
+        return next((value for value in self.values if value.name == name), self.values[0])
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+class Grade(str, Enum):
+    """What a value is beside its target."""
+
+    GOOD = "good"
+    FAIR = "fair"
+    POOR = "poor"
+
+
+@dataclass(frozen=True)
+class Target:
+    """From ``good`` on a value is good, below ``poor`` it is poor; without ``poor`` none is."""
+
+    good: float
+    poor: float | None = None
+
+    def judge(self, value: float) -> Grade:
+        """Return the grade of ``value``, which has the unit of the target."""
+        if value >= self.good:
+            return Grade.GOOD
+        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
+
+
+@dataclass(frozen=True)
+class TargetFindings:
+    """The targets of a workload by quantity, and what its cases reach: case -> quantity -> value.
+
+    Quantities: ``tflops`` in TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio. A
+    quantity that was not measured of a case is missing.
+    """
+
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def grade(self, case: str, quantity: str) -> Grade | None:
+        """Return the grade of a case; None without a target or a value."""
+        target, value = self.targets.get(quantity), self.values.get(case, {}).get(quantity)
+        return None if target is None or value is None else target.judge(value)
+
+    def grades(self, case: str) -> dict[str, Grade]:
+        """Return the grades of a case by quantity."""
+        found = {quantity: self.grade(case, quantity) for quantity in self.targets}
+        return {quantity: grade for quantity, grade in found.items() if grade is not None}
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+#: The share of the kernel time below which kernels without a class change no conclusion.
+_LEAST_BLUR: Final = 0.01
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Cases without a result that ended alike. ``logs`` are relative to the run.
+
+    ``is_whole_workload``: these are all cases of the workload. ``is_after_cases``: a job failed after its last case,
+    and there are no ``cases``. ``is_cut_off``: the run was killed while the job ran, so some of the cases may have been
+    measured and not read yet.
+    """
+
+    workload: str
+    status: Status
+    reason: str
+    profilers: tuple[str, ...]
+    cases: tuple[str, ...]
+    is_whole_workload: bool = False
+    logs: tuple[str, ...] = ()
+    is_after_cases: bool = False
+    is_cut_off: bool = False
+    #: Set where tasks of a cluster lack the cases: why, and the nodes on which they stopped.
+    task_state: TaskState | None = None
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The kernel family that a case requests, and the families that ran, most time first.
+
+    ``is_pytorch_copy``: PyTorch's build of the family ran.
+    """
+
+    workload: str
+    case: str
+    requested: str
+    found: tuple[str, ...]
+    is_met: bool
+    is_pytorch_copy: bool = False
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The share of kernel time that a rule classifies, and the largest names without a class: (name, share).
+
+    ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires; ``attention`` the share
+    of attention where a case requests a kernel family, else None.
+    """
+
+    workload: str
+    profiler: str
+    kind: str
+    classified: float
+    largest: tuple[tuple[str, float], ...] = ()
+    minimum: float | None = None
+    attention: float | None = None
+
+    @property
+    def is_too_low(self) -> bool:
+        return self.minimum is not None and self.classified < self.minimum
+
+    @property
+    def blurs_attention(self) -> bool:
+        """True if kernels without a class, 1 % of the time or more, could change attention's share by a tenth."""
+        return self.attention is not None and 1 - self.classified >= max(_LEAST_BLUR, self.attention / 10)
+
+
+@dataclass(frozen=True)
+class Unattributed:
+    """Kernel time of a profiler outside every case; ``flush_ns`` of it is the cache flush of the harness.
+
+    ``has_setup``: the capture of a run of profpipe holds set-up and warm-up of the cases too.
+    """
+
+    workload: str
+    profiler: str
+    ns: float
+    share: float
+    flush_ns: float = 0.0
+    has_setup: bool = False
+
+    @property
+    def unexplained(self) -> float:
+        """The share of all kernel time outside every case that is neither set-up nor flush."""
+        if self.has_setup:
+            return 0.0
+        return self.share * (1 - self.flush_ns / self.ns) if self.ns else 0.0
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """How many launches two profilers recorded of the ``cases`` of a workload that both captured.
+
+    ``number`` is the first one's: of all iterations, or of one where ``is_per_iteration`` because the profilers
+    recorded different numbers of iterations. In ``same_by_kernel`` cases every kernel has the same count.
+    ``differing`` are the cases with another total: (case, the first one's count, the second one's).
+    """
+
+    workload: str
+    profilers: tuple[str, str]
+    number: float
+    is_per_iteration: bool
+    cases: int
+    same_by_kernel: int
+    differing: tuple[tuple[str, float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedCase:
+    """A timed case of a workload: its parameters that vary there, and its median time."""
+
+    workload: str
+    case: str
+    ns: float
+    axes: tuple[tuple[str, Any], ...] = ()
+
 
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
@@ -367,19 +691,6 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Overhead:
-    """What a profiler added to the loop of a case, as a share of the wall time of an iteration without it."""
-
-    case: str
-    profiler: str
-    share: float
-
-    @property
-    def is_large(self) -> bool:
-        return self.share > OVERHEAD
-
-
-@dataclass(frozen=True)
 class RankResult:
     """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
 
@@ -391,14 +702,6 @@ class RankResult:
     name: str
     numbers: Mapping[str, float]
     profiler: str = ""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The time that was recorded of a program without steps, in seconds from its start."""
-
-    after_s: float
-    for_s: float
 
 
 @dataclass(frozen=True)
@@ -431,10 +734,13 @@ class WorkloadFindings:
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()
     iteration: Iteration = Iteration.CALL
-    span: Span | None = None
+    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
+    recorded_after_s: float = 0.0
+    recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
-    overheads: tuple[Overhead, ...] = ()
+    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
+    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
@@ -462,6 +768,12 @@ class WorkloadFindings:
     def is_on_cpu(self) -> bool:
         """True if a profiler recorded CPU operators of a case and no kernel."""
         return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def slowed_cases(self) -> set[str]:
+        """The cases whose loop the profiler of the kernels has made far slower."""
+        return {case for (case, name), share in self.overheads.items()
+                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
 
     @property
     def varying_shape(self) -> tuple[str, ...]:
@@ -495,9 +807,11 @@ class Findings:
     expectations: tuple[Expectation, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
-    unseen: tuple[Unseen, ...] = ()
+    #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
+    unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     launch_counts: tuple[LaunchCounts, ...] = ()
-    duplicates: tuple[DuplicateTimes, ...] = ()
+    #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
+    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import launch_sums
+from profpipe.ingest import launch_tables
 from profpipe.results import schema
 
 #: The duration of a launch, newest spelling first. Sum, avg and max of one launch on one GPU are the same.
@@ -176,7 +176,7 @@ def tables_of(launches: Sequence[Launch], origin: schema.Origin, placement: sche
     call, and the times of its kernel are missing.
     """
     frame = pd.DataFrame([_row(launch) for launch in launches])
-    summed = launch_sums.summarise(frame)
+    summed = launch_tables.kernel_rows(frame)
     times = ["total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns"]
     summed.loc[summed["total_ns"].isna(), times] = pd.NA
     return schema.Tables(

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest import attribution, bounds, launch_order
+from profpipe.ingest import attribution, bounds, launch_tables, operations
 from profpipe.ingest.groupby import Int64s, combine, factorize, groups
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
-from profpipe.ingest.steps import operations, reconcile
+from profpipe.ingest.steps import reconcile
 from profpipe.results import schema
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
@@ -156,8 +156,8 @@ def read_shapes(export: Source) -> pd.DataFrame | None:
     code, firsts = combine(*(columns[size][sane] for size in sizes))
     # One text for each shape: captures have millions of launches and dozens of shapes.
     distinct = np.stack([columns[size][sane][firsts] for size in sizes], axis=1).tolist()
-    texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
-    texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
+    texts = {"grid": [launch_tables.shape(row[:3]) for row in distinct]}
+    texts["block"] = [launch_tables.shape(row[3:]) for row in distinct]
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import launch_sums
+from profpipe.ingest import launch_tables
 from profpipe.ingest.nsys import stats_output
 from profpipe.results import schema
 
@@ -91,7 +91,7 @@ def _read_launches(table: stats_output.Table) -> pd.DataFrame:
         launches["device"] = pd.to_numeric(ordinals).astype("Int64")
     if launches["duration_ns"].isna().any():
         raise stats_output.Damaged("a launch has no duration")
-    return launch_sums.summarise(launches)
+    return launch_tables.kernel_rows(launches)
 
 
 def _read_summary(table: stats_output.Table) -> pd.DataFrame:
@@ -139,7 +139,7 @@ def merge(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     if not parts:
         return schema.empty(schema.KERNELS)
     frame = pd.concat(parts)
-    keys = [key for key in launch_sums.LAUNCH_KEYS if key in frame.columns]
+    keys = [key for key in launch_tables.LAUNCH_KEYS if key in frame.columns]
     grouped = frame.groupby(keys, sort=False, dropna=False)
     merged = grouped.agg(
         calls=("calls", "sum"),

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import attribution, bounds, kernel_classes, launch_sums, range_stats
+from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables, operations
 from profpipe.ingest.groupby import combine
-from profpipe.ingest.steps import operations, reconcile, search
+from profpipe.ingest.steps import reconcile, search
 from profpipe.results import schema
 
 #: ``start`` and ``end`` are on the GPU, ``thread`` launched it, ``dispatched`` is when the host queued it. ``space``
@@ -123,7 +123,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     launches["phase"] = np.array(phases, dtype=object)[placed.path]
     launches["duration_ns"] = (launches["end"] - launches["start"]).astype("int64")
     start, end = (launches[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    range_rows = range_stats.table(given_ranges, given, placed, start, end, codes.find_pids, len(launches) > 0)
+    range_rows = launch_tables.range_rows(given_ranges, given, placed, start, end, codes.find_pids, len(launches) > 0)
     in_case = np.array(placed.paths.in_case)[placed.path]
     steps = search.Found()
     if len(launches) and not recording.has_counters:
@@ -138,7 +138,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     notes += placed.paths.notes()
     return Placed(
         schema.Tables(
-            kernels=kernel_classes.annotate(launch_sums.summarise(launches.rename(columns={"name": "kernel"}))),
+            kernels=kernel_classes.annotate(launch_tables.kernel_rows(launches.rename(columns={"name": "kernel"}))),
             ranges=range_rows,
             **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),

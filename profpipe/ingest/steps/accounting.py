@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints
-from profpipe.ingest.steps.operations import Timeline
-from profpipe.ingest.steps.partition import Union
-from profpipe.ingest.steps.segments import Segments
+from profpipe.ingest.groupby import Bools, Int64s, Ints, Union
+from profpipe.ingest.operations import Timeline
+from profpipe.ingest.steps.windows import Segments
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import attribution
-from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
+from profpipe.ingest.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.accounting import Gaps, gaps
-from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
-from profpipe.ingest.steps.partition import Union
 from profpipe.results import schema
 from profpipe.results.schema import EventKind, StepState
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints
-from profpipe.ingest.steps import likeness, segments
-from profpipe.ingest.steps.likeness import Tokens
-from profpipe.ingest.steps.operations import Timeline
-from profpipe.ingest.steps.segments import Segments
+from profpipe.ingest.operations import Timeline
+from profpipe.ingest.steps import windows
+from profpipe.ingest.steps.windows import Segments
 from profpipe.results.schema import StepRule
 
 LEAST_STEPS: Final = 3
@@ -105,7 +105,7 @@ def _segments(parts: _Parts, launched: Int64s) -> Segments:
     # Copies and sets between two steps that follow each other belong to the second one.
     joined = parts.begin[1:] == parts.end[:-1]
     begin = np.append(begin[0], np.where(joined, end[:-1], begin[1:]))
-    return segments.with_gaps(StepRule.PATTERN, begin, end, np.arange(len(begin)))
+    return windows.with_gaps(StepRule.PATTERN, begin, end, np.arange(len(begin)))
 
 
 def _graph_order(name: Int64s, launched: Int64s) -> Ints:
@@ -171,7 +171,7 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
     A first step that holds less than the usual one is left out: the recording began inside it.
     """
     begin = np.concatenate([[0], end[:-1]])
-    usual, _ = likeness.usual(name, begin[-_LAST_PARTS:], end[-_LAST_PARTS:])
+    usual, _ = find_usual(name, begin[-_LAST_PARTS:], end[-_LAST_PARTS:])
     regular, period = np.flatnonzero((usual > 0)[name]), int(usual.sum())
     first, after = np.searchsorted(regular, begin), np.searchsorted(regular, end)
     if not period:
@@ -180,7 +180,7 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
     longer = np.flatnonzero((more > 1 + _LONGER) & (after >= period))
     ahead = int(np.median(regular[np.minimum(first, len(regular) - 1)] - begin))
     start = np.maximum(regular[after[longer] - period] - ahead, begin[longer])
-    whole = likeness.shares(name, start, end[longer], usual) >= 1 - _TOLERANCE
+    whole = shares(name, start, end[longer], usual) >= 1 - _TOLERANCE
     # Where what is more lies inside the step, it begins with the kernel that most steps begin with.
     opening = np.append(np.flatnonzero(name == np.bincount(name[begin]).argmax()), len(name))
     opens = opening[np.searchsorted(opening, begin[longer])]
@@ -201,8 +201,8 @@ def _by_anchor(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s
         last, last_shapes = tokens[start:], shapes[start:]
         for token, near in _anchors(last):
             anchors = _launches(last, token, near)
-            usual, share = likeness.usual(last, anchors[:-1], anchors[1:])
-            if share < _LEAST_SHARE or likeness.are_inner(last, last_shapes, anchors):
+            usual, share = find_usual(last, anchors[:-1], anchors[1:])
+            if share < _LEAST_SHARE or are_inner(last, last_shapes, anchors):
                 continue
             # Only the kernels that each step launches equally often are compared.
             regular = np.flatnonzero(np.isin(tokens, np.flatnonzero(usual)))
@@ -253,21 +253,21 @@ def _around(tokens: Tokens, at: Ints, places: Ints, launched: Int64s) -> _Parts:
     whole = np.zeros(len(begin), dtype=bool)
     for half in (slice(0, None, 2), slice(1, None, 2)):
         reach = np.minimum(begin[half] + period, np.append(begin[half][1:], len(tokens)))
-        whole[half] = likeness.shares(tokens, begin[half], reach, usual) >= 1 - _TOLERANCE
+        whole[half] = shares(tokens, begin[half], reach, usual) >= 1 - _TOLERANCE
     # Work with the same anchor that holds less, such as a prefill, begins after the step before it, and ends with an
     # anchor that ends a step.
     reaches_back = ~whole[1:] & (whole[:-1] | (2 * lead > period))
     begin[1:] = np.maximum(begin[1:], np.where(reaches_back, begin[:-1] + period, 0))
     reach = np.append(begin[1:], len(tokens))
     window = np.minimum(begin + period, reach)
-    joins = likeness.shares(tokens, begin, reach, usual) >= 1 - _LONGER
+    joins = shares(tokens, begin, reach, usual) >= 1 - _LONGER
     # What follows a whole step is other work, unless it lies inside the step.
-    whole = likeness.shares(tokens, begin, window, usual) >= 1 - _TOLERANCE
-    missing = np.maximum(usual - likeness.count(tokens, begin, reach, np.arange(len(usual))), 0).sum(axis=1)
+    whole = shares(tokens, begin, window, usual) >= 1 - _TOLERANCE
+    missing = np.maximum(usual - count(tokens, begin, reach, np.arange(len(usual))), 0).sum(axis=1)
     holds = (missing <= _TOLERANCE * period) & (reach - begin <= 2 * period)
-    fours = likeness.fours(tokens)
-    usual_fours = np.bincount(fours[middle : middle + period], minlength=int(fours.max()) + 1)
-    is_step = (joins | whole | holds) & (likeness.shares(fours, begin, window, usual_fours) >= _LEAST_MATCH)
+    four = fours(tokens)
+    usual_fours = np.bincount(four[middle : middle + period], minlength=int(four.max()) + 1)
+    is_step = (joins | whole | holds) & (shares(four, begin, window, usual_fours) >= _LEAST_MATCH)
     end = np.where(joins | ~whole, reach, window)[is_step]
     begin = begin[is_step]
     return _with_varying(places[begin], places[end - 1] + 1, begin[1:] == end[:-1])
@@ -397,3 +397,133 @@ def _differences(tokens: Tokens, starts: Ints, sequence: Tokens) -> Ints:
     for place, token in enumerate(sequence.tolist()):
         differences += tokens[starts + place] != token
     return differences
+
+
+#: A kernel belongs to each step if its number is the usual one in this share of them.
+_REGULAR: Final = 0.9
+#: Steps have this share of their kernels in equal number at least; inputs choose the others.
+_LEAST_REGULAR: Final = 0.4
+#: A part holds the usual kernels but for this share. It may hold others too: up to the second share they count as its.
+_MISSING: Final = 0.1
+_MORE: Final = 0.25
+#: What parts have in common to be compared at first. Where inputs choose many of the kernels, two steps have less in
+#: common than a step alone and a step with an evaluation elsewhere.
+_COMMON: Final = (0.9, 0.75, 0.5, 0.3)
+_LEAST_PARTS: Final = 3
+
+# --- loops inside a step ---
+_STRIDES: Final = 0.75
+_LEAST_MORE: Final = 0.05
+#: What comes after the last layer of a step: the least and the largest share of kernels that no other part holds, and
+#: how many there may be beside those of a part; by name, and by name and grid. What an evaluation adds are mostly
+#: kernels of the step itself, or all grids are others if its batches have another size.
+_OTHER_NAMES: Final = (0.3, np.inf, np.inf)
+_OTHER_SHAPES: Final = (0.1, 0.75, 0.25)
+
+Tokens = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def count(tokens: Tokens, begin: Ints, end: Ints, which: Tokens) -> Ints:
+    """Return how often each part [begin, end) holds each of ``which``. The parts ascend and do not overlap."""
+    column = np.full(int(tokens.max()) + 1, -1)
+    column[which] = np.arange(len(which))
+    place = np.flatnonzero(column[tokens] >= 0)
+    part = np.searchsorted(begin, place, side="right") - 1
+    inside = (part >= 0) & (place < np.append(end, 0)[part])
+    cells = part[inside] * len(which) + column[tokens[place[inside]]]
+    return np.bincount(cells, minlength=len(begin) * len(which)).reshape(len(begin), len(which))
+
+
+def shares(tokens: Tokens, begin: Ints, end: Ints, usual: Ints) -> Floats:
+    """Return the share of tokens that each part has in common with the usual one; others than its do not count."""
+    which = np.flatnonzero(usual)
+    held = count(tokens, begin, end, which)
+    common: Floats = np.minimum(held, usual[which]).sum(axis=1) / np.maximum(held.sum(axis=1), max(usual.sum(), 1))
+    return common
+
+
+def find_usual(tokens: Tokens, begin: Ints, end: Ints) -> tuple[Ints, float]:
+    """Return how often most parts hold each token, and the share of all tokens in these parts, 0 if there are none.
+
+    Tokens whose number varies from part to part count as 0.
+    """
+    totals, length = np.bincount(tokens), end - begin
+    often = np.flatnonzero(totals >= len(begin) / 2)
+    held = count(tokens, begin, end, often)
+    median = np.median(held, axis=0)
+    common = np.minimum(held, median).sum(axis=1) / np.maximum(held.sum(axis=1), max(median.sum(), 1))
+    best, most = np.zeros(len(often)), 0.0
+    for least in _COMMON:
+        alike = held[common >= least]
+        if not len(alike):
+            continue
+        regular = np.where((alike == median).mean(axis=0) >= _REGULAR, median, 0)
+        holds = length[np.minimum(held, regular).sum(axis=1) >= (1 - _MISSING) * regular.sum()]
+        if len(holds) < _LEAST_PARTS or regular.sum() < _LEAST_REGULAR * np.median(holds):
+            continue
+        share = float(np.minimum(holds, (1 + _MORE) * np.median(holds)).sum() / len(tokens))
+        # More parts count for more than more tokens in each.
+        if share**2 * regular.sum() > most**2 * best.sum():
+            best, most = regular, share
+    found = np.zeros(len(totals), dtype=np.int64)
+    found[often] = best
+    return found, most
+
+
+def fours(tokens: Tokens) -> Tokens:
+    """Return a number for each token and the three after it: in any order, long parts of any program hold the same."""
+    for ahead in (1, 2):
+        following = np.append(tokens[ahead:], np.zeros(ahead, dtype=np.int64))
+        tokens, _ = pd.factorize(tokens * len(tokens) + following)
+    return tokens
+
+
+def are_inner(names: Tokens, shapes: Tokens, anchors: Ints) -> bool:
+    """Return True if the parts between the anchors are a loop inside a step, such as layers."""
+    inside, length = slice(anchors[0], anchors[-1]), np.diff(anchors)
+    return _has_more(names[inside], length, *_OTHER_NAMES) or _has_more(shapes[inside], length, *_OTHER_SHAPES)
+
+
+def _has_more(tokens: Tokens, length: Ints, least: float, largest: float, most: float) -> bool:
+    """Return True if each part at a regular stride holds all that the usual part holds, and more than that."""
+    parts, typical = len(length), float(np.median(length))
+    pairs = tokens * parts + np.repeat(np.arange(parts), length)
+    pairs, times = np.unique(pairs, return_counts=True)
+    token, place = np.divmod(pairs, parts)
+    first = np.flatnonzero(np.diff(token, prepend=-1))
+    size = np.diff(np.append(first, len(pairs)))
+    distance = np.diff(place, append=0)
+    # The distance in the middle stands for the token's; the last one leads to another token.
+    stride = distance[first + np.maximum(size - 2, 0) // 2]
+    equal = np.add.reduceat((distance == np.repeat(stride, size)).astype(np.int64), first)
+    rare = (size >= _LEAST_PARTS) & (size <= (parts + 1) / 2) & (stride > 1) & (equal >= _STRIDES * (size - 1))
+    rare &= size * stride >= _STRIDES * parts
+    end = np.cumsum(length)
+    for each in np.unique(stride[rare]).tolist():
+        group = np.flatnonzero(rare & (stride == each))
+        one = group[size[group].argmax()]
+        odd = np.zeros(parts, dtype=bool)
+        odd[place[first[one] : first[one] + size[one]]] = True
+        own = group[np.add.reduceat(odd[place].astype(np.int64), first)[group] >= _REGULAR * size[group]]
+        held = count(tokens, end - length, end, np.flatnonzero(np.bincount(tokens) >= parts / 2))
+        missing = np.maximum(np.floor(np.median(held, axis=0)) - held[odd], 0).sum(axis=1)
+        if 2 * len(own) <= len(group) or np.median(missing) > _LEAST_MORE * typical:
+            continue
+        # The first of several micro-batches has no gradients to add to.
+        since = np.arange(parts) - np.maximum.accumulate(np.where(odd, np.arange(parts), -parts))
+        over = length / typical - 1
+        if any(_differ(over[since == phase]) for phase in range(1, each)):
+            return True
+        more = float(np.median(length[odd])) - typical
+        # Inputs of other lengths add kernels too, but not to these parts alone.
+        if _LEAST_MORE * typical <= more <= most * typical and (length[~odd] - typical > more / 2).mean() <= _MISSING:
+            added = np.add.reduceat(times, first)[own].sum() / odd.sum()
+            if least * more <= added <= largest * more:
+                return True
+    return False
+
+
+def _differ(over: Floats) -> bool:
+    """Return True if several parts are all longer, or all shorter, than the typical one."""
+    return len(over) > _LEAST_PARTS and max((over >= _MISSING).mean(), (over <= -_MISSING).mean()) >= _REGULAR

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.ingest.operations import Timeline
 from profpipe.ingest.steps.accounting import Accounts
-from profpipe.ingest.steps.operations import Timeline
-from profpipe.ingest.steps.segments import Segments
+from profpipe.ingest.steps.windows import Segments
 from profpipe.results.schema import Check, StepRule
 
 #: The share of kernel time, launches or kernels from which a contradiction counts.

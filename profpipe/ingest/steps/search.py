@@ -11,11 +11,11 @@ import pandas as pd
 
 from profpipe.ingest import attribution, bounds
 from profpipe.ingest.groupby import Int64s
-from profpipe.ingest.steps import excerpt, pattern, reconcile, segments, states, windows
+from profpipe.ingest.operations import Calls, Operations, Timeline, timeline
+from profpipe.ingest.steps import excerpt, pattern, reconcile, windows
 from profpipe.ingest.steps.accounting import Accounts, account
-from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
-from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
-from profpipe.ingest.steps.segments import Segments
+from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_ranks, of_recording, regular_stride, states
+from profpipe.ingest.steps.windows import Segments
 from profpipe.results import schema
 from profpipe.results.schema import Check, StepRule, StepState
 
@@ -80,7 +80,7 @@ def find(
     steps = [_with_states(accounts, ends).assign(**place) for place, _, accounts, ends in accounted]
     if steps:
         together = pd.concat(steps, ignore_index=True)
-        together = together.assign(state=states.of_ranks(together.assign(rank=together["process"])))
+        together = together.assign(state=of_ranks(together.assign(rank=together["process"])))
         steps = [own for _, own in together.groupby(np.repeat(range(len(steps)), [len(frame) for frame in steps]))]
     for frame, (place, line, accounts, _) in zip(steps, accounted, strict=True):
         window = excerpt.of_step(frame, origin, window)
@@ -90,7 +90,7 @@ def find(
     for process, own_lines in lines:
         for device, line in own_lines.items():
             if process not in with_cases and (process, device) not in with_steps:
-                whole = account(line, segments.everything(line.launched), shown.waiting(process), origin)
+                whole = account(line, windows.everything(line.launched), shown.waiting(process), origin)
                 place = {"process": process, "device": device}
                 figures += [{**figure, **place} for figure in of_recording(whole)]
                 shown.add(line, excerpt.of_beginning(line, origin), **place)
@@ -213,7 +213,7 @@ def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segm
     first = np.full(len(found.begin), np.iinfo(np.int64).max)
     np.minimum.at(first, at[inside], line.start[inside])
     steps = np.flatnonzero(found.is_step & (first < np.iinfo(np.int64).max))
-    stride = states.regular_stride(np.diff(first[steps]).astype(np.float64))
+    stride = regular_stride(np.diff(first[steps]).astype(np.float64))
     if stride is None or len(steps) != len(found.begin):
         return found, 1
     offset, length = stride
@@ -235,7 +235,7 @@ def _with_states(accounts: Accounts, has_last_end: bool) -> pd.DataFrame:
     frame = accounts.frame
     is_step = frame.pop("is_step").to_numpy()
     state = np.full(len(frame), StepState.OTHER.value, dtype=object)
-    state[is_step] = states.states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
+    state[is_step] = states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
     if is_step[-1] and not has_last_end:
         state[-1] = StepState.LAST.value
     return frame.assign(state=state)
@@ -249,6 +249,6 @@ def find_on_host(ranges: attribution.Ranges, own: str = "") -> Found:
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
-        state = states.states(wall.astype(np.float64))
+        state = states(wall.astype(np.float64))
         found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
     return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()

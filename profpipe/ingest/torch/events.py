@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds, foreign_files, json_stream, launch_order
+from profpipe.ingest import bounds, foreign_files, json_stream, launch_tables
 from profpipe.ingest.torch import xla
 from profpipe.results import schema
 
@@ -111,7 +111,7 @@ class Trace:
         # Kineto draws a GPU as a process and a stream as its thread.
         device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
         place = (number(device), number(stream))
-        grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
+        grid, block = (launch_tables.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
         ids = (number(args.get("correlation")) + rank * _IDS_OF_A_RANK, external)
         size = number(args["bytes"]) if "bytes" in args else MISSING

@@ -24,9 +24,8 @@ def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Ta
         element("p", short(chart.subtitle), class_="subtitle") if chart.subtitle else "",
     )
     panels = [
-        element("div", element("h4", short(panel.title)) if panel.title else "", _picture(linked, panel),
-                class_="panel")
-        for panel in linked.panels
+        element("div", element("h4", short(title)) if title else "", _picture(linked, title), class_="panel")
+        for title in linked.panels
     ]  # fmt: skip
     grid = element("div", *panels, class_="panels several" if len(panels) > 1 else "panels")
     below = element("p", caption, class_="caption") if caption else ""
@@ -37,20 +36,21 @@ def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Ta
 
 def _with_targets(chart: doc.Chart, target: Target) -> doc.Chart:
     """Return the chart with the id of the element of each case instead of the case; empty where it has no page."""
-    panels = tuple(
-        replace(panel, series=tuple(
+    panels = {
+        title: tuple(
             replace(series, marks=tuple(replace(mark, case=target(mark.case)) for mark in series.marks))
-            for series in panel.series
-        ))
-        for panel in chart.panels
-    )  # fmt: skip
+            for series in panel
+        )
+        for title, panel in chart.panels.items()
+    }
     return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
 
-def _picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
-    content, width, height = draw(chart, panel)
+def _picture(chart: doc.Chart, title: str) -> Markup:
+    content, width, height = draw(chart, chart.panels[title])
+    name = f"{chart.title}, {title}" if title else chart.title
     return element("svg", content, viewBox=f"0 0 {width:g} {height:g}", role="img",
-                   aria_label=cut(flat(panel.name_in(chart)), 300), class_=f"plot {chart.kind.value}")  # fmt: skip
+                   aria_label=cut(flat(name), 300), class_=f"plot {chart.kind.value}")  # fmt: skip
 
 
 def _legend(chart: doc.Chart) -> Markup:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import format_number
 from profpipe.report.html import charts, tables, timeline
 from profpipe.report.markdown import DETAILS, SUMMARY
 from profpipe.report.markup import anchor, cut, element, flat, join, short
@@ -67,19 +66,20 @@ class Html:
             case doc.Strong():
                 return element("strong", self.text(inline.content))
             case doc.Link():
-                content, target = self.text(inline.content), self._target(inline.target)
+                content, target = self.text(inline.content), self._target(inline)
                 rel = "noreferrer" if "://" in target else None
                 return element("a", content, href=target, rel=rel) if target else content
-            case doc.CaseLink():
-                content, id = self.text(inline.content), self._case_id(inline.case)
-                return element("a", content, href=f"#{id}") if id else content
             case doc.Number():
-                return Markup.escape(format_number(inline))
+                return Markup.escape(inline.unit.with_name(inline.value))
             case _:
                 return short(inline, _MOST_TEXT)
 
-    def _target(self, target: str) -> str:
+    def _target(self, link: doc.Link) -> str:
         """Return the address of a link; empty where there is nothing to link to."""
+        if link.case is not None:
+            id = self._case_id(link.case)
+            return f"#{id}" if id else ""
+        target = link.target
         if target.startswith(("https://", "http://")):
             return target
         path, _, id = target.partition("#")
@@ -140,15 +140,15 @@ class Html:
         id = self.id_of("choice", choice.id)
         controls = []
         for i, dimension in enumerate(choice.dimensions):
-            values = dict.fromkeys(option.values[i] for option in choice.options)
+            values = dict.fromkeys(answers[i] for answers in choice.options)
             options = [element("option", cut(flat(value), 60), value=value) for value in values]
             # A dimension with one value is no choice.
             if len(values) > 1:
                 select = element("select", *options, data_dimension=i)
                 controls.append(element("label", cut(flat(dimension), 60), " ", select))
         views = [
-            element("div", *map(self.block, option.blocks), class_="option", data_values=json.dumps(option.values))
-            for option in choice.options
+            element("div", *map(self.block, blocks), class_="option", data_values=json.dumps(answers))
+            for answers, blocks in choice.options.items()
         ]
         title = element("h3", self.text(choice.title)) if choice.title else ""
         return element(

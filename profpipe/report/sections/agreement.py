@@ -8,13 +8,12 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
-from profpipe.analysis.findings.workloads import Overhead, WorkloadFindings
+from profpipe.analysis.findings.workloads import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts
 from profpipe.report.sections import ranks
-from profpipe.report.units import percent, signed_percent, time_unit
+from profpipe.report.units import RATIO, percent, signed_percent, time_unit
 
 #: Kernels above this are long enough for launch gaps and cold caches to be a small part of them.
 _LONG_NS = 50_000.0
@@ -127,28 +126,28 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
 def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
-    by_share = grouped((own.profiler, own) for own in sorted(workload.overheads, key=lambda overhead: overhead.share))
+    by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.overheads.items())
+    by_share = {profiler: sorted(own, key=lambda pair: pair[0]) for profiler, own in by_profiler.items()}
 
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 9.995:
             return doc.Cell(share, note=doc.concat(*note))
-        return doc.Cell(share + 1, format=doc.Format.RATIO, note=doc.concat("the time ", *note))
+        return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
-    def of_case(own: Overhead) -> doc.Cell:
-        return added(own.share, "(", names.get(own.case, doc.Code(own.case)), ")")
+    def of_case(share: float, case: str) -> doc.Cell:
+        return added(share, "(", names.get(case, doc.Code(case)), ")")
 
-    columns: doc.Columns[list[Overhead]] = [
-        (doc.label("profiler"), lambda own: doc.Code(own[0].profiler)),
-        (doc.signed_percent("median"), lambda own: added(statistics.median(o.share for o in own))),
+    columns: doc.Columns[str] = [
+        (doc.label("profiler"), doc.Code),
+        (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
         # The least may be negative: then something else held up the loop without a profiler.
-        (doc.signed_percent("least"), lambda own: of_case(own[0]) if len(own) > 1 else None),
-        (doc.signed_percent("most"), lambda own: of_case(own[-1])),
+        (doc.signed_percent("least"), lambda name: of_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
+        (doc.signed_percent("most"), lambda name: of_case(*by_share[name][-1])),
         (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
-         lambda own: f"{sum(o.is_large for o in own)} of {len(own)}"),
+         lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
-    rows = [by_share[name] for name in dict.fromkeys(overhead.profiler for overhead in workload.overheads)]
     title = "Time that a profiler adds to the loop"
-    return doc.table_of("overheads", rows, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("overheads", by_share, columns, title, doc.Placement.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
@@ -180,7 +179,7 @@ def _title(profiler: str, workload: WorkloadFindings) -> str:
 
 def _causes(far: Sequence[_Pair]) -> doc.Text:
     """Return ``launch gaps 12 and no known reason 1``: the number of differences by cause."""
-    counts = Counter("" if figure.is_unexplained else figure.reasons[0].cause.value for _, figure in far)
+    counts = Counter("" if figure.is_unexplained else figure.reasons[0].cause for _, figure in far)
     return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
@@ -205,57 +204,55 @@ def _why(found: Agreement, figure: Figure) -> doc.Text:
 
 
 #: How a cause is worded: the first text whose numbers are all known. What follows a colon is a unit of ``_Quantity``.
-_WORDING: Mapping[Cause, Sequence[doc.Text]] = {
-    Cause.LAUNCH_GAPS: ["{ns:us} around {kernels:kernels}"],
-    Cause.COPIES: ["{ns:us}, which the sum of kernels leaves out"],
-    Cause.HOST_BOUND: [
+WORDING: Mapping[str, Sequence[doc.Text]] = {
+    "launch gaps": ["{ns:us} around {kernels:kernels}"],
+    "copies and sets": ["{ns:us}, which the sum of kernels leaves out"],
+    "host-bound": [
         "the host takes {issue_ns:ms} to issue {launches:count} launches, of which about {queue:count} can be queued",
         "no kernel runs in {idle:%} of the range",
         "",
     ],
-    Cause.SYNCHRONISATION: [
+    "synchronisation": [
         "the call waits for the GPU, and the host takes {issue_ns:ms} to issue it",
         "the call waits for the GPU",
     ],
-    Cause.BETWEEN_OPERATORS: ["the call takes time outside of all operators"],
-    Cause.PROFILER_OVERHEAD: [
+    "between operators": ["the call takes time outside of all operators"],
+    "profiler overhead": [
         "the loop takes {loop_ns:ms} an iteration under {profiler}, {alone_ns:ms} without",
         "{profiler} slows each operator",
     ],
-    Cause.OVERLAP: [
+    "overlap": [
         "{ns:us} of the {of_ns:us}",
         "alone it would make the call {excess_ns:us} shorter than it is",
         "{ns:us} of kernels on {streams:count} streams ran beside others",
     ],
-    Cause.COMMUNICATION: ["{slow_ns:ms} on GPU {slow}, {fast_ns:ms} on GPU {fast}"],
-    Cause.SLOWEST_RANK: ["rank {slow} takes {slow_ns:ms}, rank {fast} {fast_ns:ms}"],
-    Cause.CLOCK: [
+    "waiting in communication": ["{slow_ns:ms} on GPU {slow}, {fast_ns:ms} on GPU {fast}"],
+    "slowest process": ["rank {slow} takes {slow_ns:ms}, rank {fast} {fast_ns:ms}"],
+    "clock": [
         "{hz:MHz} recorded under {profiler}, {reference_hz:MHz} under {reference}; the cycles differ by {cycles:+%}"
     ],
-    Cause.BELOW_HIGHEST: [
+    "clock below its highest": [
         "{hz:MHz} of {highest_hz:MHz} recorded under {reference}; between kernels of ncu the GPU rests"
     ],
-    Cause.THROTTLED: ["{hz:MHz} ({low:MHz} to {high:MHz}) in timed calls, {marks}; at most {highest_hz:MHz}"],
-    Cause.DERIVED_CLOCK: [
+    "throttled clock": ["{hz:MHz} ({low:MHz} to {high:MHz}) in timed calls, {marks}; at most {highest_hz:MHz}"],
+    "derived clock": [
         "{low:MHz} to {high:MHz} under {profiler} by time x clock (recorded {recorded_low:MHz} to {recorded_high:MHz})",
         "{low:MHz} to {high:MHz} under {profiler} by time x clock (not recorded)",
     ],
-    Cause.NCU_CLOCK: ["{hz:MHz}, and {longer_hz:MHz} in longer launches that agree; that makes {share:%}"],
-    Cause.NCU_LAUNCH: ["up to {limit_ns:us} more for each launch"],
-    Cause.LOCKED_CLOCK: [("ncu locks the base clock (", doc.Code("--clock-control"), ")")],
-    Cause.COLD_CACHE: ["ncu empties the caches before each replay"],
-    Cause.CLEAN_CACHE: [
+    "lower clock under ncu": ["{hz:MHz}, and {longer_hz:MHz} in longer launches that agree; that makes {share:%}"],
+    "launch under ncu": ["up to {limit_ns:us} more for each launch"],
+    "locked clock": [("ncu locks the base clock (", doc.Code("--clock-control"), ")")],
+    "cold cache": ["ncu empties the caches before each replay"],
+    "clean cache under ncu": [
         "ncu empties the caches; under {reference} they are written back meanwhile, for up to {limit_ns:us}"
     ],
-    Cause.SPREAD: [
+    "spread": [
         "the clock moved; the kernels' time lies within p10 to p90 of the call's, {p10:ms} to {p90:ms}",
         "the kernels' time lies within the 95 % interval of the call's, {ci_low:ms} to {ci_high:ms}",
         "the call's time has too few samples for an interval",
     ],
-    Cause.SHORT_KERNELS: ["less than {limit_ns:us} a launch"],
-    Cause.SINGLE_LAUNCH: [
-        "{ns:us} under ncu; {low:us} to {high:us} in the {launches:count} launches under {reference}"
-    ],
+    "short kernels": ["less than {limit_ns:us} a launch"],
+    "single launch": ["{ns:us} under ncu; {low:us} to {high:us} in the {launches:count} launches under {reference}"],
 }
 
 
@@ -285,6 +282,6 @@ def describe(reason: Reason) -> doc.Text:
         fields = string.Formatter().parse(wording) if isinstance(wording, str) else ()
         return {name for _, name, *_ in fields if name} <= numbers.keys()
 
-    wording = next(text for text in _WORDING[reason.cause] if is_known(text))
+    wording = next(text for text in WORDING[reason.cause] if is_known(text))
     detail = wording.format(**numbers) if isinstance(wording, str) else wording
-    return (f"{reason.cause.value}: ", *doc.inlines(detail)) if detail else reason.cause.value
+    return (f"{reason.cause}: ", *doc.inlines(detail)) if detail else reason.cause

@@ -14,13 +14,11 @@ from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, margin, ratio
-from profpipe.report.labels import case_text, of_what
+from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
 from profpipe.report.sections import (
     agreement,
     cases,
     commands,
-    flags,
     kernel_share,
     kernels,
     memory,
@@ -31,7 +29,9 @@ from profpipe.report.sections import (
     roofline,
     step_times,
     steps,
+    times,
 )
+from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.results.raw_files import RawFiles
 from profpipe.results.schema import StepState
@@ -70,7 +70,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     own, own_steps = workload.steps.of(case.id), steps.steps(alone)
     has_timeline = any(each.case == case.id for each in workload.timelines)
     blocks: list[doc.Block | None] = [
-        doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in flags.meanings([alone]).items())),
+        doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in times.meanings([alone]).items())),
         strip_of_samples(samples, case) if len(samples) > 1 else None,
         strip_of_steps(own) if own else None,
         _figures(alone, case),
@@ -140,7 +140,7 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
     rows: dict[str, doc.Cell] = {}
     for wide in (cases.by_case(alone, [case]), roofline.table(alone, [case], is_one_shape=False)):
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
-            if (column.is_numeric or column.id == "limiter") and not cell.is_empty and cell.missing is None:
+            if (column.is_numeric or column.id == "limiter") and not cell.is_empty and not cell.missing:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
                 rows.setdefault(title, _with_unit(cell, column))
     columns = [doc.label("figure"), doc.words("value")]
@@ -152,7 +152,7 @@ def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
     """Return a cell whose number is followed by its unit, because each row has another unit."""
     if cell.value is None:
         return cell
-    number = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
+    number = doc.Number(cell.value, cell.unit or column.unit or NO_UNIT)
     return replace(cell, value=None, text=number)
 
 
@@ -223,7 +223,7 @@ def _strip(
     series = tuple(doc.Series(name, key, marks[key]) for key, name in names.items() if key in marks)
     references = tuple(doc.Reference(doc.ReferenceKind.LEVEL, ns, name) for name, ns in levels.items())
     return doc.Chart(
-        id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), (doc.Panel("", series),), caption,
+        id, title, doc.ChartKind.STRIP, doc.Axis(x), doc.Axis("time", quantity="ns"), {"": series}, caption,
         doc.Placement.HTML, keys=tuple(names), references=references,
     )  # fmt: skip
 

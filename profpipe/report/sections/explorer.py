@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words, running_axis
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
@@ -32,15 +33,18 @@ _RECORDED: tuple[tuple[str, str, str, Unit | None], ...] = (
     ("error_max", "largest error of the output", "", None),
 )
 
+#: The answers that choose a chart, and the chart.
+_View: TypeAlias = "tuple[tuple[str, ...], tuple[doc.Block, ...]]"
+
 
 def explorer(workload: WorkloadFindings) -> doc.Section:
     """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
-    views = tuple(_views(workload))
+    views = dict(_views(workload))
     choice = doc.Choice("view", ("quantity", "profiler", "view"), views)
     return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
-def _views(workload: WorkloadFindings) -> Iterator[doc.Option]:
+def _views(workload: WorkloadFindings) -> Iterator[_View]:
     """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
     basis = workload.basis.profiler if workload.basis else ""
@@ -57,7 +61,7 @@ def _views(workload: WorkloadFindings) -> Iterator[doc.Option]:
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
         chart = replace(plots.breakdown(workload, shape), placement=doc.Placement.HTML)
-        yield doc.Option(("kernel time by class", workload.kernel_profiler or "", "largest shape"), (chart,))
+        yield ("kernel time by class", workload.kernel_profiler or "", "largest shape"), (chart,)
 
 
 def _value(case: CaseResult, metric: str) -> float | None:
@@ -70,7 +74,7 @@ def _time(case: CaseResult, times: Mapping[str, float]) -> float | None:
     return times.get(case.id)
 
 
-def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[doc.Option]:
+def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
     """Yield the times of the cases under each profiler that recorded kernels."""
     figures = ((figure.profiler, (each.case, figure.ns)) for each in workload.agreements for figure in each.figures)
     for profiler, times in grouped(figures).items():
@@ -82,12 +86,12 @@ def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[doc.O
 
 def _both(
     workload: WorkloadFindings, axis: str | None, quantity: Quantity, name: str, profiler: str
-) -> Iterator[doc.Option]:
+) -> Iterator[_View]:
     """Yield the quantity over the running axis, and of the cases of the largest shape."""
     if axis and (chart := plots.over(workload, axis, quantity)):
-        yield doc.Option((name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),))
+        yield (name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),)
     if chart := ranking(workload, quantity):
-        yield doc.Option((name, profiler, "largest shape" if workload.compare else "all cases"), (chart,))
+        yield (name, profiler, "largest shape" if workload.compare else "all cases"), (chart,)
 
 
 def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
@@ -114,7 +118,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         doc.ChartKind.INTERVALS,
         doc.Axis("", labels=names, cases=tuple(case.id for case, _ in known)),
         replace(quantity.axis, is_log=spans_decades),
-        (doc.Panel("", (doc.Series("", "", marks),)),),
+        {"": (doc.Series("", "", marks),)},
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
         doc.Placement.HTML,
         subtitle=plots.fixed(workload),
@@ -157,7 +161,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.ChartKind.ROOFLINE,
         doc.Axis("FLOP per byte", is_log=True),
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
-        (doc.Panel("", tuple(series)),),
+        {"": tuple(series)},
         "Below the slanted line memory is the limit, below the level one arithmetic. Hollow: the case has a flag."
         + (" The peak depends on the types that a case computes in." if len(roofs) > 1 else ""),
         doc.Placement.HTML,

@@ -7,12 +7,10 @@ from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.findings.warnings import Unattributed
-from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.findings.workloads import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.inlines import names
-from profpipe.report.labels import has_no_gpu, is_on_cpu, of_workload
+from profpipe.report.labels import has_no_gpu, is_on_cpu, names, of_workload
 from profpipe.report.units import duration, percent, size_unit, time_unit
 from profpipe.results.manifest import FileEntry, Manifest
 from profpipe.results.schema import Placement as Placed

@@ -7,22 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    Shape,
-    SwitchCost,
-    Win,
-    WinVerdict,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings.workloads import CaseResult, Shape, SwitchCost, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import duration, fill, literal, margin, names, plural, ratio
-from profpipe.report.labels import PARTS_SAID, case_text, of_what
+from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
 from profpipe.report.sections import host_pace, recording, roofline, steps, times
-from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
+from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.

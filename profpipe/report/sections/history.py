@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
+from profpipe.analysis.history import Course, PipelineHistory
 from profpipe.report import document as doc, history_pages
-from profpipe.report.inlines import plural
+from profpipe.report.labels import plural
 from profpipe.report.units import time_unit
 
 #: Courses that are not folded, if their last run is within the band.
@@ -16,14 +16,14 @@ _OPEN = 4
 _COMMIT = 10
 
 
-def document(found: HistoryFindings, folder: str, page_of: Callable[[str], str]) -> doc.Document:
+def document(found: Sequence[PipelineHistory], folder: str, page_of: Callable[[str], str]) -> doc.Document:
     """Return the page. ``page_of`` returns the path of a run's report, empty where the run has none."""
-    runs = [entry for pipeline in found.pipelines for entry in pipeline.runs]
-    facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found.pipelines), "pipeline")]
+    runs = [entry for pipeline in found for entry in pipeline.runs]
+    facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found), "pipeline")]
     if runs:
         facts.append(f"the last one {max(entry.started for entry in runs)[:16].replace('T', ' ')} UTC")
     sections = []
-    for each in found.pipelines:
+    for each in found:
         sections.append(doc.make_section("courses", "Courses", _courses(each), workload=each.name))
         sections.append(doc.make_section("runs", "Runs", [_run_table(each, page_of)], workload=each.name))
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
@@ -84,7 +84,7 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         doc.ChartKind.COURSE,
         doc.Axis("run", labels=labels),
         doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
-        (doc.Panel("", (doc.Series(name, name, marks),)),),
+        {"": (doc.Series(name, name, marks),)},
         subtitle=history_pages.state(course),
         placement=doc.Placement.HTML,
     )

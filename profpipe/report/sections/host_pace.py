@@ -9,7 +9,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CaseResult, Shape, WinVerdict
 from profpipe.measure.flags import Flag
 from profpipe.report.document import Code, Text
-from profpipe.report.inlines import duration, fill, literal, plural, ratio
+from profpipe.report.labels import duration, fill, literal, plural, ratio
 from profpipe.report.units import time_unit
 
 #: A lead is reported where a plain loop leaves less than this share of it.

@@ -10,7 +10,7 @@ from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, plural
+from profpipe.report.labels import fill, plural
 from profpipe.report.short_kernel_names import shorten
 from profpipe.report.units import Unit, count, rounded, signed, time_unit
 from profpipe.results.manifest import NoCaptures, PairsEntry
@@ -224,7 +224,7 @@ def kernel_rows(
         doc.label("kernel"), doc.words("class"), doc.words("change"),
         doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
         doc.Column("a", "A", unit), doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit, doc.Format.SIGNED), doc.words("range", "in single captures"),
+        doc.Column("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
     ]  # fmt: skip
     rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
     if others:

@@ -17,10 +17,9 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, with_share
-from profpipe.report.labels import case_text, per_iteration
+from profpipe.report.labels import case_text, fill, per_iteration, with_share
 from profpipe.report.sections import other_classes, ranks
-from profpipe.report.units import Unit, time_unit
+from profpipe.report.units import COUNT, PERCENT, RATIO, Unit, time_unit
 
 #: Cases whose classes stand side by side.
 _CASES_A_TABLE = 6
@@ -85,7 +84,7 @@ def by_category(shape: Shape, per: str = "/call") -> doc.Table:
         unit = time_unit(b.total.ns for b in breakdowns)
     rows = list(category_rows(breakdowns, unit, per)) if breakdowns else []
     if len(pairs) > 1 and any(case.kernel_speedup is not None for case, _ in pairs):
-        rows.append(("over baseline", [doc.Cell(case.kernel_speedup, format=doc.Format.RATIO) for case, _ in pairs]))
+        rows.append(("over baseline", [doc.Cell(case.kernel_speedup, unit=RATIO) for case, _ in pairs]))
     names = [doc.Code(case.variant or case.id) if case.variant or case.id else "whole capture" for case, _ in pairs]
     heads = [
         fill("{} (baseline)", name) if case.is_baseline else name for name, (case, _) in zip(names, pairs, strict=True)
@@ -110,7 +109,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         return times(label, (b.category(name) for b in breakdowns))
 
     def calls(label: str, name: str) -> _Row:
-        return f"{label} {noun}", [doc.Cell(b.category(name).calls, format=doc.Format.COUNT) for b in breakdowns]
+        return f"{label} {noun}", [doc.Cell(b.category(name).calls, unit=COUNT) for b in breakdowns]
 
     def present(row: _Row) -> Iterator[_Row]:
         if not all(cell.is_empty for cell in row[1]):
@@ -118,7 +117,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
 
     def share(b: KernelBreakdown) -> doc.Cell:
         if b.is_fused:
-            return doc.Cell(b.category("attention").ns / b.total.ns, format=doc.Format.PERCENT)
+            return doc.Cell(b.category("attention").ns / b.total.ns, unit=PERCENT)
         return doc.Cell(text="unfused" if b.category("softmax").ns else "–")
 
     if any(b.is_fused for b in breakdowns):
@@ -138,7 +137,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     yield from present(category("whole graphs", "graph"))
     yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
     if per == _STEP:
-        yield "launches", [doc.Cell(b.total.calls, format=doc.Format.COUNT) for b in breakdowns]
+        yield "launches", [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
 
 
 def _of_steps(cases: Sequence[CaseResult]) -> doc.Table:
@@ -163,7 +162,7 @@ def by_class(cases: Sequence[CaseResult]) -> doc.Table:
         for name in sorted(times, key=lambda name: -max(times[name]))
     ]
     rows.append((doc.Strong("total"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
-    calls = [doc.Cell(b.total.calls, format=doc.Format.COUNT, unit=doc.NO_UNIT) for b in breakdowns]
+    calls = [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
     rows.append(("launches" if breakdowns[0].kind == "kernel" else "calls", calls))
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]

@@ -16,7 +16,7 @@ from profpipe.report.labels import case_text, case_texts, per_iteration
 from profpipe.report.sections import ranks
 from profpipe.report.selection import main_cases
 from profpipe.report.short_kernel_names import short_names
-from profpipe.report.units import number, time_unit
+from profpipe.report.units import COUNT, number, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.parquet has every kernel.
@@ -158,8 +158,8 @@ def _figures(row: Counters, figures: Figures) -> list[doc.Content]:
     cells: list[doc.Content] = []
     for title, names in figures:
         value = next((row.values[name][0] for name in names if name in row.values), None)
-        form = doc.Format.COUNT if title == "registers" else doc.Format.NUMBER
-        cells.append(None if value is None else doc.Cell(value / _SCALE.get(title, 1.0), format=form))
+        unit = COUNT if title == "registers" else None
+        cells.append(None if value is None else doc.Cell(value / _SCALE.get(title, 1.0), unit=unit))
     return cells
 
 

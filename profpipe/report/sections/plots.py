@@ -167,7 +167,7 @@ def line_chart(
     """
     by_line = {name: [point for point in points if point.line == name] for name in lines}
     rejected = {name for name, own in by_line.items() if 2 * sum(point.is_inaccurate for point in own) > len(own)}
-    drawn = []
+    drawn: dict[str, tuple[doc.Series, ...]] = {}
     for others in panels:
         of_panel = {
             name: tuple(sorted((p.mark for p in own if p.panel == others), key=lambda mark: mark.x))
@@ -178,8 +178,8 @@ def line_chart(
             for n, marks in of_panel.items()
             if marks
         )
-        drawn += [doc.Panel(in_words(others), series)] if series else []
-    marks = [mark for panel in drawn for series in panel.series for mark in series.marks]
+        drawn |= {in_words(others): series} if series else {}
+    marks = [mark for panel in drawn.values() for series in panel for mark in series.marks]
     if not marks:
         return None
     ys, peaks = [mark.y for mark in marks], [r.value for r in references if r.kind is doc.ReferenceKind.PEAK]
@@ -195,7 +195,7 @@ def line_chart(
         doc.ChartKind.LINES,
         replace(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
         replace(y, is_log=is_log),
-        tuple(drawn),
+        drawn,
         " ".join(part for part in (*signs, *notes) if part),
         subtitle=subtitle,
         keys=lines,
@@ -313,7 +313,7 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, _ in bars)),
         doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
-        (doc.Panel("", series),),
+        {"": series},
         caption=several if gpus > 1 and not is_cpu else "",
         subtitle=fixed(workload),
     )

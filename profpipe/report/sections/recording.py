@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from profpipe.analysis.findings.steps import IDLE_PARTS, Contradiction, StepPart
 from profpipe.analysis.findings.workloads import CaseResult, Iteration, KernelBreakdown, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, literal, percent, with_share
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, duration, fill, literal, percent, with_share
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import count, size_unit, step_unit
 from profpipe.results.schema import Check
@@ -80,8 +79,9 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
     The sum leaves out idle time and copies.
     """
-    if span := workload.span:
-        yield f"Recorded: {span.for_s:g} s, from {span.after_s:g} s after the start of the program."
+    if workload.recorded_for_s is not None:
+        after = f"{workload.recorded_after_s:g} s after the start of the program"
+        yield f"Recorded: {workload.recorded_for_s:g} s, from {after}."
         values = workload.cases[0].values if len(workload.cases) == 1 else {}
         peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
         if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:

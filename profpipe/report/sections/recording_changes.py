@@ -9,7 +9,7 @@ from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.kernel_differences import KernelDifference
 from profpipe.analysis.kernel_totals import COPIES
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, literal, plural
+from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import PART_NAMES, class_label, classes
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
@@ -103,7 +103,7 @@ def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
         (doc.words("of"), lambda own: own.extent.value),
         (doc.Column("a", "A", unit), lambda own: own.a.parts.wall_ns),
         (doc.Column("b", "B", unit), lambda own: own.b.parts.wall_ns),
-        (doc.Column("part", "B - A", unit, doc.Format.SIGNED), lambda own: own.difference_ns),
+        (doc.Column("part", "B - A", unit.signed()), lambda own: own.difference_ns),
     ]
     return doc.table_of("recordings", timed, columns)
 
@@ -145,7 +145,7 @@ def _percent(a_ns: float, b_ns: float) -> str:
 
 
 def _signed(ns: float) -> doc.Number:
-    return doc.Number(ns, time_unit([ns]), doc.Format.SIGNED)
+    return doc.Number(ns, time_unit([ns]).signed())
 
 
 def sentences(change: RecordingChange) -> Iterator[doc.Text]:
@@ -244,7 +244,7 @@ def _time_columns(unit: Unit) -> list[doc.Column]:
     return [
         doc.Column("a", "A", unit),
         doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit, doc.Format.SIGNED),
+        doc.Column("part", "B - A", unit.signed()),
     ]
 
 
@@ -254,7 +254,7 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     shared = sorted(a.keys() & b.keys()) if len(a.keys() | b.keys()) > 1 else []
     unit = step_unit(own[rank].wall_ns for rank in shared for own in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
-    columns.append(doc.Column("waiting", "of it exposed communication", unit, doc.Format.SIGNED))
+    columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
         [str(rank), a[rank].wall_ns, b[rank].wall_ns, b[rank].wall_ns - a[rank].wall_ns,
          b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]

@@ -79,6 +79,6 @@ def _chart(found: list[_Recording]) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis("file", labels=tuple(f"{each.name} ({each.file.tool})" for each in found)),
         doc.Axis("% of the kernel time of the file", Unit("%", 0.01), quantity="share"),
-        (doc.Panel("", series),),
+        {"": series},
         subtitle="Recorded elsewhere",
     )

@@ -10,8 +10,7 @@ from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, 
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, literal, names, percent, plural, share_cell
-from profpipe.report.labels import case_text, variant_text
+from profpipe.report.labels import case_text, fill, literal, names, percent, plural, share_cell, variant_text
 from profpipe.report.sections import ranks
 from profpipe.report.units import MISSING, number, size_unit, time_unit
 
@@ -53,7 +52,6 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     rate = "ceiling" if workload.rates_measured else "peak"
     times = time_unit(ns for case in known for ns in (case.limit.gpu_ns, case.limit.issue_ns) if ns)
     sizes = size_unit(case.limit.dram_bytes for case in known)
-    slowed = {o.case for o in workload.overheads if o.is_large and o.profiler == workload.kernel_profiler}
     tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
     columns = [
         (doc.label("case", workload.compare or "case"),
@@ -62,7 +60,7 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
          lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
         (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
         (doc.Column("idle", "GPU idle %"),
-         lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
+         lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in workload.slowed_cases else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
         (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
         (doc.Column("tflops", tflops), lambda c: c.tflops_done),
@@ -135,7 +133,7 @@ def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
         yield f"at most: the kernels were not captured{why}, so this is the time of the call."
     if any(case.idle_share is not None for case in limited):
         yield "GPU idle: share of a call's range, or of its first to last kernel, in which no kernel runs."
-    if any(o.is_large and o.profiler == workload.kernel_profiler for o in workload.overheads):
+    if workload.slowed_cases:
         yield f"profiler_overhead: the profiler slowed the loop by over {100 * OVERHEAD:.0f} %: idle shares are high."
 
 

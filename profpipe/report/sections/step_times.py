@@ -9,10 +9,9 @@ from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, RankSteps,
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, plural
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, duration, fill, plural
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
-from profpipe.report.units import Unit, number, percent, signed_percent, size_unit, step_unit
+from profpipe.report.units import MISSING, Unit, number, percent, signed_percent, size_unit, step_unit
 from profpipe.results.schema import StepState
 
 #: Ranks of all cases up to which their table stands on the short page.
@@ -59,7 +58,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
 
 def _time(own: CaseSteps, profiler: str, unit: Unit) -> doc.Cell:
     if (time := own.times.get(profiler)) is None:
-        return doc.Cell(missing=doc.Missing.NOT_MEASURED)
+        return doc.Cell(missing=MISSING)
     added = dict(own.overheads).get(profiler)
     if added is None:
         return doc.Cell(time.ns)

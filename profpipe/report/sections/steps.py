@@ -19,8 +19,7 @@ from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, percent, plural, ratio, with_share
-from profpipe.report.labels import case_text, marked_text
+from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, with_share
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule, StepState
@@ -322,7 +321,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step ({cases[0][1].profiler})", unit, quantity="ns"),
-        (doc.Panel("", series),),
+        {"": series},
         subtitle=plots.fixed(workload),
     )
 

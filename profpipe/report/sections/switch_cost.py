@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CHANGE, KernelBreakdown, Shape, SwitchCost, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill
-from profpipe.report.labels import PART_NAMES, iteration
+from profpipe.report.labels import PART_NAMES, duration, fill, iteration
 from profpipe.report.sections import other_classes, ranks
 from profpipe.report.units import time_unit
 

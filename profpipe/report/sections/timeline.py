@@ -13,8 +13,7 @@ from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.timeline import MOST_TIMELINES
 from profpipe.report import document as doc
-from profpipe.report.inlines import duration, fill, percent
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, duration, fill, percent
 from profpipe.report.sections.steps import PART_NAMES
 from profpipe.report.short_kernel_names import shorten
 from profpipe.report.units import time_unit
@@ -41,12 +40,12 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     if not own:
         return doc.Section("timeline", "", workload=workload.name)
     texts = {case.id: case_text(case) for case in workload.cases}
-    options = [
-        doc.Option((doc.plain(texts.get(each.case, each.case)) or workload.name,), tuple(_blocks(each))) for each in own
-    ]
-    blocks: tuple[doc.Block, ...] = options[0].blocks
+    options: dict[tuple[str, ...], tuple[doc.Block, ...]] = {
+        (doc.plain(texts.get(each.case, each.case)) or workload.name,): tuple(_blocks(each)) for each in own
+    }
+    blocks = next(iter(options.values()))
     if len(options) > 1:
-        blocks = (doc.Choice("timeline", ("case",), tuple(options)),)
+        blocks = (doc.Choice("timeline", ("case",), options),)
     if len(own) == MOST_TIMELINES < len(workload.cases):
         which = f"the timelines of the first {MOST_TIMELINES} cases"
         text = f"These are {which}. timeline.parquet holds those of the others."

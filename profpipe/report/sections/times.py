@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
-from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings.workloads import (
+    OVERHEAD,
+    CaseResult,
+    Doubt,
+    DoubtCause,
+    Shape,
+    Win,
+    WinVerdict,
+    WorkloadFindings,
+)
 from profpipe.analysis.grouping import grouped
+from profpipe.job import readable
+from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.inlines import fill, names, ratio
-from profpipe.report.labels import marked_text, quantity, variant_text
-from profpipe.report.sections import flags, steps
-from profpipe.report.sections.wins import doubt_of, tied_names
-from profpipe.report.units import size_unit, step_unit, time_unit
+from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, variant_text
+from profpipe.report.sections import steps
+from profpipe.report.units import Unit, size_unit, step_unit, time_unit
 
 #: What a time is measured over, one and several; sums of kernels are over iterations.
 _SAMPLES = {"time": ("sample", "samples"), "step": ("step", "steps"), "wall": ("process", "processes")}
@@ -23,7 +32,7 @@ _MOST_NAMES = 2
 
 def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> doc.Section:
     """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
-    lines = doc.Bullets(tuple(flags.explanations([workload]) if explains_flags else ()))
+    lines = doc.Bullets(tuple(explanations([workload]) if explains_flags else ()))
     context = doc.join(filter(None, (_context(workload, on_cpu), _found_steps(workload))), last=" ")
     blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload, on_cpu), lines]
     return doc.make_section("times", "Times", blocks, workload=workload.name)
@@ -116,7 +125,7 @@ def peak_memory(workload: WorkloadFindings, case: CaseResult) -> float | None:
 
 def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None) -> doc.Text:
     """Return the flags of a case; of the lowest time of a shape, which has a ``win``, also why it is in doubt."""
-    own = flags.flags_of(case, workload.shared_marks)
+    own = flags_of(case, workload.shared_marks)
     if not workload.compare or win is None or win.verdict != WinVerdict.INCONCLUSIVE:
         return own
     return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
@@ -162,9 +171,9 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     by_flags = grouped(
         (own, case.variant)
         for case in others
-        if case is not None and case is not win.best and (own := flags.flags_of(case, workload.shared_marks))
+        if case is not None and case is not win.best and (own := flags_of(case, workload.shared_marks))
     )
-    best = flags.flags_of(win.best, workload.shared_marks)
+    best = flags_of(win.best, workload.shared_marks)
     is_shared = len(others) == 1 and by_flags.pop(best, []) != []
     parts = [fill("winner and baseline: {}", best) if is_shared else best]
     parts += [fill("{}: {}", names(variants, _MOST_NAMES), own) for own, variants in by_flags.items()]
@@ -200,3 +209,188 @@ def _winner(shape: Shape | None) -> doc.Cell:
         return doc.Cell()
     has_lead = win.best.speedup is not None and not win.best.is_baseline
     return doc.Cell(text=_fastest(win, fill(" {}", ratio(win.best.speedup)) if has_lead else ""))
+
+
+# --- wins -------------------------------------------------------------------------------------------------------------
+
+#: Names of tied cases in a sentence; more are counted.
+MOST_NAMES = 2
+
+#: By cause a sentence about the cases.
+_DOUBTS = {
+    DoubtCause.NO_KERNELS: "the profiler recorded no kernel of {}",
+    DoubtCause.WRONG_KERNELS: "{} did not run the kernels it should",
+    DoubtCause.CONTRADICTED: "{} took a different time in another workload",
+    DoubtCause.ONE_SAMPLE: "{} has a single sample of unknown spread",
+    DoubtCause.MAY_BE_FASTER: "{} waited for another process and may be faster",
+}
+
+_MHZ = Unit("MHz", 1e6)
+
+
+def tied_names(win: Win) -> doc.Text:
+    """Return the tied cases, the lowest time first; of more than three the first two."""
+    most = MOST_NAMES + 1 if len(win.tied) == MOST_NAMES + 1 else MOST_NAMES
+    return names([case.variant for case in win.tied], most)
+
+
+def doubt_text(doubt: Doubt) -> doc.Text:
+    """Return why the lowest time is not called the fastest."""
+    cases, flags = [doc.Code(variant) for variant in doubt.variants], " and ".join(doubt.flags)
+    match doubt.cause:
+        case DoubtCause.NOT_COMPARED:
+            return "no result was compared with the reference"
+        case DoubtCause.INACCURATE:
+            return f"its result is {flags}" + (", and no other is accurate" if len(cases) > 1 else "")
+        case DoubtCause.FLAGGED | DoubtCause.NO_INTERVAL:
+            end = " and has no 95 % interval" if doubt.cause is DoubtCause.NO_INTERVAL else ""
+            return fill(f"{{}} is {flags}{end}", *cases)
+        case DoubtCause.CLOCKS:
+            best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
+            return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
+        case DoubtCause.UNLIKE_NODES:
+            facts = (
+                fill(f"{fact} {{}}", doc.join((value or "none" for value in values), most=MOST_NAMES))
+                for fact, values in doubt.differences
+            )
+            return fill("its cases ran on unlike nodes: {}", doc.join(facts))
+        case DoubtCause.NODE_SPREAD:
+            apart: doc.Text = "how far these lie apart is not known"
+            if spread := doubt.spread:
+                varies = f"{{}} varies by {{}} between {spread.nodes} nodes"
+                apart = fill(varies, doc.Code(readable(spread.case)), percent(spread.ratio))
+            return fill("{} ran on different nodes, and {}", doc.join(cases), apart)
+    return fill(_DOUBTS[doubt.cause], doc.join(cases))
+
+
+def doubt_of(win: Win) -> doc.Text:
+    """Return the most important doubt of an inconclusive win."""
+    return doubt_text(win.doubts[0])
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+#: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
+_LEAST_FOR_INTERVAL = 6
+
+_MEANINGS: Mapping[str, str] = {
+    Flag.CLOCK_SPREAD: "the SM clock moved by more than 5 %. A lead that the clocks can explain is not called a win.",
+    Flag.NOISY: "the samples are scattered: the 95 % interval of the median is wide.",
+    Flag.WAITED: "the samples include waiting for another process. Never called a win.",
+    Flag.SHARED_HOST: "another case ran on this host at the same time, and the host sets this time. How much that"
+    " changes a time was not measured. A lead is not called a win.",
+    Flag.OTHER_PROCESS: "another process used the GPU. Never called a win.",
+    Flag.ABOVE_PEAK: "the rate is above the hardware's peak: a wrong FLOP or byte count, a skipped kernel or cached"
+    " data. Never called a win.",
+    Flag.TOO_FEW_SAMPLES: "fewer samples than the pipeline file requests.",
+    Flag.PROFILER_OVERHEAD: f"the profiler made the loop over {100 * OVERHEAD:.0f} % slower. Kernel times hold; idle"
+    " shares are too high.",
+    Flag.SYNCHRONISES: "the call waits for the GPU, so its time includes launching.",
+    Flag.NOT_CAPTURED: "the call could not be captured as a CUDA graph. Its time without a graph holds.",
+    Flag.WARM_CACHE: "the cache is not flushed before each sample (timing: {flush: false}), so data may be cached.",
+    Flag.UNCHECKED: "the result was not compared with the reference.",
+    Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
+    Flag.UNLIKE_NODES: "the cases that the report compares ran on nodes that differ in GPU, driver, CPU or torch. Never"
+    " called a win, and no speed-up.",
+    Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them.",
+}
+
+#: The flags of an `ab` run that come from its captures.
+MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {Flag.KERNELS_VARY: _MEANINGS[Flag.KERNELS_VARY]}
+
+
+def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
+    """Return the section with one line for each flag of a timed case, whatever its workload."""
+    return doc.make_section("flags", "Flags", [doc.Bullets(tuple(explanations(workloads)))])
+
+
+def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
+    """Return one line for each flag of a timed case of the workloads, with the number of these cases."""
+    timed = sum(1 for workload in workloads for case in workload.cases if case.time)
+    found: list[doc.Text] = []
+    for flag, flagged in _flagged(workloads).items():
+        count = "every case" if len(flagged) == timed else f"{len(flagged)} of {timed} cases"
+        found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", doc.Strong(flag)))
+    return found
+
+
+def meanings(workloads: Sequence[WorkloadFindings]) -> dict[str, str]:
+    """Return what each flag of a timed case of the workloads means."""
+    return {flag: _meaning(flag, flagged) for flag, flagged in _flagged(workloads).items()}
+
+
+def _flagged(workloads: Sequence[WorkloadFindings]) -> dict[str, list[tuple[WorkloadFindings, CaseResult]]]:
+    return grouped(
+        (flag, (workload, case))
+        for workload in workloads
+        for case in workload.cases
+        for flag in dict.fromkeys(case.marks if case.time else ())
+    )
+
+
+def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
+    workloads = [workload for workload, _ in flagged]
+    is_timed = any(workload.basis is not None and workload.basis.is_timed for workload in workloads)
+    if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
+        return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
+    if flag == Flag.SEVERAL_NODES:
+        return _nodes([workload for workload in workloads if workload.node_spread])
+    if flag == Flag.THROTTLED:
+        clocks = _clocks(flagged) if is_timed else ""
+        return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
+    if flag == Flag.HOST_BOUND and is_timed:
+        return (
+            "launching takes over 5 % longer than running. Times are of calls queued ahead; in a plain loop the host is"
+            " the limit, and a faster kernel changes nothing."
+        )
+    if flag == Flag.HOST_BOUND:
+        return "no kernel runs in over half of the range. Kernel times hold; a call takes longer."
+    requested = {workload.requested_samples for workload in workloads}
+    counts = [case.time.n for _, case in flagged if case.time and case.time.n is not None]
+    if flag == Flag.TOO_FEW_SAMPLES and len(requested) == 1 and counts and (most := requested.pop()):
+        return _sample_counts(counts, most)
+    return _MEANINGS.get(flag, "set by the workload.")
+
+
+def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
+    begin = "the cases that the report compares ran on different nodes of the same kind"
+    spreads = {workload.node_spread: None for workload in workloads if workload.node_spread}
+    if not spreads:
+        return f"{begin}. How far these lie apart is not known, so no lead is called a win."
+    each = ", ".join(
+        f"{readable(spread.case)} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them"
+        for spread in spreads
+    )
+    return f"{begin}: {each}. A smaller lead is not called a win."
+
+
+def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
+    """Return the range of the cases' median SM clocks and the lowest clock: `` (1799-1964 of 1980 MHz)``.
+
+    Of several GPUs that ran a case, the slowest counts.
+    """
+    highest = flagged[0][0].highest_clock
+    medians, lows = (
+        [case.values[name] / 1e6 for _, case in flagged if name in case.values] for name in ("sm_clock", "sm_clock_min")
+    )
+    if not medians:
+        return ""
+    low, high = f"{min(medians):.0f}", f"{max(medians):.0f}"
+    maximum = f" of {highest / 1e6:.0f}" if highest else ""
+    lowest = f", down to {min(lows):.0f}" if lows and f"{min(lows):.0f}" != low else ""
+    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{lowest})"
+
+
+def _sample_counts(counts: Sequence[int], requested: int) -> str:
+    bounds = [f"the pipeline file requests {requested}"] if min(counts) < requested else []
+    bounds += [f"a 95 % interval needs {_LEAST_FOR_INTERVAL}"] if max(counts) >= requested else []
+    had = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"{had} samples, but {' and '.join(bounds)}."
+
+
+def flags_of(case: CaseResult, without: Iterable[str] = ()) -> doc.Text:
+    """Return the flags of a case in bold, those in ``without`` left out."""
+    # The flag of a case without timed calls says how idle the GPU was.
+    idle = fill(" (GPU idle {})", percent(case.idle_share)) if case.idle_share and "time" not in case.values else ""
+    own = [mark for mark in case.marks if mark not in without]
+    return doc.join([doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in own], last=", ")

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from profpipe.analysis import verdict
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
@@ -13,7 +14,8 @@ from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, plural
+from profpipe.report.labels import fill, plural
+from profpipe.report.sections import kernel_differences
 from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
 from profpipe.results import pair_blocks
@@ -112,9 +114,9 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
 
 def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
     """Yield which cases were measured in further pairs, and how an undecided case gets some."""
-    measured = [case for case in findings.cases if case.further_pairs and case.judgement]
-    undecided = [case for case in measured if case.judgement and case.judgement.verdict is Verdict.INCONCLUSIVE]
-    if decided := [case for case in measured if case not in undecided]:
+    measured = [case for case in findings.cases if case.further_pairs]
+    undecided = [case for case in measured if case.verdict is Verdict.INCONCLUSIVE]
+    if decided := [case for case in measured if case.verdict is not Verdict.INCONCLUSIVE]:
         counted = [fill("{} ({})", doc.Code(name(case)), str(case.further_pairs)) for case in decided]
         yield fill(
             "Decided by further pairs, after a first block that was not clear: {}.", doc.join(counted, most=_MOST_NAMED)
@@ -137,22 +139,15 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         percent = float(f"{100 * resolved:.2g}")
         words = f"This machine resolves {percent:g} % for {{}}: pin the clock, close other programs,"
         yield fill(f"{words} or measure longer ({{}}).", _named(coarse), ways)
-    if may_have_more and any(map(_may_be_decided, candidates)):
+    if may_have_more and any(case.verdict is Verdict.INCONCLUSIVE and not _is_coarse(case) for case in candidates):
         yield fill("To measure inconclusive cases alone, in up to {} more pairs: {}.", str(pair_blocks.OFFERED), offer)
-
-
-def _may_be_decided(case: CaseVerdict) -> bool:
-    """Return True for an inconclusive case that the pairs on offer may decide."""
-    judged = case.judgement
-    return judged is not None and judged.verdict is Verdict.INCONCLUSIVE and not _is_coarse(case)
 
 
 def _is_coarse(case: CaseVerdict) -> bool:
     """Return True for an inconclusive case whose pairs scatter so far that those on offer do not decide it."""
-    judged = case.judgement
-    if judged is None or judged.verdict is not Verdict.INCONCLUSIVE:
+    if case.judgement is None or case.verdict is not Verdict.INCONCLUSIVE:
         return False
-    return judged.pairs_more is None or judged.pairs_more > pair_blocks.OFFERED
+    return case.judgement.pairs_more is None or case.judgement.pairs_more > pair_blocks.OFFERED
 
 
 def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
@@ -165,10 +160,10 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
         yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
     if without := findings.without_kernels:
         yield fill("No kernel explains {}: their captures show none of an iteration or a step.", _named(without))
-    changed = [case for case in findings.cases if case.judgement and case.judgement.verdict in _CHANGED]
+    changed = [case for case in findings.cases if case.verdict in _CHANGED]
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
     for case, line in explained[:_MOST_EXPLAINED]:
-        yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.judgement.verdict if case.judgement else ""), line)
+        yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.verdict), line)
     if (more := len(explained) - _MOST_EXPLAINED) > 0:
         yield f"{plural(more, 'further case')} with an explanation by kernel in the table below."
 
@@ -235,7 +230,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     cases = sorted(judged, key=_rank)
     columns = [
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(readable(case.case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), name(case))),
         (doc.label("verdict"), _verdict_cell),
         (doc.Column("a", "A", unit), lambda case: case.a_ns),
         (doc.Column("b", "B", unit), lambda case: case.b_ns),
@@ -304,11 +299,8 @@ def _rank(case: CaseVerdict) -> tuple[int, float]:
 
 
 def _verdict_cell(case: CaseVerdict) -> doc.Cell:
-    assert case.judgement is not None
     flags = tuple(flag for flag in json.loads(case.flags or "[]") if flag in _SHOWN_FLAGS)
-    is_change = case.judgement.verdict in _CHANGED
-    text = str(case.judgement.verdict)
-    return doc.Cell(text=doc.Strong(text) if is_change else text, flags=flags)
+    return doc.Cell(text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags)
 
 
 def _interval(case: CaseVerdict) -> doc.Text:
@@ -319,8 +311,7 @@ def _interval(case: CaseVerdict) -> doc.Text:
 
 
 def _more(case: CaseVerdict) -> doc.Text:
-    assert case.judgement is not None
-    if case.judgement.verdict is not Verdict.INCONCLUSIVE:
+    if case.judgement is None or case.verdict is not Verdict.INCONCLUSIVE:
         return ""
     return f"over {pair_blocks.OFFERED}" if _is_coarse(case) else f"{case.judgement.pairs_more} more"
 
@@ -335,7 +326,7 @@ def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
     columns: doc.Columns[CaseVerdict] = [
-        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(name(case)), name(case))),
+        (doc.label("case"), lambda case: doc.case_link(doc.Code(name(case)), name(case))),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
     ]
@@ -366,6 +357,87 @@ def write_verdict(case: CaseVerdict) -> str:
         return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
     judged = f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
     if case.further_pairs:
-        words = "after" if case.judgement.verdict is Verdict.INCONCLUSIVE else "decided by"
+        words = "after" if case.verdict is Verdict.INCONCLUSIVE else "decided by"
         judged += f" ({words} {case.further_pairs} further pairs)"
     return ", ".join(filter(None, [judged, doc.plain(explain(case))]))
+
+
+# --- verdict plots ----------------------------------------------------------------------------------------------------
+
+#: Rows of the plot; a larger run has its other cases in the table.
+_MOST_ROWS = 60
+
+
+def forest(findings: PairFindings) -> doc.Section:
+    """Return the difference of each case with its interval, those that change the most time first."""
+    judged = [case for case in findings.cases if case.judgement]
+    judged.sort(key=lambda case: -abs(case.difference_ns))
+    rows = judged[:_MOST_ROWS]
+    if not rows:
+        return doc.Section("forest", "")
+    series = tuple(
+        doc.Series(words, verdict.value, tuple(
+            _mark(i, case) for i, case in enumerate(rows) if case.verdict is verdict
+        ))
+        for verdict, words in NAMES.items()
+    )  # fmt: skip
+    beyond = f" The {len(judged) - len(rows)} others are in the table." if len(judged) > len(rows) else ""
+    several = len({case.workload for case in rows}) > 1
+    chart = doc.Chart(
+        "forest",
+        "B - A of each case",
+        doc.ChartKind.FOREST,
+        doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
+                 cases=tuple(map(name, rows))),
+        doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
+        {"": tuple(each for each in series if each.marks)},
+        f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
+        f"{beyond}",
+        doc.Placement.HTML,
+        keys=tuple(verdict.value for verdict in NAMES),
+        references=(doc.Reference(doc.ReferenceKind.LEVEL, 0.0),),
+    )  # fmt: skip
+    return doc.Section("forest", "Differences", (chart,))
+
+
+def _mark(row: int, case: CaseVerdict) -> doc.Mark:
+    judged = case.judgement
+    assert judged is not None
+    low, high = (None if end is None else end - 1 for end in (judged.ci_low, judged.ci_high))
+    why = doc.plain(kernel_differences.explain(case))
+    return doc.Mark(float(row), judged.ratio - 1, low, high, case=name(case), floor=judged.floor, note=why)
+
+
+def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]:
+    """Return the page of each case: its verdict, the difference of each pair, and the kernels behind it."""
+    return tuple(_page(findings, case, run) for case in findings.cases)
+
+
+def _page(findings: PairFindings, case: CaseVerdict, run: Manifest) -> doc.Section:
+    alone = replace(findings, cases=(case,), gates=())
+    parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
+    why = kernel_differences.explain(case)
+    blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
+    # The sections of an `ab` run belong to no workload.
+    made = doc.make_section(name(case), doc.Code(name(case)), [*blocks, *_pairs(case)])
+    return replace(made, title=doc.Code(name(case)), sections=tuple(part for part in parts if part))
+
+
+def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
+    """Yield the difference of each pair in their order."""
+    if len(case.log_ratios) < 2:
+        return
+    marks = tuple(doc.Mark(float(i), math.expm1(own)) for i, own in enumerate(case.log_ratios, start=1))
+    references = [doc.Reference(doc.ReferenceKind.LEVEL, 0.0, "the same")]
+    if case.judgement:
+        references.append(doc.Reference(doc.ReferenceKind.LEVEL, case.judgement.ratio - 1, "estimate"))
+    yield doc.Chart(
+        "pairs",
+        "B - A of each pair of processes",
+        doc.ChartKind.STRIP,
+        doc.Axis("pair"),
+        doc.Axis("B - A", quantity="change"),
+        {"": (doc.Series("pair", "pair", marks),)},
+        placement=doc.Placement.HTML,
+        references=tuple(references),
+    )

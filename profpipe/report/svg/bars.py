@@ -21,7 +21,7 @@ _MOST = int(_LEFT / LETTER) - 2
 _WRITTEN = 44
 
 
-def picture(chart: doc.Chart, panel: doc.Panel) -> Drawing:
+def picture(chart: doc.Chart, panel: Sequence[doc.Series]) -> Drawing:
     """Return the bars of the only panel. A bar that dwarfs the others has its own scale."""
     names, totals, sums = list(map(flat, chart.x.labels)), _totals(chart), bar_labels(chart)
     left = min(_LEFT, max(map(text_width, names)) + 16)
@@ -39,7 +39,7 @@ def bar_labels(chart: doc.Chart) -> list[str]:
 
 
 def _totals(chart: doc.Chart) -> list[float]:
-    marks = [mark for each in chart.panels[0].series for mark in each.marks]
+    marks = chart.marks
     return [sum(mark.y for mark in marks if mark.x == row) for row in range(len(chart.x.labels))]
 
 
@@ -66,7 +66,7 @@ def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:
     return element("g", *parts, title)
 
 
-def _bar(chart: doc.Chart, panel: doc.Panel, row: int, x: Scale, total: float, sum_text: str) -> Markup:
+def _bar(chart: doc.Chart, panel: Sequence[doc.Series], row: int, x: Scale, total: float, sum_text: str) -> Markup:
     name, top = flat(chart.x.labels[row]), _TOP + row * _ROW + (_ROW - _BAR) / 2
     case = chart.x.cases[row] if chart.x.cases else ""
     has_own_scale = not _fits(total, x.high)
@@ -77,7 +77,7 @@ def _bar(chart: doc.Chart, panel: doc.Panel, row: int, x: Scale, total: float, s
                 data_case=case or None)
     ]  # fmt: skip
     start = 0.0
-    for each in panel.series:
+    for each in panel:
         value = sum(mark.y for mark in each.marks if mark.x == row)
         if value > 0:
             parts.append(_piece(chart, each, name, case, (start, value, total), scale, top))

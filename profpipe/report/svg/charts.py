@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -19,7 +19,7 @@ from profpipe.report.svg.palette import key_class, line_classes, series_class
 from profpipe.report.svg.scales import LETTER, LINE, Drawing, text_width
 from profpipe.results import atomic
 
-_DRAWINGS: Mapping[doc.ChartKind, Callable[[doc.Chart, doc.Panel], Drawing]] = {
+_DRAWINGS: Mapping[doc.ChartKind, Callable[[doc.Chart, Sequence[doc.Series]], Drawing]] = {
     doc.ChartKind.STACKED_BARS: bars.picture,
     doc.ChartKind.COURSE: points.course,
     doc.ChartKind.STRIP: points.strip,
@@ -37,7 +37,7 @@ _OF_SCRIPT = re.compile(r' data-[a-z]+="[^"]*"')
 _LIGHT_DARK, _FIRST, _SECOND = re.compile(r"light-dark\(([^,]+), ([^)]+)\)"), r"\1", r"\2"
 
 
-def draw(chart: doc.Chart, panel: doc.Panel, columns: int = 2) -> Drawing:
+def draw(chart: doc.Chart, panel: Sequence[doc.Series], columns: int = 2) -> Drawing:
     """Return the drawing of a panel, of which ``columns`` stand in a row."""
     if _is_over_axis(chart):
         return lines.picture(chart, panel, columns)
@@ -86,8 +86,8 @@ def write_files(document: doc.Document, folder: Path) -> None:
 def picture(chart: doc.Chart) -> str:
     """Return a file that needs no other: its style is inside, for a light and a dark page."""
     columns = _columns(chart)
-    drawings = [draw(chart, panel, columns) for panel in chart.panels]
-    width = columns * (max(drawing.width for drawing in drawings) + _AROUND) + _AROUND
+    drawings = {title: draw(chart, panel, columns) for title, panel in chart.panels.items()}
+    width = columns * (max(drawing.width for drawing in drawings.values()) + _AROUND) + _AROUND
     most = int((width - 2 * _AROUND) / LETTER)
     title = cut(flat(heading(chart)), int(most * 0.8))
     parts, y = [element("text", title, x=_AROUND, y=27, class_="title")], 30.0
@@ -99,14 +99,14 @@ def picture(chart: doc.Chart) -> str:
     if not lines.names_lines(chart):
         own, y = _legend_below(chart, y, width)
         parts += own
-    for i, (panel, drawing) in enumerate(zip(chart.panels, drawings, strict=True)):
+    for i, (name, drawing) in enumerate(drawings.items()):
         x = _AROUND + i % columns * (drawing.width + _AROUND)
-        if panel.title:
-            name = cut(flat(panel.title), int(drawing.width / LETTER))
-            parts.append(element("text", name, x=x, y=y + 14, class_="panel-title"))
-        top = y + (20 if panel.title else 0)
+        if name:
+            shown = cut(flat(name), int(drawing.width / LETTER))
+            parts.append(element("text", shown, x=x, y=y + 14, class_="panel-title"))
+        top = y + (20 if name else 0)
         parts.append(element("g", drawing.content, transform=f"translate({x:g} {top:g})"))
-        if i % columns == columns - 1 or panel is chart.panels[-1]:
+        if i % columns == columns - 1 or i == len(drawings) - 1:
             y = top + drawing.height + _AROUND / 2
     ground = empty("rect", width=width, height=y, rx=8, class_="ground")
     body = _OF_SCRIPT.sub("", element("g", ground, *parts, class_="picture"))
@@ -133,7 +133,7 @@ def _columns(chart: doc.Chart) -> int:
     """Return 2, so that both values of the last axis stand side by side, or 3 where the axis has three values."""
     if len(chart.panels) == 1:
         return 1
-    last = {panel.title.rpartition(", ")[2] for panel in chart.panels}
+    last = {title.rpartition(", ")[2] for title in chart.panels}
     return 3 if len(last) == 3 and len(chart.panels) % 3 == 0 else 2
 
 

@@ -23,10 +23,10 @@ _NAME = 40
 _NEAR = 1.4
 
 
-def picture(chart: doc.Chart, panel: doc.Panel, columns: int = 2) -> Drawing:
+def picture(chart: doc.Chart, panel: Sequence[doc.Series], columns: int = 2) -> Drawing:
     """Return the picture of a panel, one of ``columns`` in a row unless it stands alone."""
     width, height = _SIZES[1 if len(chart.panels) == 1 else columns]
-    names = [cut(flat(series.name), _NAME) for series in panel.series]
+    names = [cut(flat(series.name), _NAME) for series in panel]
     has_names = names_lines(chart)
     if has_names:
         height = max(height, _TOP + _BOTTOM + LINE * len(names))
@@ -34,10 +34,10 @@ def picture(chart: doc.Chart, panel: doc.Panel, columns: int = 2) -> Drawing:
     x, y = _scales(chart, width - right, height)
     parts = [_grid(chart, x, y), _references(chart, x, y), *_roofs(chart, x, y)]
     classes = line_classes(chart)
-    ordered = sorted(panel.series, key=lambda series: (not series.is_rejected, series.is_baseline))
+    ordered = sorted(panel, key=lambda series: (not series.is_rejected, series.is_baseline))
     parts += [_series(each, classes, chart, x, y) for each in ordered]
     if has_names:
-        parts.append(_end_labels(panel.series, classes, x, y))
+        parts.append(_end_labels(panel, classes, x, y))
     return Drawing(join(parts), width, height)
 
 

@@ -29,9 +29,9 @@ _MOST_POINTS = 1500
 _ROW, _BAR, _NAMES, _VALUES = 30, 18, 300, 150
 
 
-def strip(chart: doc.Chart, panel: doc.Panel) -> Drawing:
+def strip(chart: doc.Chart, panel: Sequence[doc.Series]) -> Drawing:
     """Return the values of a panel over their number, as points."""
-    marks = [mark for series in panel.series for mark in series.marks]
+    marks = [mark for series in panel for mark in series.marks]
     ys = [mark.y for mark in marks] + [each.value for each in chart.references]
     low, high = min(ys), max(ys)
     # From zero where the values are spread widely; a narrow band would be a line.
@@ -50,7 +50,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Drawing:
         )
     parts.append(element("text", _short(chart.x.title), x=(_LEFT + _WIDTH) / 2, y=bottom + 35, class_="label middle"))
     classes = line_classes(chart)
-    for series in panel.series:
+    for series in panel:
         colour, shape = classes[series.key]
         own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(m, chart), m.case)
                for m in ends_of_pixels(series.marks, x)]  # fmt: skip
@@ -71,11 +71,11 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
         yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)
 
 
-def intervals(chart: doc.Chart, panel: doc.Panel) -> Drawing:
+def intervals(chart: doc.Chart, panel: Sequence[doc.Series]) -> Drawing:
     """Return a row for each label of the x axis: the value, its interval, and both in words."""
     names = [flat(name) for name in chart.x.labels]
     left = min(_NAMES, max(map(text_width, names), default=0) + 20)
-    marks = [mark for series in panel.series for mark in series.marks]
+    marks = [mark for series in panel for mark in series.marks]
     low, high = _ends(chart, marks)
     bottom = _TOP + _ROW * len(names)
     x = Scale(low, high, left, _WIDTH - _VALUES, chart.y.is_log)
@@ -86,7 +86,7 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Drawing:
     parts += _bands(chart, x, bottom)
     parts.append(element("text", _short(chart.y.title), x=(left + x.end) / 2, y=bottom + 35, class_="label middle"))
     classes = line_classes(chart)
-    for series in panel.series:
+    for series in panel:
         colour, shape = classes[series.key]
         rows = [_row(chart, series, mark, names, x, shape) for mark in series.marks]
         parts.append(_group(series, rows, colour))
@@ -168,18 +168,18 @@ def _short(text: str, most: int = 70) -> str:
 # --- courses ------------------------------------------------------------------------------------------------------
 
 
-def course(chart: doc.Chart, panel: doc.Panel) -> Drawing:
+def course(chart: doc.Chart, panel: Sequence[doc.Series]) -> Drawing:
     """Return the times of a case over runs, with the band of the noise around their level.
 
     All marks have the same ``low`` and ``high``, the ends of the band.
     """
-    marks = [mark for series in panel.series for mark in series.marks]
+    marks = [mark for series in panel for mark in series.marks]
     ends = [value for mark in marks for value in (mark.y, mark.low, mark.high) if value is not None]
     room = 0.12 * (max(ends) - min(ends)) or 0.02 * max(ends) or 1.0
     y = Scale(max(min(ends) - room, 0.0), max(ends) + room, _TOP + _COURSE, _TOP)
     x = Scale(marks[0].x, max(marks[-1].x, marks[0].x + 1), _LEFT + 14, _WIDTH - _RIGHT - 32)
     parts = [*_course_grid(chart, marks, x, y), *_level(marks, x, y)]
-    colour, _ = line_classes(chart)[panel.series[0].key]
+    colour, _ = line_classes(chart)[panel[0].key]
     path = "M" + "L".join(f"{x(mark.x):g} {y(mark.y):g}" for mark in marks)
     own = [empty("path", d=path, class_="line")]
     own += [marker("circle", x(mark.x), y(mark.y), bool(mark.flags), tip(mark, chart)) for mark in marks]

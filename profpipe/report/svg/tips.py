@@ -6,34 +6,28 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import format_value
 from profpipe.report.markup import cut, flat
-from profpipe.report.units import Unit, size_unit, time_unit
+from profpipe.report.units import NO_UNIT, Unit, unit_of
 
 #: Points of a strip up to which the table lists each of them.
 _MOST_LISTED = 100
 
-_FORMATS = {"x": doc.Format.RATIO, "share": doc.Format.PERCENT, "change": doc.Format.SIGNED_PERCENT}
+#: Stored units that decide how a number is written, whatever the unit of the axis.
+_CHOSEN = ("ns", "byte", "x", "share", "change")
 
 
 def column(axis: doc.Axis, values: Iterable[float], title: doc.Text, id: str) -> doc.Column:
     """Return the column of a quantity of a chart."""
-    unit, form = _unit(axis, values), _FORMATS.get(axis.quantity, doc.Format.NUMBER)
-    return doc.Column(id, title, unit, form)
+    return doc.Column(id, title, _unit(axis, values))
 
 
 def _unit(axis: doc.Axis, values: Iterable[float]) -> Unit | None:
-    if axis.quantity == "ns":
-        return time_unit(values)
-    return size_unit(values) if axis.quantity == "byte" else axis.unit
+    return unit_of(axis.quantity, values) if axis.quantity in _CHOSEN else axis.unit
 
 
 def quantity(value: float, axis: doc.Axis) -> str:
     """Return a value of an axis with its unit."""
-    unit = _unit(axis, [value]) or Unit("", 1.0)
-    form = _FORMATS.get(axis.quantity, doc.Format.NUMBER)
-    name = "%" if form is doc.Format.PERCENT else unit.name
-    return " ".join(filter(None, [format_value(value, unit, form), name]))
+    return (_unit(axis, [value]) or NO_UNIT).with_name(value)
 
 
 def tip(mark: doc.Mark, chart: doc.Chart) -> str:
@@ -61,7 +55,7 @@ def value_table(chart: doc.Chart) -> doc.Table:
         return _ends(chart)
     has_panels = len(chart.panels) > 1
     names = list(dict.fromkeys(series.name for series in chart.series))
-    by_name = {name: [m.y for panel in chart.panels for s in panel.series if s.name == name for m in s.marks]
+    by_name = {name: [m.y for s in chart.series if s.name == name for m in s.marks]
                for name in names}  # fmt: skip
     every = [value for values in by_name.values() for value in values]
     one = column(chart.y, every, "", "")
@@ -71,14 +65,12 @@ def value_table(chart: doc.Chart) -> doc.Table:
         *(replace(one, id=f"series {i}", title=name or "everything else") for i, name in enumerate(names)),
     ]
     rows = []
-    for panel in chart.panels:
-        values = {(series.name, mark.x): mark for series in panel.series for mark in series.marks}
+    for title, panel in chart.panels.items():
+        values = {(series.name, mark.x): mark for series in panel for mark in series.marks}
         for x in sorted({x for _, x in values}):
             marks = [values.get((name, x)) for name in names]
             cells = [doc.Cell(mark.y, flags=mark.flags) if mark else doc.Cell() for mark in marks]
-            rows.append(
-                (*([doc.Cell(text=panel.title)] if has_panels else []), _label(chart, x, values, names), *cells)
-            )
+            rows.append((*([doc.Cell(text=title)] if has_panels else []), _label(chart, x, values, names), *cells))
     return doc.Table("values", tuple(columns), tuple(rows))
 
 
@@ -102,4 +94,4 @@ def _label(chart: doc.Chart, x: float, values: dict[tuple[str, float], doc.Mark]
     if not chart.x.labels:
         return doc.Cell(text=_place(x, chart.x))
     text, case = chart.x.labels[int(x)], chart.x.cases[int(x)] if chart.x.cases else ""
-    return doc.Cell(text=doc.CaseLink(text, case) if case else text)
+    return doc.Cell(text=doc.case_link(text, case) if case else text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
-from profpipe.ingest import registry
+from profpipe.ingest import reader
 from profpipe.results import atomic
 from profpipe.results.manifest import Manifest, PairsEntry, PlannedJob
 from profpipe.results.tasks import TaskEntry
@@ -86,7 +86,7 @@ def create_pairs(request: RunRequest, both: tuple[Side, Side], settings: PairsEn
 
 def _make_folder(request: RunRequest, plan: ClusterPlan, begun: Manifest, write: Callable[[Path], object]) -> Path:
     """Make the folder of a run with its plan, its batch script and what ``write`` adds; return it."""
-    registry.parsers(request.plugin_dir)
+    reader.parsers(request.plugin_dir)
     # What cannot stand in the batch script is refused before there is a folder.
     write_script(request, request.out, len(plan.tasks))
 

@@ -19,7 +19,7 @@ from typing import Final
 from profpipe import errors
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
-from profpipe.ingest import reader
+from profpipe.ingest import job_tables
 from profpipe.job import ProgressListener
 from profpipe.measure import node
 from profpipe.results import manifest, noise
@@ -166,7 +166,7 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
             before = before.without_job(entry.folder)
             # The rows of a case with several processes are those of all of them. The next try replaces its own.
             if not _OF_PROCESS.search(entry.folder):
-                data = reader.drop_attempt(data, entry.workload, entry.profiler, entry.folder, entry.cases)
+                data = job_tables.drop_attempt(data, entry.workload, entry.profiler, entry.folder, entry.cases)
     return data, replace(
         begun,
         nodes={**before.nodes, **begun.nodes},

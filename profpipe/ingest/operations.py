@@ -1,4 +1,4 @@
-"""The operations of GPUs and the waits of the host, as every parser gives them to the search for steps."""
+"""What one file recorded, event by event, as the parsers give it: operations of GPUs, calls and ranges of the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from profpipe.ingest import kernel_classes
+from profpipe.ingest import attribution, kernel_classes
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
 from profpipe.results import schema
 
@@ -155,3 +155,27 @@ def timeline(operations: Operations, rows: Ints) -> Timeline:
         communicates |= operations.are_peer_copies[name] & copies
     start, end = operations.start[rows], operations.end[rows]
     return Timeline(start, end, launched, is_launched, name, rows, communicates, copies)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The operations of the GPUs, the calls and ranges of the host, and what joins them; times in ns on one clock.
+
+    ``case`` indexes ``cases`` for each operation, ``call`` indexes ``calls``, -1 where the call is not in the file.
+    ``waits`` are the calls in which the host waited for the GPU. ``pids`` turns numbers of processes into process ids,
+    ``tids`` the threads of ``ranges`` into thread ids; both are negative where they are unknown. ``latest`` is the end
+    that the parser gave to ranges without one. ``offset_ns`` leads from the clock of the file to one that files of
+    several processes share.
+    """
+
+    operations: Operations
+    case: Ints
+    cases: Sequence[str]
+    call: Ints
+    calls: Calls
+    ranges: attribution.Ranges
+    waits: Calls
+    pids: Callable[[Int64s], Any]
+    tids: Callable[[Int64s], Any]
+    latest: int | None = None
+    offset_ns: int = 0

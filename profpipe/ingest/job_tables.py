@@ -1,0 +1,282 @@
+"""The tables of a job from its outcome and its files, and their place among the tables of a run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest.reader import Source
+from profpipe.job import Job, JobOutcome
+from profpipe.measure import event_lines
+from profpipe.measure.statistics import interval_of_processes, worse_of
+from profpipe.results import schema
+from profpipe.results.schema import CASES, METRICS, PROCESS_PREFIX, PROCESS_WALL, Tables
+
+
+def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
+    """Return the files of a job, named relative to the run's folder."""
+    job = outcome.job
+    whole = job.cases[0].id if job.script is None else ""
+    again = outcome.attempted_again
+    step_range = str((job.options.get("steps") or {}).get("range") or "")
+    files = [path for path in outcome.files if path.exists() and not _is_false_start(path, outcome)]
+    names = [str(path.relative_to(run_folder)) for path in files]
+    return [
+        Source(path, name, run_folder.name, job.workload, job.profiler, whole, again.get(path, frozenset()), step_range)
+        for path, name in zip(files, names, strict=True)
+    ]
+
+
+def _is_false_start(path: Path, outcome: JobOutcome) -> bool:
+    """Return True for the record of a process that died before its first case; the outcome has the reason."""
+    if outcome.status == "ok" or path not in outcome.job.records:
+        return False
+    return not any(event["event"] == "case_started" for event in event_lines.read(path)[0])
+
+
+def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
+    """Return rows for the cases whose end the workload's process could not write.
+
+    ``written`` are the `cases` rows of the log of the job; a crash or timeout that the runner saw replaces
+    them. A case that was never reached has the outcome of the job.
+    """
+    job, known = outcome.job, set(written["case"])
+    ended = {case: (end.status.value, end.reason) for case, end in outcome.case_outcomes.items()}
+    # With the defaults of PARAMS, where the process got that far.
+    begun = {
+        event["case"]: event["params"]
+        for event in event_lines.read(job.log)[0]
+        if event["event"] == "case_started" and isinstance(event.get("params"), dict)
+    }
+    rows = []
+    for case in job.cases:
+        if case.id in known and case.id not in ended:
+            continue
+        status, reason = ended.get(case.id, (outcome.status.value, outcome.reason))
+        if status == "ok" and job.script is not None:
+            status, reason = "failed", "the workload's process ended well without trying this case"
+        seconds = outcome.last_s if job.script is None and status != "skipped" else None
+        row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
+        rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
+    return Tables(cases=schema.frame(CASES, rows)).with_columns(run=run, workload=job.workload, profiler=job.profiler)
+
+
+def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
+    """Add the wall time of a command's process under plain to the numbers that its steps have.
+
+    A process that ran until the end of its span has none: the user chose that time.
+    """
+    job = outcome.job
+    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
+        return fresh
+    key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler}
+    row = {**key, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
+    return replace(fresh, metrics=_append(fresh.metrics, schema.frame(METRICS, [row])))
+
+
+def expected_families(events: Path) -> dict[str, str]:
+    """Return the kernel family that each case should run, from the workload's ``expects`` in the log of the job."""
+    expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
+    return {event["case"]: event["family"] for event in expects if event.get("family")}
+
+
+def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the kinds of devices that a job's processes describe in ``records``.
+
+    ``count`` is the number of a kind, where each process states its device's PCI address. A process without torch
+    describes no device.
+    """
+    started = (event for path in records for event in event_lines.read(path)[0] if event["event"] == "started")
+    machines = [dict(event["machine"]) for event in started if event.get("torch") and event.get("machine")]
+    addresses = [machine.pop("pci", None) for machine in machines]
+    kinds = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
+    of_kind = [{address for one, address in zip(machines, addresses, strict=True) if one == kind} for kind in kinds]
+    return [
+        kind if None in known else {**kind, "count": len(known)} for kind, known in zip(kinds, of_kind, strict=True)
+    ]
+
+
+def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
+    """Return the node of each rank, from the first lines of the records of the start-up hook."""
+    found: dict[int, str] = {}
+    for path in records:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            line = stream.readline()
+        try:
+            about = json.loads(line)
+            rank, node = about.get("rank"), about.get("node")
+        except (ValueError, AttributeError):  # a killed process has not written its first line
+            continue
+        if type(rank) is int and isinstance(node, str) and node:
+            found[rank] = node
+    return dict(sorted(found.items()))
+
+
+def replace_cases(stored: Tables, fresh: Tables) -> Tables:
+    """Replace the rows of ``stored`` by those of ``fresh`` with the same workload, profiler and case.
+
+    A table without a change stays the same object.
+    """
+
+    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
+        new = getattr(fresh, table.name)
+        key = ["workload", "profiler", "case"] + (["source"] if "source" in table.names else [])
+        return _append(_drop(old, _has_key_of(old, new, key)), new)
+
+    return _change(stored, change)
+
+
+def add_kernels(stored: Tables, fresh: Tables) -> Tables:
+    """Add the kernels of ``fresh`` and their metrics to ``stored``; its other rows of the same cases are left out."""
+    numbers = fresh.metrics[fresh.metrics["subject"] != ""]
+    key = ["workload", "profiler", "case", "subject"]
+    kernels = _drop(stored.kernels, stored.kernels["source"].isin(fresh.kernels["source"].unique()))
+    metrics = _append(_drop(stored.metrics, _has_key_of(stored.metrics, numbers, key)), numbers)
+    return replace(stored, kernels=_append(kernels, fresh.kernels), metrics=metrics)
+
+
+def drop_job(stored: Tables, job: Job, run_folder: Path) -> Tables:
+    """Drop the rows of an earlier attempt at ``job``, from any of its files."""
+    folder = str(job.folder.relative_to(run_folder))
+    return drop_attempt(stored, job.workload, job.profiler, folder, {case.id for case in job.cases})
+
+
+def drop_attempt(stored: Tables, workload: str, profiler: str, folder: str, cases: Collection[str]) -> Tables:
+    """Drop the rows of a job in ``folder``, a path below the run's folder."""
+
+    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
+        mine = (old["workload"] == workload) & (old["profiler"] == profiler)
+        of_job = old["source"].str.startswith(f"{folder}/") if "source" in table.names else old["case"].isin(cases)
+        return _drop(old, mine & of_job)
+
+    return _change(stored, change)
+
+
+def drop_folder(stored: Tables, folder: str) -> Tables:
+    """Drop the rows of the files in ``folder``, a path below the run's folder."""
+
+    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
+        return _drop(old, old["source"].str.startswith(f"{folder}/")) if "source" in table.names else old
+
+    return _change(stored, change)
+
+
+def _change(stored: Tables, change: Callable[[schema.Table, pd.DataFrame], pd.DataFrame]) -> Tables:
+    """Return ``stored`` with a change to each table that has rows, or gets some."""
+    changed = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
+    return Tables(**changed, origin=stored.origin)
+
+
+def _has_key_of(old: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> Any:
+    """Return which rows of ``old`` have a key that ``new`` has too."""
+    if not len(old) or not len(new):
+        return np.zeros(len(old), dtype=bool)
+    return pd.MultiIndex.from_frame(old[key]).isin(pd.MultiIndex.from_frame(new[key]))
+
+
+def _drop(old: pd.DataFrame, dropped: Any) -> pd.DataFrame:
+    return old[~dropped] if dropped.any() else old
+
+
+def _append(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    if not len(new):
+        return old
+    return pd.concat([old, new], ignore_index=True) if len(old) else new.reset_index(drop=True)
+
+
+def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
+    """Return ``fresh`` with the metric ``items_per_second`` for each case in ``items`` with a time of calls or steps.
+
+    The interval is that of the time: the shortest time gives the highest rate.
+    """
+    own = fresh.metrics
+    is_time = own["metric"].isin(["step_time", "time"]) & (own["profiler"] == "plain") & (own["subject"] == "")
+    times = own[is_time & own["case"].isin(items.keys()) & (own["value"] > 0)]
+    times = times.sort_values("metric", kind="stable").drop_duplicates("case", keep="last")
+    if not len(times):
+        return fresh
+    per_s = times["case"].map(items).astype(float) * 1e9
+    rates = times.assign(
+        metric="items_per_second",
+        unit="1/s",
+        value=per_s / times["value"],
+        ci_low=per_s / times["ci_high"],
+        ci_high=per_s / times["ci_low"],
+    )
+    return replace(fresh, metrics=pd.concat([own, rates[list(METRICS.names)]], ignore_index=True))
+
+
+#: Outliers are steps of one process: the same number names another step in the next process.
+_OF_ONE_PROCESS = "step_outlier"
+
+_KEY: Final = ["workload", "profiler", "case"]
+
+
+def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> Tables:
+    """Return ``fresh``, the tables of one process, with the numbers of its cases over all processes so far.
+
+    ``stored`` holds the other processes. Process ``number`` of ``count`` has its own numbers under the subject
+    ``process 2``; each case has the medians of its processes, and the worst of their errors and memory peaks.
+    """
+    own_prefix = f"{PROCESS_PREFIX}{number}"
+    own = fresh.metrics.assign(subject=(own_prefix + " " + fresh.metrics["subject"]).str.rstrip())
+    keys = pd.MultiIndex.from_frame(pd.concat([fresh.cases[_KEY], fresh.metrics[_KEY]]))
+    known = stored.metrics[stored.metrics["subject"].str.startswith(PROCESS_PREFIX)]
+    others = known[pd.MultiIndex.from_frame(known[_KEY]).isin(keys)]
+    others = others[others["subject"].str.split().str[1] != str(number)]
+    every = pd.concat([others, own], ignore_index=True) if len(others) else own
+    merged = schema.frame(METRICS, [_merge_rows(rows) for rows in _group(every)])
+    walls = every[(every["metric"] == PROCESS_WALL) & (every["value"].notna())].groupby("case")["value"].sum() / 1e9
+    cases = fresh.cases.assign(
+        reason=[f"process {number} of {count}: {reason}" if reason else "" for reason in fresh.cases["reason"]],
+        seconds=fresh.cases["case"].map(walls).astype("Float64").fillna(fresh.cases["seconds"]),
+        flags=_merge_flags(stored.cases, fresh.cases),
+    )
+    return replace(fresh, cases=cases, metrics=pd.concat([merged, every], ignore_index=True))
+
+
+def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
+    """Return for each case the flags of all its processes so far."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for frame in (stored, fresh):
+        for *key, text in frame[[*_KEY, "flags"]].itertuples(index=False):
+            found.setdefault(tuple(key), []).extend(json.loads(text or "[]"))
+    return [json.dumps(list(dict.fromkeys(found[key]))) for key in fresh[_KEY].itertuples(index=False, name=None)]
+
+
+def _group(every: pd.DataFrame) -> Iterable[list[dict[str, Any]]]:
+    """Yield the rows of each case, metric and subject, one of each process."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    records: list[dict[str, Any]] = every.to_dict("records")  # type: ignore[assignment]
+    for row in records:
+        subject = " ".join(row["subject"].split(" ")[2:])
+        if not row["metric"].startswith(_OF_ONE_PROCESS):
+            groups.setdefault((row["case"], row["metric"], subject), []).append({**row, "subject": subject})
+    return groups.values()
+
+
+def _merge_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median over the processes, and the interval of that median. ``n`` counts the samples of all."""
+    values = [float(row["value"]) for row in rows if pd.notna(row["value"])]
+    counts = [int(row["n"]) for row in rows if pd.notna(row["n"])]
+    merged = {**rows[0], "n": sum(counts) if counts else None}
+    if values and (worse := worse_of(rows[0]["metric"])):
+        return {**merged, "value": functools.reduce(worse, values), "ci_low": None, "ci_high": None}
+    low, high = interval_of_processes(values) or _envelope(rows)
+    return {**merged, "value": statistics.median(values) if values else None, "ci_low": low, "ci_high": high}
+
+
+def _envelope(rows: list[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """Return the interval that holds those of all processes; nothing where a process has none."""
+    ends = [(row["ci_low"], row["ci_high"]) for row in rows]
+    if any(pd.isna(end) for pair in ends for end in pair):
+        return None, None
+    return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
