@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,9 @@ from profpipe.commands import cluster
 from profpipe.config.loader import load_pipeline
 from profpipe.results import schema, store
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry
-from profpipe.results.tasks import TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import collect, queue, records, submit
-from profpipe.runner.slurm.plan import ClusterPlan, Task
 from profpipe.runner.slurm.records import Record
 
 #: Each says that it is none of Slurm's. All tasks wait.
@@ -77,10 +77,10 @@ def measure(folder: Path, tasks: int, kernels: int) -> str:
     path.write_text(PIPELINE.format(sizes=", ".join(map(str, range(tasks // 2)))), encoding="utf-8")
     request, plan_s = timed(lambda: RunRequest.create(load_pipeline(path), path, folder / "out"))
     run, create_s = timed(lambda: submit.create(request, ["profpipe", "run", "--slurm"], comparisons))
-    plan = ClusterPlan.load(run)
-    _, submit_s = timed(lambda: submit.submit(run, request, range(len(plan.tasks))))
+    plan = records.load_plan(run)
+    _, submit_s = timed(lambda: submit.submit(run, request, range(len(plan))))
     _, queue_s = timed(lambda: queue.look_up(queue.read_submissions(run)))
-    for task in plan.tasks:
+    for task in plan:
         simulated_record(run.name, task, kernels).save(run)
     size = sum(file.stat().st_size for file in (run / records.RECORDS).iterdir()) / 2**20
     _, read_s = timed(lambda: collect.collect(run, {}))
@@ -137,8 +137,9 @@ def simulated_record(run: str, task: Task, kernels: int) -> Record:
             JobEntry(task.workload, name, task.cases, folder=f"{raw}/{name}", node=node) for name in task.profilers
         ),
         nodes={node: NodeEntry(Machine((gpu,), "Simulated CPU"))},
+        tasks=(replace(task, state=TaskState.DONE, attempt=1, node=node, job=f"4711_{task.index}"),),
     )
-    return Record(task.index, 1, node, f"4711_{task.index}", TaskState.DONE, "", known, texts)
+    return Record(known, texts)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ from profpipe.results import manifest, manifest_entries, schema, store
 from profpipe.results.manifest import Gpu, Machine as RunMachine, Manifest, PairsEntry, SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
-from profpipe.runner import checkout, pair_session, process, sides
+from profpipe.runner import checkout, process, sides
+from profpipe.runner.pairs import join_cases
 from profpipe.runner.sides import Spec, SpecKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -632,7 +633,7 @@ def test_the_value_of_a_secret_variable_is_not_published():
 
 def joined(project, a=(), b=()):
     load = [loader.load_pipeline(project / "pipeline.yaml", words) for words in (a, b)]
-    return [(name, x.id, y.id) for name, x, y in pair_session.join_cases(*load)["sums"]]
+    return [(name, x.id, y.id) for name, x, y in join_cases(*load)["sums"]]
 
 
 def test_cases_join_without_the_parameters_that_differ_between_the_sides(project):

@@ -19,7 +19,7 @@ from profpipe.errors import ToolMissing
 from profpipe.job import Missing, Tool
 from profpipe.results import store
 from profpipe.results.manifest import NoCaptures, PairsEntry
-from profpipe.runner import pair_captures
+from profpipe.runner import sides
 from profpipe.runner.request import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,15 +168,15 @@ def test_the_profiler_of_captures_is_nsys_else_torch_and_none_without_a_gpu(
     nsys_tool, torch_tool, gpus, has_commands, expected
 ):
     machine = Machine({"nsys": nsys_tool, "torch": torch_tool}, (), {"gpus": [{"name": "GPU"}] * gpus})
-    found = pair_captures.choose(PairsEntry(captures=3), machine, has_commands)
+    found = sides.choose_captures(PairsEntry(captures=3), machine, has_commands)
     assert (found.profiler, found.captures, found.no_captures) == expected
 
 
 def test_a_profiler_that_the_user_names_is_used_without_a_gpu_too():
     machine = Machine({"torch": TORCH}, (), {"gpus": []})
-    assert pair_captures.choose(PairsEntry(captures=2, profiler="torch"), machine, False).captures == 2
+    assert sides.choose_captures(PairsEntry(captures=2, profiler="torch"), machine, False).captures == 2
     with pytest.raises(ToolMissing, match="nsys is not on PATH"):
-        pair_captures.choose(PairsEntry(profiler="nsys"), Machine({"nsys": NO_NSYS}, (), {"gpus": []}), True)
+        sides.choose_captures(PairsEntry(profiler="nsys"), Machine({"nsys": NO_NSYS}, (), {"gpus": []}), True)
 
 
 def test_a_profiler_that_is_requested_and_missing_is_an_error(project):

@@ -538,11 +538,12 @@ def test_a_task_that_slurm_starts_again_does_not_profile_its_kernels_again(guide
         "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}",
     }
     profpipe(tmp_path, "task", str(folder), "0", env=env)
-    first = records.read_record(folder, 0)
-    replace(first, state=TaskState.RUNNING).save(folder)
+    first = records.read_records(folder)[0]
+    running = replace(first.task, state=TaskState.RUNNING)
+    replace(first, manifest=replace(first.manifest, tasks=(running,))).save(folder)
     profpipe(tmp_path, "task", str(folder), "0", env=env)
-    again = records.read_record(folder, 0)
-    assert (again.attempt, again.state) == (2, TaskState.DONE)
+    again = records.read_records(folder)[0]
+    assert (again.task.attempt, again.task.state) == (2, TaskState.DONE)
     assert [job.profiler for job in first.manifest.jobs].count("ncu") == 1
     assert [job.folder for job in again.manifest.jobs] == [job.folder for job in first.manifest.jobs]
     assert again.tables["kernels"] == first.tables["kernels"]

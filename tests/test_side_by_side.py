@@ -1,4 +1,4 @@
-"""Jobs side by side on the lanes of one machine: real processes, on places of a machine without a visible GPU."""
+"""Jobs side by side on the slots of one machine: real processes, on places of a machine without a visible GPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import Job, JobOutcome
 from profpipe.results.manifest import Manifest
-from profpipe.runner import lanes, side_by_side
-from profpipe.runner.lanes import Lane, Lanes
+from profpipe.runner import slots
 from profpipe.runner.process import GracePeriods
+from profpipe.runner.slots import Slot, Slots
 
 HURRIED = GracePeriods(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
-TWO = (Lane("GPU 4", "4"), Lane("GPU 7", "7"))
+TWO = (Slot("GPU 4", "4"), Slot("GPU 7", "7"))
 #: Writes when it ran, and where.
 SPAN = """
 began = time.monotonic()
@@ -41,9 +41,9 @@ def job(below: Path, name: str, group: str, do: str = SPAN.format(seconds=0.3), 
     return job_of(below, do, folder=below / "raw" / "attention" / name, group=group, **fields)
 
 
-def carry_out(jobs: list[Job], places: Lanes, below: Path) -> dict[str, JobOutcome]:
+def carry_out(jobs: list[Job], places: Slots, below: Path) -> dict[str, JobOutcome]:
     profiler = {"fake": fake_profiler(below)}
-    return {one.job.folder.name: one for one in side_by_side.run(jobs, profiler, Notes(), places, HURRIED)}
+    return {one.job.folder.name: one for one in slots.run(jobs, profiler, Notes(), places, HURRIED)}
 
 
 def span_of(outcome: JobOutcome) -> tuple[float, float, str | None]:
@@ -55,7 +55,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
     names = [f"{group}{number}" for number in range(2) for group in "abc"]
     # Nothing runs beside a job without a group, and the order of the jobs stays.
     jobs = [job(tmp_path, name, name[0]) for name in names] + [job(tmp_path, "solo", ""), job(tmp_path, "d0", "d")]
-    places = Lanes(TWO, {"c": 1}, tmp_path / "raw" / "lanes.json")
+    places = Slots(TWO, {"c": 1}, tmp_path / "raw" / "slots.json")
     ended = carry_out(jobs, places, tmp_path)
     spans = {name: span_of(outcome) for name, outcome in ended.items()}
     gpus = {group: {spans[name][2] for name in spans if name[0] == group} for group in "abcd"}
@@ -71,9 +71,9 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
     begin, end, _ = spans["solo"]
     assert all(other[1] <= begin for name, other in spans.items() if name not in ("solo", "d0"))
     assert spans["d0"][0] >= end
-    assert lanes.load(tmp_path, TWO).assigned == places.assigned
+    assert slots.load(tmp_path, TWO).assigned == places.assigned
     with pytest.raises(ConfigError, match="was started on GPU 4, GPU 7, and now has GPU 0, GPU 1"):
-        lanes.load(tmp_path, (Lane("GPU 0", "0"), Lane("GPU 1", "1")))
+        slots.load(tmp_path, (Slot("GPU 0", "0"), Slot("GPU 1", "1")))
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> 
     late = job(tmp_path, "late", "a", child + "time.sleep(600)", options={"case_timeout_s": 2.0})
     # The child of this job outlives the end of the other one, which would end it if it took the child for its own.
     well = job(tmp_path, "well", "b", child + SPAN.format(seconds=5.0))
-    ended = carry_out([late, well], Lanes(TWO), tmp_path)
+    ended = carry_out([late, well], Slots(TWO), tmp_path)
     assert (ended["late"].status, ended["well"].status) == ("timeout", "ok")
     assert span_of(ended["well"])[1] - span_of(ended["well"])[0] >= 5.0
     for outcome in ended.values():
@@ -93,7 +93,7 @@ def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> 
 
 def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, name, "time.sleep(600)") for name in "abc"]
-    outcomes = side_by_side.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Lanes(TWO), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED)
 
     def interrupt() -> None:
         while not all((one.folder / "job.jsonl").exists() for one in jobs[:2]):
@@ -109,7 +109,7 @@ def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Pat
 
 def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_out(tmp_path: Path) -> None:
     jobs = [job(tmp_path, "a", "a", "pass"), job(tmp_path, "b", "b", "time.sleep(600)")]
-    outcomes = side_by_side.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Lanes(TWO), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED)
     assert next(outcomes).job.folder.name == "a"
     began = time.monotonic()
     outcomes.close()
@@ -117,7 +117,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
     (tmp_path / "file").touch()
     jobs = [replace(jobs[1], folder=tmp_path / "b2"), replace(jobs[0], folder=tmp_path / "file" / "a")]
     with pytest.raises(NotADirectoryError):
-        list(side_by_side.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Lanes(TWO), HURRIED))
+        list(slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED))
 
 
 # --- which GPUs ------------------------------------------------------------------------------------------------------
@@ -126,28 +126,28 @@ GPUS = [{"name": "H200", "uuid": f"GPU-{number}"} for number in range(4)]
 
 
 def test_the_gpus_are_the_first_visible_ones() -> None:
-    assert lanes.find(2, GPUS, {}) == (Lane("GPU 0", "0"), Lane("GPU 1", "1"))
+    assert slots.find(2, GPUS, {}) == (Slot("GPU 0", "0"), Slot("GPU 1", "1"))
     by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # A GPU that is listed by its number and by its UUID is one lane.
-    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-3,03,GPU-1,0", **by_bus}) == (
-        Lane("GPU 3", "3"),
-        Lane("GPU GPU-1", "GPU-1"),
+    # A GPU that is listed by its number and by its UUID is one slot.
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-3,03,GPU-1,0", **by_bus}) == (
+        Slot("GPU 3", "3"),
+        Slot("GPU GPU-1", "GPU-1"),
     )
     with pytest.raises(ConfigError, match="lists GPUs by number and by UUID, and one GPU may be listed twice"):
-        lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
-    # Entries that no lane uses do not matter.
-    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "0,1,MIG-a"}) == (Lane("GPU 0", "0"), Lane("GPU 1", "1"))
+        slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
+    # Entries that no slot uses do not matter.
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "0,1,MIG-a"}) == (Slot("GPU 0", "0"), Slot("GPU 1", "1"))
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
-        lanes.find(2, GPUS[:1], {"CUDA_VISIBLE_DEVICES": "0,GPU-0"})
+        slots.find(2, GPUS[:1], {"CUDA_VISIBLE_DEVICES": "0,GPU-0"})
     # Without a GPU the number is that of the processes side by side; GPUs that the user hides stay hidden.
-    assert lanes.find(2, [], {}) == (Lane("place 1", "0"), Lane("place 2", "1"))
-    assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == (Lane("place 1", None), Lane("place 2", None))
+    assert slots.find(2, [], {}) == (Slot("place 1", "0"), Slot("place 2", "1"))
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == (Slot("place 1", None), Slot("place 2", None))
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
-        lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3"})
-    # CUDA ignores entries from the first invalid one on, and a GPU that is listed twice is one lane.
+        slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3"})
+    # CUDA ignores entries from the first invalid one on, and a GPU that is listed twice is one slot.
     for listed in ("3,7,1", "3,3", "3,-1,1"):
         with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
-            lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": listed})
+            slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": listed})
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,9 @@ from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, manifest_entries
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
-from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
-from profpipe.runner.slurm import collect, queue, records, script, submit
-from profpipe.runner.slurm.plan import ClusterPlan
+from profpipe.runner.slurm import collect, queue, records, submit
 from profpipe.runner.slurm.records import Record
 
 PIPELINE = """\
@@ -53,8 +52,8 @@ def request(folder: Path, text: str = PIPELINE) -> RunRequest:
 
 
 def tasks(folder: Path, spread: Any) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    plan = ClusterPlan.create(request(folder), spread, comparisons)
-    return [(task.workload, task.cases, task.profilers) for task in plan.tasks]
+    plan = submit.plan_tasks(request(folder, f"{PIPELINE}slurm: {{spread: {spread}}}\n"), comparisons)
+    return [(task.workload, task.cases, task.profilers) for task in plan]
 
 
 def test_cases_that_the_report_compares_are_one_task(tmp_path: Path) -> None:
@@ -79,12 +78,19 @@ def test_each_case_is_a_task_or_each_case_under_each_profiler(tmp_path: Path) ->
 
 
 def test_the_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
-    plan = ClusterPlan.create(request(tmp_path), "comparisons", comparisons)
-    plan.save(tmp_path)
-    assert ClusterPlan.load(tmp_path) == plan
+    plan = submit.plan_tasks(request(tmp_path), comparisons)
+    records.save_plan(tmp_path, plan)
+    assert list(records.load_plan(tmp_path)) == plan
     (tmp_path / "slurm" / "plan.json").write_text('{"spread": "all", "tasks": [{"index": 7}]}')
     with pytest.raises(ConfigError, match=r"plan\.json: is not the plan that profpipe wrote"):
-        ClusterPlan.load(tmp_path)
+        records.load_plan(tmp_path)
+
+
+def script_of(settings: Slurm, folder: Path, tasks: int, place: Path) -> str:
+    workloads = {"w": {"command": ["true"]}}
+    pipeline = Pipeline.model_validate({"version": 1, "name": "sweep", "workloads": workloads})
+    own = RunRequest(pipeline.model_copy(update={"slurm": settings}), place / "pipeline.yaml", folder.parent)
+    return submit.write_script(own, folder, tasks)
 
 
 def test_the_batch_script_is_the_golden_one(regenerate: bool) -> None:
@@ -99,13 +105,13 @@ def test_the_batch_script_is_the_golden_one(regenerate: bool) -> None:
         python="python3",
         options=["--mem=64G", "-A", "physics", '--comment=a "b" \\ c #d'],
     )
-    text = script.write(settings, Path("/shared/out/it's 100 %/run"), "sweep", 42, Path("/shared/it's"))
+    text = script_of(settings, Path("/shared/out/it's 100 %/run"), 42, Path("/shared/it's"))
     check_golden("slurm.sh", re.sub(r"profpipe [\d.]+\.", "profpipe 1.2.3.", text), regenerate)
 
 
 def test_a_word_of_the_command_stays_one_word(tmp_path: Path) -> None:
     folder = tmp_path / "a; touch $(whoami) 'b'"
-    lines = script.write(Slurm(python="py thon"), folder, "x", 1, folder).splitlines()
+    lines = script_of(Slurm(python="py thon"), folder, 1, folder).splitlines()
     assert shlex.split(lines[-1])[:6] == ["exec", "py thon", "-m", "profpipe", "task", str(folder)]
     assert shlex.split(next(line for line in lines if line.startswith("cd ")))[1] == str(folder)
 
@@ -202,7 +208,7 @@ def test_a_folder_that_cannot_stand_in_a_batch_script_is_refused(tmp_path: Path)
 
 
 def test_indices_are_written_and_read_as_slurm_does() -> None:
-    assert script.indices([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
+    assert queue.indices([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
     assert list(queue.expand("[0-3,7,9-10%4]")) == [0, 1, 2, 3, 7, 9, 10]
     assert list(queue.expand("0-8:4")) == [0, 4, 8] and list(queue.expand("N/A")) == []
 
@@ -215,16 +221,15 @@ HEAD = '"run","workload","case","profiler","status","reason","params","seconds",
 def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node: str = "n1") -> Record:
     job = JobEntry("w", "plain", (f"n={index}",), folder=f"raw/w/task-{index:04d}", node=node)
     row = f'"run","w","n={index}","plain","ok","attempt {attempt}","{{}}",1.5,"[]"'
-    return Record(index, attempt, node, f"7_{index}", state, "", Manifest(jobs=(job,)), {"cases": f"{HEAD}\n{row}\n"})
+    task = Task(index, "w", (f"n={index}",), ("plain",), state=state, attempt=attempt, node=node, job=f"7_{index}")
+    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": f"{HEAD}\n{row}\n"})
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """A run of three tasks with one case each, of which none was submitted."""
     folder = tmp_path / "run"
-    records.make_folders(folder)
-    document = [{"index": i, "workload": "w", "cases": [f"n={i}"], "profilers": ["plain"]} for i in range(3)]
-    (folder / "slurm" / "plan.json").write_text(json.dumps({"spread": "cases", "tasks": document}))
+    records.save_plan(folder, [Task(i, "w", (f"n={i}",), ("plain",)) for i in range(3)])
     Manifest(name="run", ended=None, planned=(PlannedJob("w", "plain", ("n=0", "n=1", "n=2")),)).save(folder)
     return folder
 
@@ -246,7 +251,7 @@ def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Pat
 
 def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
     (run_folder / "slurm" / "records" / ".0000-1.json.0123456789abcdef.partial").write_text('{"index": 0')
-    assert not records.read_records(run_folder) and records.read_record(run_folder, 0) is None
+    assert not records.read_records(run_folder)
     record(0).save(run_folder)
     path = run_folder / "slurm" / "records" / "0000-1.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -256,30 +261,29 @@ def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
 
 
 def test_what_a_killed_task_copied_in_part_is_removed_when_the_task_is_over(run_folder: Path) -> None:
-    records.begin(run_folder, 0, "n1", "7_0", "2026-11-20T12:00:00+00:00")
+    records.begin(run_folder, Task(0, node="n1", job="7_0"))
     queue.Submission(7, (0, 1, 2)).save(run_folder)
-    workload = ClusterPlan.load(run_folder).tasks[0].workload
-    job = run_folder / "raw" / workload / "task-0000" / "plain"
+    job = run_folder / "raw" / "w" / "task-0000" / "plain"
     copied, own = job.with_name(atomic.temporary_name("nsys")), job.with_name(".mine.partial")
     for folder in (job, copied, own):
         folder.mkdir(parents=True)
         (folder / "log.txt").touch()
-    for seen in (None, {0: queue.Seen(TaskState.RUNNING, "n1")}, {0: queue.Seen(TaskState.REQUEUED)}):
+    for seen in (None, {0: Task(state=TaskState.RUNNING, node="n1")}, {0: Task(state=TaskState.REQUEUED)}):
         collect.collect(run_folder, seen)
         assert copied.exists()
     # The user has submitted the same task again, without profpipe, and it still copies.
-    records.begin(run_folder, 0, "n1", "9_0", "2026-11-20T12:30:00+00:00")
-    by_hand = run_folder / "raw" / workload / "task-0000-2" / atomic.temporary_name("nsys")
+    records.begin(run_folder, Task(0, node="n1", job="9_0"))
+    by_hand = run_folder / "raw" / "w" / "task-0000-2" / atomic.temporary_name("nsys")
     by_hand.mkdir(parents=True)
-    collect.collect(run_folder, {0: queue.Seen(TaskState.KILLED, "n1")})
+    collect.collect(run_folder, {0: Task(state=TaskState.KILLED, node="n1")})
     assert sorted(path.name for path in job.parent.iterdir()) == [".mine.partial", "plain"]
     assert by_hand.exists()
 
 
 def test_attempts_have_different_numbers(run_folder: Path) -> None:
-    starts = [records.begin(run_folder, 1, node, "7_1", "2026-11-20T12:00:00+00:00") for node in ("n1", "n2")]
+    starts = [records.begin(run_folder, Task(1, node=node, job="7_1")) for node in ("n1", "n2")]
     assert [start.attempt for start in starts] == [1, 2]
-    assert records.read_starts(run_folder) == {1: starts[1]}
+    assert records.read_starts(run_folder) == starts
 
 
 def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_folder: Path) -> None:
@@ -293,15 +297,14 @@ def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_fo
         os.mkfifo(pipe)
     with pytest.raises(ConfigError, match="is no regular file"):
         queue.read_submissions(run_folder)
-    assert records.read_starts(run_folder) == {1: records.Start(1, 1)}
+    assert records.read_starts(run_folder) == [Task(1, attempt=1)]
 
 
 def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder: Path) -> None:
-    records.begin(run_folder, 0, "n1", "7_0", "2026-11-20T12:00:00+00:00")
+    records.begin(run_folder, Task(0, node="n1", job="7_0"))
     queue.Submission(8, (0,)).save(run_folder)
-    before = TaskEntry(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
-    plan = ClusterPlan.load(run_folder)
-    (first, *_) = collect.describe_tasks(run_folder, plan, {}, {}, [before])
+    before = Task(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
+    (first, *_) = collect.describe_tasks(run_folder, records.load_plan(run_folder), {}, {}, [before])
     assert (first.state, first.job) == (TaskState.CANCELLED, "8_0")
 
 
@@ -335,7 +338,7 @@ def test_collect_renders_no_template_that_a_foreign_run_names(
 
 def test_collect_says_what_no_array_has(run_folder: Path) -> None:
     with pytest.raises(ConfigError, match="is no run on a cluster"):
-        ClusterPlan.load(run_folder.parent)
+        records.load_plan(run_folder.parent)
     record(1).save(run_folder)
     assert [task.state for task in collect.collect(run_folder, {})[1].tasks] == [
         TaskState.NOT_SUBMITTED, TaskState.DONE, TaskState.NOT_SUBMITTED,

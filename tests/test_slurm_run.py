@@ -14,8 +14,8 @@ import pytest
 from program import WITHOUT_TORCH, rows
 from slurm_cluster import Cluster
 
-from profpipe.results.manifest import Manifest, TaskEntry
-from profpipe.results.tasks import TaskState
+from profpipe.results.manifest import Manifest
+from profpipe.results.tasks import Task, TaskState
 
 #: The cases of one n wait until the file `go-N` exists.
 WORKLOAD = """
@@ -82,7 +82,7 @@ class Sweep:
     def node(self, index: int) -> str:
         return self.cluster.run("squeue", "-h", "--states=all", f"--jobs={self.job}_{index}", "--format=%N").strip()
 
-    def tasks(self) -> tuple[TaskEntry, ...]:
+    def tasks(self) -> tuple[Task, ...]:
         return Manifest.load(self.run).tasks
 
 

@@ -22,10 +22,11 @@ from profpipe.config.loader import load_pipeline
 from profpipe.errors import ProfpipeError
 from profpipe.results import folders
 from profpipe.results.manifest import Manifest
-from profpipe.results.tasks import TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import queue, records, submit
-from profpipe.runner.slurm.queue import Seen, Submission
+from profpipe.runner.slurm.queue import Submission
+from profpipe.runner.slurm.records import Record
 
 PIPELINE = """\
 version: 1
@@ -53,6 +54,11 @@ def run(tmp_path: Path) -> Path:
 
 def processes(run: Path) -> list[str]:
     return (run.parents[1] / "processes").read_text(encoding="utf-8").splitlines()
+
+
+def record_of(run: Path) -> Record:
+    """The record of the first task that counts."""
+    return records.read_records(run)[0]
 
 
 def carry_out(run: Path, index: int, exit_code: int = 0) -> None:
@@ -83,17 +89,17 @@ def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
 @pytest.mark.slow
 def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Path) -> None:
     carry_out(run, 0)
-    whole = records.read_record(run, 0)
-    assert whole is not None
+    whole = record_of(run)
     second = whole.manifest.jobs[1]
     head, *lines = whole.tables["cases"].splitlines()
     tables = {**whole.tables, "cases": "\n".join([head, lines[0]]) + "\n"}
     known = whole.manifest.without_job(second.folder)
-    replace(whole, state=TaskState.RUNNING, manifest=known, tables=tables).save(run)
+    known = replace(known, tasks=(replace(whole.task, state=TaskState.RUNNING),))
+    Record(known, tables).save(run)
     carry_out(run, 0)
     assert processes(run) == ["1 a", "1 b", "1 b"]
-    found = records.read_record(run, 0)
-    assert found is not None and found.attempt == 2 and found.is_complete
+    found = record_of(run)
+    assert (found.task.attempt, found.task.state) == (2, TaskState.DONE)
     assert [job.folder.split("/")[2] for job in found.manifest.jobs] == ["task-0000", "task-0000-2"]
 
 
@@ -101,19 +107,19 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Pat
 def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run: Path) -> None:
     (run / "raw" / "work").write_text("in the way", encoding="utf-8")
     carry_out(run, 0, exit_code=1)
-    found = records.read_record(run, 0)
-    assert found is not None and found.state is TaskState.FAILED and found.details.startswith("raw/work/task-0000")
+    task = record_of(run).task
+    assert task.state is TaskState.FAILED and task.details.startswith("raw/work/task-0000")
     (run / "raw" / "work").unlink()
     carry_out(run, 0)
-    found = records.read_record(run, 0)
-    assert found is not None and found.is_complete and found.attempt == 2
+    task = record_of(run).task
+    assert (task.attempt, task.state) == (2, TaskState.DONE)
 
 
 def test_a_task_refuses_code_that_changed_after_the_run_was_submitted(run: Path) -> None:
     (run.parents[1] / "work.sh").write_text("true\n", encoding="utf-8")
     carry_out(run, 0, exit_code=2)
-    found = records.read_record(run, 0)
-    assert found is not None and "was submitted with other code" in found.details and "file work.sh" in found.details
+    details = record_of(run).task.details
+    assert "was submitted with other code" in details and "file work.sh" in details
 
 
 @pytest.mark.slow
@@ -164,7 +170,8 @@ def test_accounting_is_asked_for_tasks_that_the_controller_has_forgotten(
 def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, scontrol="exit 1", squeue="echo '7|3|RUNNING|n1|None'; echo '7|4|PENDING||Priority'")
     assert queue.look_up([Submission(7, (3, 4))]) == {
-        3: Seen(TaskState.RUNNING, "n1"), 4: Seen(TaskState.PENDING, "", "Priority")
+        3: Task(3, state=TaskState.RUNNING, node="n1", job="7_3"),
+        4: Task(4, state=TaskState.PENDING, details="Priority", job="7_4"),
     }  # fmt: skip
 
 
@@ -269,7 +276,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
         queue.adopt(run)
     # The accounting has it. A task of another array of the run does not count.
     Submission(7, (1,)).save(run)
-    records.begin(run, 1, "n1", "7_1", "")
+    records.begin(run, Task(1, job="7_1"))
     install(tmp_path, monkeypatch, squeue="echo '7|job.sh 0 another'", sacct=f"echo '8_[0-1]|sbatch job.sh 0 {token}'")
     begun = (run / queue.SUBMISSIONS / "begun.json").read_text()
     assert (found := queue.adopt(run)) and (found.job, found.indices) == (8, (0, 1))
@@ -277,7 +284,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
     (run / queue.SUBMISSIONS / "begun.json").write_text(begun)
     install(tmp_path, monkeypatch, sacct="exit 1")
     assert queue.adopt(run) is None
-    records.begin(run, 0, "n1", "9_0", "")
+    records.begin(run, Task(0, job="9_0"))
     assert (found := queue.adopt(run)) and found.job == 9
 
 

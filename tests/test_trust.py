@@ -19,7 +19,7 @@ from profpipe import cli
 from profpipe.config import loader, program
 from profpipe.results import store
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.runner import own_runs, pair_session, session, sides
+from profpipe.runner import own_runs, session, sides
 from profpipe.runner.request import REQUEST_FILE, RunRequest
 
 PIPELINE = """
@@ -219,14 +219,14 @@ def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run: Path) -> Non
 
 def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: RunRequest, tmp_path: Path) -> None:
     both = tuple(sides.create(label, (), request_of) for label in "AB")
-    made = pair_session.create(request_of, both, PairsEntry(), ["profpipe", "ab"])  # type: ignore[arg-type]
+    made = session.create(request_of, ["profpipe", "ab"], both, PairsEntry())  # type: ignore[arg-type]
     for place in sides.MADE_ANEW:
         (made.folder / place / "A").mkdir(parents=True)
         (made.folder / place / "sitecustomize.py").write_text("import os; os.abort()")
     (tmp_path / "outside" / "kept").mkdir(parents=True)
     (made.folder / sides.LIBRARY / "profpipe").symlink_to(tmp_path / "outside")
     assert not own_runs.find_doubt(made.folder) and own_runs.find_link(made.folder) is None
-    pair_session.load(made.folder, RunRequest.load(made.folder))
+    session.load(made.folder, RunRequest.load(made.folder))
     assert not any((made.folder / place).exists() for place in sides.MADE_ANEW)
     assert (tmp_path / "outside" / "kept").is_dir()
 

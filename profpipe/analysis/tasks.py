@@ -10,7 +10,7 @@ from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.results.tasks import Task, TaskState
 
 
 def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
@@ -42,6 +42,6 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     )
 
 
-def open_tasks(run: Manifest) -> Iterator[TaskEntry]:
+def open_tasks(run: Manifest) -> Iterator[Task]:
     """Yield the tasks that are not done."""
     return (task for task in run.tasks if task.state is not TaskState.DONE)

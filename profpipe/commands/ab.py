@@ -17,8 +17,8 @@ from profpipe.errors import ConfigError
 if TYPE_CHECKING:
     from profpipe.analysis.pairs import PairFindings
     from profpipe.results.manifest import PairsEntry
-    from profpipe.runner.pair_session import PairSession
     from profpipe.runner.request import RunRequest
+    from profpipe.runner.session import Session
     from profpipe.runner.sides import Side, Spec
 
 EXAMPLES = """\
@@ -102,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
 
         request = cluster.with_options(request, sbatch)
         command = _published_command((side_a, side_b), request)
-        return cluster.start_pairs(request, (side_a, side_b), _settings(args, (side_a, side_b)), command, args)
+        return cluster.start(request, command, args, (side_a, side_b), _settings(args, (side_a, side_b)))
     return _start(args, request, (side_a, side_b))
 
 
@@ -193,14 +193,12 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
 
 
 def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side]) -> int:
-    from profpipe.analysis import pairs
     from profpipe.commands import execution
     from profpipe.report import ci
     from profpipe.results import folders
-    from profpipe.runner import pair_session
+    from profpipe.runner import session
 
-    run = pair_session.create(request, both, _settings(args, both), _published_command(both, request))
-    run.choose_again = pairs.choose_again
+    run = session.create(request, _published_command(both, request), both, _settings(args, both))
     with folders.lock(run.folder):
         try:
             result = execution.carry_out(run, args)
@@ -236,7 +234,7 @@ def _settings(args: argparse.Namespace, both: tuple[Side, Side]) -> PairsEntry:
     )
 
 
-def _write_for_github(findings: PairFindings, run: PairSession) -> None:
+def _write_for_github(findings: PairFindings, run: Session) -> None:
     """Write what GitHub Actions shows. What cannot be written is a warning: the exit code is that of the gate."""
     from profpipe.config.yaml import shown
     from profpipe.report import ci, render

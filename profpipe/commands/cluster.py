@@ -23,12 +23,11 @@ from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest
 from profpipe.results.manifest import PairsEntry
-from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import own_runs
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
-from profpipe.runner.slurm.plan import ClusterPlan
 
 #: Seconds between two looks at the queue: at first, and at most.
 _POLL_S, _MOST_POLL_S = 1.0, 15.0
@@ -64,37 +63,32 @@ def with_options(request: RunRequest, words: Sequence[str]) -> RunRequest:
 
 def print_plan(request: RunRequest) -> None:
     """Print the batch script and the plan of a run. Nothing is submitted or written."""
-    plan = submit.plan_tasks(request, comparisons)
+    tasks = submit.plan_tasks(request, comparisons)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
-    print(submit.write_script(request.placed_in(folder), folder, len(plan.tasks)))
-    print(f"# The plan, {_count(len(plan.tasks), 'task')}:")
-    for task in plan.tasks:
+    print(submit.write_script(request.placed_in(folder), folder, len(tasks)))
+    print(f"# The plan, {_count(len(tasks), 'task')}:")
+    for task in tasks:
         print(f"# {task.index}: {task.workload} under {', '.join(task.profilers)}: {count_cases(len(task.cases))}")
         for case in task.cases:
             print(f"#   {readable(case)}")
 
 
-def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> int:
-    """Submit a new run; with ``--wait`` follow and collect it."""
-    queue.require_slurm()
-    return _submit_all(submit.create(request, command, comparisons), request, args)
-
-
-def start_pairs(
-    request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: list[str], args: argparse.Namespace
+def start(
+    request: RunRequest,
+    command: list[str],
+    args: argparse.Namespace,
+    both: tuple[Side, Side] | None = None,
+    settings: PairsEntry | None = None,
 ) -> int:
-    """Submit a new `ab` run; with ``--wait`` follow and collect it."""
+    """Submit a new run, of the pairs of two sides where these are given; with ``--wait`` follow and collect it."""
     queue.require_slurm()
-    return _submit_all(submit.create_pairs(request, both, settings, command), request, args)
-
-
-def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> int:
+    folder = submit.create(request, command, comparisons, both, settings)
     try:
         with _lock(folder):
             # A `resume` may have submitted the tasks before this process had the lock.
             queue.adopt(folder)
             made = queue.read_submissions(folder) or submit.submit(
-                folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks))
+                folder, request.placed_in(folder), range(len(records.load_plan(folder)))
             )
     except (queue.SubmissionUnknown, queue.SlurmSilent, folders.InUse):
         # Tasks of the run may be in the queue, or another process works on it.
@@ -113,8 +107,8 @@ def resume(folder: Path, request: RunRequest, options: Sequence[str], args: argp
     # Another `resume` sees in the queue what this one submits.
     with _lock(folder):
         # Without an answer, tasks that run would be submitted again.
-        tasks = _look(folder, ClusterPlan.load(folder), manifest.Manifest.load(folder).tasks)
-        if indices := submit.missing(tasks):
+        tasks = _look(folder, records.load_plan(folder), manifest.Manifest.load(folder).tasks)
+        if indices := [task.index for task in tasks if not (task.state.is_queued or task.state is TaskState.DONE)]:
             made = submit.submit(folder, request, indices, options)
     if made:
         return _after(folder, made, args)
@@ -164,7 +158,7 @@ def collect_command(folder: Path) -> str:
 
 def follow(folder: Path, is_quiet: bool) -> None:
     """Return when no task of the run is in the queue. Raises Interrupted at Ctrl-C; the tasks then go on."""
-    plan, shown, pause_s, silent_since = ClusterPlan.load(folder), "", _POLL_S, math.inf
+    plan, shown, pause_s, silent_since = records.load_plan(folder), "", _POLL_S, math.inf
     try:
         while True:
             try:
@@ -189,13 +183,13 @@ def follow(folder: Path, is_quiet: bool) -> None:
         raise Interrupted(f"{what} To read what is done: {collect_command(folder)}") from None
 
 
-def _look(folder: Path, plan: ClusterPlan, before: Sequence[TaskEntry] = ()) -> list[TaskEntry]:
+def _look(folder: Path, plan: Sequence[Task], before: Sequence[Task] = ()) -> list[Task]:
     """Return what became of each task. Slurm is asked first: a task that ends after that has its record."""
     seen = _ask(folder)
     return records_of_tasks.describe_tasks(folder, plan, records.read_records(folder), seen, before)
 
 
-def _ask(folder: Path) -> dict[int, queue.Seen]:
+def _ask(folder: Path) -> dict[int, Task]:
     """Return what Slurm says of each task, also of an array whose number sbatch did not give."""
     queue.adopt(folder)
     return queue.look_up(queue.read_submissions(folder))
@@ -217,7 +211,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     A file system may have no locks. So the records are listed again afterwards: of two collections, the one that ends
     last has read the newest records.
     """
-    ClusterPlan.load(folder)
+    records.load_plan(folder)
     request = RunRequest.load(folder)
     templates = _find_templates(folder, request)
     with _lock(folder):
@@ -250,7 +244,7 @@ def _collect(
     folder: Path, request: RunRequest, templates: rendering.Templates, *, csv: bool
 ) -> tuple[rendering.Result, manifest.Manifest]:
     try:
-        seen: dict[int, queue.Seen] | None = _ask(folder)
+        seen: dict[int, Task] | None = _ask(folder)
         silence = ""
     except queue.SlurmSilent as error:
         seen, silence = None, str(error)

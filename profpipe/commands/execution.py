@@ -25,7 +25,7 @@ from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 from profpipe.runner import guided_ncu, plan, session
 from profpipe.runner.progress import Display
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.session import Session
 
 #: How long a run that the user has stopped may take for its report.
@@ -46,7 +46,7 @@ def print_jobs(request: RunRequest) -> None:
     """Print every job with its exact commands. Nothing is started or written."""
     session.load_rules(request)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
-    for job in session.plan_jobs(request, Machine.examine(request), folder):
+    for job in plan_jobs(request, Machine.examine(request), folder):
         place = f", side by side with others (group {job.group})" if job.group else ""
         print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}, in {job.cwd}{place}")
         for case in job.cases:
@@ -80,7 +80,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     stop: ProfpipeError | None = None
     with Path(os.devnull).open("w") as null, Display(null if args.quiet else None) as display:
         try:
-            run.carry_out(display)
+            run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:
             stop = Interrupted(f"{interrupt} To continue: {resume_command(run.folder)}")
     if stop is None and (failed := len(run.disk_full_cases)):

@@ -110,8 +110,7 @@ def _describe(folder: Path) -> Iterator[str]:
     from profpipe.results.manifest import Manifest
     from profpipe.runner import sides
     from profpipe.runner.request import RunRequest
-    from profpipe.runner.slurm import submit
-    from profpipe.runner.slurm.plan import ClusterPlan, is_cluster_run
+    from profpipe.runner.slurm import records, submit
 
     request = RunRequest.load(folder)
     requests = [request]
@@ -125,9 +124,9 @@ def _describe(folder: Path) -> Iterator[str]:
     yield from list(lines)[:_MOST]
     if len(lines) > _MOST:
         yield f"and {len(lines) - _MOST} more"
-    if is_cluster_run(folder):
+    if records.is_cluster_run(folder):
         yield "on nodes of a cluster, by this batch script:"
-        yield from submit.write_script(request, folder, len(ClusterPlan.load(folder).tasks)).splitlines()
+        yield from submit.write_script(request, folder, len(records.load_plan(folder))).splitlines()
     if request.plugin_dir:
         yield f"Python files are loaded from {request.plugin_dir}: workloads, and those in its folder parsers/"
 
@@ -135,10 +134,10 @@ def _describe(folder: Path) -> Iterator[str]:
 def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
     from profpipe import profilers
     from profpipe.job import Missing
-    from profpipe.runner import guided_ncu, session
-    from profpipe.runner.request import Machine
+    from profpipe.runner import guided_ncu
+    from profpipe.runner.request import Machine, plan_jobs
 
-    for job in session.plan_jobs(request, Machine.examine(request), folder):
+    for job in plan_jobs(request, Machine.examine(request), folder):
         if isinstance(job.tool, Missing):
             continue
         variables = "".join(f"{name}={value} " for name, value in job.env.items() if name != "PYTHONPATH")
@@ -146,18 +145,6 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
         for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
             if command.runs_workload:
                 yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
-
-
-def _load(folder: Path, request: RunRequest) -> Session:
-    from profpipe.analysis import pairs
-    from profpipe.results.manifest import Manifest
-    from profpipe.runner import pair_session, session
-
-    if Manifest.load(folder).ab is None:
-        return session.load(folder, request)
-    known = pair_session.load(folder, request)
-    known.choose_again = pairs.choose_again
-    return known
 
 
 def _allow_further_pairs(known: Session, most: int) -> None:
@@ -200,11 +187,12 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     from profpipe.commands import cluster, execution, recording, rendering
     from profpipe.results import folders, long_texts, store
+    from profpipe.runner import session
     from profpipe.runner.request import RunRequest
-    from profpipe.runner.slurm import plan as cluster_plan
+    from profpipe.runner.slurm import records
 
     request = RunRequest.load(folder)
-    if cluster_plan.is_cluster_run(folder):
+    if records.is_cluster_run(folder):
         if args.more is not None:
             remedy = "Start a run with it: profpipe ab --slurm --more N"
             raise ConfigError("--more", "adds pairs to a run on one machine, and this run is on a cluster.", remedy)
@@ -213,7 +201,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")
     with folders.lock(folder):
-        known = _load(folder, request)
+        known = session.load(folder, request)
         if args.more is not None:
             _allow_further_pairs(known, args.more)
         if not known.is_complete:

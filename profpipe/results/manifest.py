@@ -20,7 +20,7 @@ from profpipe.errors import ConfigError
 from profpipe.job import Cause, Incident, Status
 from profpipe.results import atomic, budget
 from profpipe.results.schema import SCHEMA_VERSION, Origin
-from profpipe.results.tasks import TaskEntry
+from profpipe.results.tasks import Task
 
 FILE: Final = "run.json"
 #: Entries of a list or mapping of the manifest: jobs, files, incidents and others.
@@ -280,7 +280,7 @@ class Manifest:
     ab: PairsEntry | None = None
     incidents: tuple[Incident, ...] = ()
     #: Set for a run on a cluster only: its tasks, and its nodes by name.
-    tasks: tuple[TaskEntry, ...] = ()
+    tasks: tuple[Task, ...] = ()
     nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""The tasks of a run on a cluster, as ``run.json`` keeps them: which cases each has, and what became of it."""
+"""The tasks of a run on a cluster: which cases each has, and what became of it."""
 
 from __future__ import annotations
 
@@ -41,19 +41,29 @@ class TaskState(str, Enum):
 
 
 @dataclass(frozen=True)
-class TaskEntry:
-    """A task of the array: ``index`` is its index in the plan, ``attempt`` the last one that began, 0 for none.
+class Task:
+    """A task of the array, from its plan to its end: cases of a workload, and the profilers that run them.
 
-    ``details`` is text of Slurm or of an error: why the task waits, how it ended. ``job`` is Slurm's name for it,
-    ``4711_7``.
+    ``index`` is its place in the plan. ``reference`` is a case that each task of the workload times under plain, where
+    cases that are compared with each other may run on different nodes: it shows how far the nodes lie apart. It is
+    empty for no such case, and for the task that has the case itself.
+
+    ``attempt`` is the last one that began, 0 for none. ``details`` is text of Slurm or of an error: why the task waits,
+    how it ended. ``job`` is Slurm's name for it, ``4711_7``.
     """
 
-    index: int
+    index: int = -1
     workload: str = ""
     cases: tuple[str, ...] = ()
     profilers: tuple[str, ...] = ()
+    reference: str = ""
     state: TaskState = TaskState.UNKNOWN
     details: str = ""
     attempt: int = 0
     node: str = ""
     job: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the folder with the jobs of the attempt, below that of their workload: ``task-0007-2``."""
+        return f"task-{self.index:04d}{f'-{self.attempt}' if self.attempt > 1 else ''}"

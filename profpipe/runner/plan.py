@@ -166,22 +166,30 @@ def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
 
 
 def cases(workload: Workload) -> list[Case]:
-    """Return the points of the matrix without the excluded and with the included ones. The last axis varies fastest."""
+    """Return the cases of a workload; their parameters are those of a point and the fixed ones."""
+    return [Case(name, {**workload.params, **point}) for name, point in points(workload).items()]
+
+
+def points(workload: Workload) -> dict[str, Mapping[str, Scalar]]:
+    """Return the points of the matrix without the excluded and with the included ones, by the name of their case.
+
+    The last axis varies fastest.
+    """
     axes = list(workload.matrix)
     product = (dict(zip(axes, values, strict=True)) for values in itertools.product(*workload.matrix.values()))
-    points = [
+    every = [
         point
         for point in product
         if not any(all(point[axis] in values for axis, values in region.items()) for region in workload.exclude)
     ]
     for point in workload.include:
         # The axes come first in the name, in their order, so that names stay comparable.
-        points.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
+        every.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
     # Two cases of one name (SEQLEN=512,512) would be added up as one case with twice the iterations.
     named: dict[str, Mapping[str, Scalar]] = {}
-    for point in points:
+    for point in every:
         named.setdefault(case_id(point), point)
-    return [Case(name, {**workload.params, **point}) for name, point in named.items()]
+    return named
 
 
 def case_id(point: Mapping[str, Scalar]) -> str:

@@ -1,4 +1,4 @@
-"""The request of the user for a run, and the machine that carries it out."""
+"""The request of the user for a run, the machine that carries it out, and the jobs that follow from the two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,12 +19,15 @@ from profpipe import masking, profilers
 from profpipe.config import validation
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
+from profpipe.config.workload_files import script_path
+from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, one_line
-from profpipe.job import Missing, Scalar, Tool
+from profpipe.job import Job, Missing, Scalar, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
 from profpipe.results import atomic, folders, manifest
-from profpipe.runner import process, secret_values
+from profpipe.runner import environment, plan, process, secret_values
+from profpipe.runner.slurm import step
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
@@ -185,9 +189,9 @@ def _parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
 
 def _remove(document: Any, place: Sequence[str | int]) -> bool:
     """Remove the key at ``place`` of a JSON document; return False where there is none."""
-    for step in place[:-1]:
+    for key in place[:-1]:
         try:
-            document = document[step]
+            document = document[key]
         except (LookupError, TypeError):
             continue  # the place also names the kind of a value
     if not isinstance(document, dict) or place[-1] not in document:
@@ -241,3 +245,38 @@ class Machine:
         if measured := measured_peaks.load(request.out / measured_peaks.FILE, gpus):
             described["ceilings"] = measured
         return cls(tools, gpus, described)
+
+
+def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
+    """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
+    jobs = plan.plan(
+        request.pipeline,
+        machine.tools,
+        scripts=dict(_find_scripts(request)),
+        cwd=request.pipeline_dir,
+        out=folder,
+        python=sys.executable,
+        env={"PYTHONPATH": environment.python_path()},
+        on_gpu=bool(machine.described["gpus"]),
+        workloads=request.workloads,
+        profilers=request.profilers,
+        hidden=request.hidden,
+        captures=request.captures,
+        wanted=wanted,
+        allocated=step.allocated_nodes(os.environ),
+        comparisons=request.comparisons,
+    )
+    return [replace(job, secrets=request.secrets) for job in jobs]
+
+
+def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:
+    """Yield each chosen workload that has a file, and the file."""
+    for name, workload in request.pipeline.workloads.items():
+        if workload.script is None or (request.workloads and name not in request.workloads):
+            continue
+        found = script_path(workload.script, request.path)
+        if found is None:
+            where = f"{shown(request.path)}: workloads.{name}.script"
+            remedy = f"Put it back into {request.pipeline_dir}."
+            raise ConfigError(where, f"the file of '{workload.script}' is gone.", remedy)
+        yield name, found

@@ -16,8 +16,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -28,7 +28,6 @@ import pandas as pd
 
 from profpipe import masking, profilers
 from profpipe.config.items import items_of
-from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
@@ -46,9 +45,10 @@ from profpipe.job import (
     Status,
 )
 from profpipe.measure import machine as machine_info, visible_gpus
-from profpipe.results import atomic, folders, manifest, manifest_entries, store
-from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
+from profpipe.results import atomic, folders, manifest, manifest_entries, noise, schema, store
+from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PairsEntry, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
+from profpipe.results.tasks import Task
 from profpipe.runner import (
     artifacts,
     checkout,
@@ -57,37 +57,17 @@ from profpipe.runner import (
     fingerprint,
     guided_ncu,
     job_cache,
-    lanes,
     own_runs,
-    plan,
+    pairs,
     process,
-    side_by_side,
+    sides,
+    slots,
 )
-from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
+from profpipe.runner.pairs import ChooseAgain, Pairs
+from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
+from profpipe.runner.sides import Side
 from profpipe.runner.slurm import step
 from profpipe.scrub import job_files, tables as masked_tables
-
-
-def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
-    """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
-    jobs = plan.plan(
-        request.pipeline,
-        machine.tools,
-        scripts=dict(_find_scripts(request)),
-        cwd=request.pipeline_dir,
-        out=folder,
-        python=sys.executable,
-        env={"PYTHONPATH": environment.python_path()},
-        on_gpu=bool(machine.described["gpus"]),
-        workloads=request.workloads,
-        profilers=request.profilers,
-        hidden=request.hidden,
-        captures=request.captures,
-        wanted=wanted,
-        allocated=step.allocated_nodes(os.environ),
-        comparisons=request.comparisons,
-    )
-    return [replace(job, secrets=request.secrets) for job in jobs]
 
 
 def load_rules(request: RunRequest) -> Any:
@@ -100,16 +80,16 @@ def load_rules(request: RunRequest) -> Any:
 
 
 def begin_run(
-    request: RunRequest, machine: Machine, code: Path | None, planned: Sequence[Job] = (), command: Sequence[str] = ()
+    request: RunRequest, machine: Machine, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
-    """Return the manifest of a run that starts now. ``code`` is the folder whose git state is kept, if any."""
+    """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
     return manifest_entries.begin_run(
         request.pipeline,
         now=manifest.utc_now(),
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest_entries.git_state(process.ask, code) if code else manifest.GitState(),
+        git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
         command=command,
         planned=planned,
         secrets=request.secrets,
@@ -130,55 +110,100 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
     return folders.create(request.out, name, datetime.fromisoformat(begun.started), fill)
 
 
-def create(request: RunRequest, command: Sequence[str]) -> Session:
-    """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
+def create(
+    request: RunRequest,
+    command: Sequence[str],
+    both: tuple[Side, Side] | None = None,
+    settings: PairsEntry | None = None,
+) -> Session:
+    """Make the folder of a new run. A wrong rule or parser of the user is refused before.
+
+    ``both`` are the sides of an `ab` run with these ``settings``. ``request`` is then that of A at the user's own
+    pipeline file.
+    """
     load_rules(request)
     reader.parsers(request.plugin_dir)
-    machine = Machine.examine(request)
+    if both and settings:
+        machine, settings = sides.prepare(request, settings)
+    else:
+        machine = Machine.examine(request)
     if request.comparisons:
-        _find_lanes(request, machine)  # refuses a number of GPUs that the machine lacks
-    planned = plan_jobs(request, machine, request.out)
+        _find_slots(request, machine)  # refuses a number of GPUs that the machine lacks
+    planned = plan_run(request, machine, both)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
     checkout.remove_abandoned(request.out)
-    begun = begin_run(request, machine, planned[0].cwd, planned, command)
-    described = machine.described
-    folder = make_folder(request, begun, lambda new: fingerprint.save(new, planned, request.out, described))
-    session = Session(request.placed_in(folder), folder, begun, Tables())
+    begun = begin_run(request, machine, planned, command)
+    if settings:
+        begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
+
+    def write(folder: Path) -> None:
+        if both:
+            sides.save(folder, both)
+        else:
+            fingerprint.save(folder, planned, request.out, machine.described)
+
+    folder = make_folder(request, begun, write)
+    session = Session(request.placed_in(folder), folder, begun, Tables(), both)
     session.machine = machine
     return session
+
+
+def plan_run(request: RunRequest, machine: Machine, both: tuple[Side, Side] | None = None) -> list[Job]:
+    """Return the jobs of a new run; those of an `ab` run once, with the names that its cases have on both sides."""
+    planned = plan_jobs(request, machine, request.out)
+    if both is None:
+        return planned
+    joined = pairs.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
+    return [
+        replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
+        for job in planned
+    ]
 
 
 def load(folder: Path, request: RunRequest) -> Session:
     """Load the run in ``folder``, which must be locked."""
     atomic.remove_partial_files(folder)
+    for place in (folder / name for name in sides.MADE_ANEW):
+        if place.is_symlink():
+            place.unlink()
+        shutil.rmtree(place, ignore_errors=True)
     data, begun = store.load(folder)
-    return Session(request, folder, begun.with_incidents(unknown_settings([(REQUEST_FILE, request)])), data)
-
-
-def unknown_settings(requests: Iterable[tuple[Path, RunRequest]]) -> list[Incident]:
-    """Return the incidents of the requests in these files that have settings which this version does not know."""
-    return [
-        Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(request.unknown))
-        for name, request in requests
-        if request.unknown
+    both = sides.load(folder) if begun.ab else None
+    requests = [(REQUEST_FILE, request), *((sides.SIDES_FILE, side.request) for side in both or ())]
+    unknown = [
+        Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(each.unknown))
+        for name, each in requests
+        if each.unknown
     ]
+    return Session(request, folder, begun.with_incidents(unknown), data, both)
 
 
 @dataclass
 class Session:
-    """A run in progress: its record and the tables that are stored so far."""
+    """A run in progress: its record and the tables that are stored so far.
+
+    An `ab` run has ``both`` sides. A ``task`` of a cluster is a run of a part of the plan, in a folder of its node:
+    ``on_stored`` copies the files of each job that has ended to the folder of the whole run.
+    """
 
     request: RunRequest
     folder: Path
     manifest: Manifest
     data: Tables
+    both: tuple[Side, Side] | None = None
+    task: Task | None = None
+    on_stored: Callable[[Job], object] = lambda job: None
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
 
     @cached_property
     def machine(self) -> Machine:
-        return Machine.examine(self.request)
+        return sides.examine(self.request, self.manifest.ab)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        return Pairs(self, self.both) if self.both else None
 
     @property
     def is_complete(self) -> bool:
@@ -202,24 +227,40 @@ class Session:
         if before != now:
             what = f"was started on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
             raise ConfigError(str(self.folder), what, "Resume it there, or start a new run here.")
-        self._check_sources()
+        if self.pairs is None:
+            fingerprint.check(self.folder, self.plan(), self.machine.described)
+        elif (self.folder / fingerprint.FILE).exists():
+            fingerprint.check(self.folder, self.pairs.jobs(), self.machine.described)
         folders.point_latest(self.request.out)
 
-    def _check_sources(self) -> None:
-        fingerprint.check(self.folder, self.plan(), self.machine.described)
-
     def plan(self) -> list[Job]:
-        """Return the jobs of the run, those that are done too."""
-        return plan_jobs(self.request, self.machine, self.folder)
+        """Return the jobs of a run without pairs, those that are done too."""
+        wanted = self.task.cases if self.task else None
+        return list(map(self.placed, plan_jobs(self.request, self.machine, self.folder, wanted)))
 
-    def carry_out(self, listener: ProgressListener) -> None:
-        """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run."""
+    def placed(self, job: Job) -> Job:
+        """Return the job with its folder below that of the task."""
+        if self.task is None:
+            return job
+        workload = self.folder / "raw" / job.workload
+        return replace(job, folder=workload / self.task.label / job.folder.relative_to(workload))
+
+    def carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
+        """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run.
+
+        ``choose_again`` names the cases to measure in a later block of pairs.
+        """
+        if self.pairs:
+            self.pairs.run(listener, choose_again)
+            return
         planned = self.plan()
-        self._run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener)
+        self.run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener)
         # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
         guided = self._guided_jobs([job for job in planned if guided_ncu.is_guided(job)])
-        self._run_jobs(guided, listener)
-        self._run_jobs(guided_ncu.missed_kernels(guided, self.data), listener)
+        self.run_jobs(guided, listener)
+        self.run_jobs(guided_ncu.missed_kernels(guided, self.data), listener)
+        if self.task and self.task.reference:
+            self.run_jobs(self._reference_jobs(self.task), listener)
 
     def end(self) -> None:
         """Record that the run has ended. The caller saves the record after the report."""
@@ -227,12 +268,15 @@ class Session:
 
     # --- running -----------------------------------------------------------------------------------------------------
 
-    def _run_jobs(self, planned: Sequence[Job], listener: ProgressListener) -> None:
-        salt = folders.read_salt(self.request.out)
-        described, variables = self.machine.described, environment.filter_variables(os.environ)
-        keys = {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
+    def run_jobs(
+        self, planned: Sequence[Job], listener: ProgressListener, numbers: tuple[int, int] | None = None
+    ) -> None:
+        """Run the jobs that are not done. ``numbers`` are those of the first job and of the last one of the run."""
+        planned = self._with_ended(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
+        # Nobody reuses a process of a pair, or a part of a run on a cluster.
+        keys = {} if self.both or self.task else self._find_keys(planned)
         if self.request.reuse:
             self._reuse(jobs, keys)
         for job in jobs:
@@ -242,13 +286,18 @@ class Session:
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
         shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
-        if self._lanes:
-            outcomes = side_by_side.run(jobs, profilers.ALL, listener, self._lanes, **shared)
+        if self._slots:
+            outcomes = slots.run(jobs, profilers.ALL, listener, self._slots, **shared)
         else:
-            outcomes = executor.run(jobs, profilers.ALL, listener, **shared)
+            outcomes = executor.run(jobs, profilers.ALL, listener, **shared, numbers=numbers)
         for outcome in outcomes:
             folder = outcome.job.folder
-            self._store(outcome, keys[folder] if outcome.job.cases == whole[folder] else "")
+            self._store(outcome, keys.get(folder, "") if outcome.job.cases == whole[folder] else "")
+
+    def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
+        salt = folders.read_salt(self.request.out)
+        described, variables = self.machine.described, environment.filter_variables(os.environ)
+        return {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
         """Record the nodes of the allocation where a command runs on several of them."""
@@ -260,14 +309,24 @@ class Session:
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
-    def _lanes(self) -> lanes.Lanes | None:
+    def _slots(self) -> slots.Slots | None:
         """The GPUs of the run, where its jobs run side by side."""
-        return lanes.load(self.folder, _find_lanes(self.request, self.machine)) if self.request.comparisons else None
+        return slots.load(self.folder, _find_slots(self.request, self.machine)) if self.request.comparisons else None
 
     def _is_done(self, job: Job) -> bool:
-        """Return True if the job ended, without an interrupt and without a full disk."""
-        entries = [entry for entry in self.manifest.jobs if entry.folder == self._name(job.folder)]
-        return any(not entry.interrupted and not disk_full_cases(entry) for entry in entries)
+        return any(is_done(entry) for entry in self.manifest.jobs if entry.folder == self._name(job.folder))
+
+    def _with_ended(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Return the jobs of a task. Those that an earlier attempt at it has ended have its folder."""
+        if self.task is None:
+            return jobs
+        # raw/<workload>/<task>/...
+        ended = {entry.folder.split("/", 3)[-1]: entry.folder for entry in self.manifest.jobs if is_done(entry)}
+        names = [self._name(job.folder) for job in jobs]
+        return [
+            replace(job, folder=self.folder / ended.get(name.split("/", 3)[-1], name))
+            for job, name in zip(jobs, names, strict=True)
+        ]
 
     def _narrow(self, job: Job) -> Job | None:
         """Return the job without the cases that failed in another process of theirs; None where none is left."""
@@ -290,11 +349,23 @@ class Session:
             cached = cached_jobs.get(keys[job.folder])
             if cached is None or job.folder.exists():
                 continue
-            if not job.group or self._lanes is None or self._lanes.assign_name(job.group, cached.lane):
+            if not job.group or self._slots is None or self._slots.assign_name(job.group, cached.lane):
                 job_cache.reuse(cached, job.folder)
 
     def _name(self, folder: Path) -> str:
         return str(folder.relative_to(self.folder))
+
+    # --- the reference of a task -------------------------------------------------------------------------------------
+
+    def _reference_jobs(self, task: Task) -> list[Job]:
+        """Return one process of the case that every task times; none where this node has timed it already."""
+        label = f"{schema.NODE_PREFIX}{task.node}"
+        if (self.data.metrics["subject"] == label).any():
+            return []
+        request = replace(self.request, profilers=("plain",), captures=None)
+        planned = plan_jobs(request, self.machine, self.folder, [task.reference])
+        folder = self.folder / "raw" / task.workload / task.label / "reference"
+        return [replace(job, folder=folder, label=label, repeat=1, captures=1, interleaved=()) for job in planned[:1]]
 
     # --- guided ncu --------------------------------------------------------------------------------------------------
 
@@ -336,6 +407,8 @@ class Session:
     def _store(self, outcome: JobOutcome, key: str) -> None:
         """Read the files of a job and store the rows, in place of the rows of an earlier try."""
         job, read = outcome.job, []
+        if self.pairs:
+            self.pairs.add_foreign_modules(job)
         artifacts.publish_output(job)
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
@@ -375,7 +448,11 @@ class Session:
         families = job_tables.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
         self.manifest = replace(known, private_files=self._private_files(job))
+        if is_reference(job):
+            # Its case has a job in another task.
+            self.manifest = self.manifest.without_job(entry.folder)
         store.save(self.folder, self.data, self.manifest, stored)
+        self.on_stored(job)
 
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
@@ -383,7 +460,8 @@ class Session:
         own = job_files.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
-        requests = [str(name) for name in (REQUEST_FILE, fingerprint.FILE) if (self.folder / name).exists()]
+        own_files = (REQUEST_FILE, fingerprint.FILE, sides.SIDES_FILE)
+        requests = [str(name) for name in own_files if (self.folder / name).exists()]
         below = f"{self._name(job.folder)}/"
         others = (
             name
@@ -394,32 +472,35 @@ class Session:
 
     def _merged(self, job: Job, fresh: Tables) -> Tables:
         """Return the stored rows with those of a job."""
+        if self.pairs:
+            return self.pairs.merge(self.data, fresh, job)
+        if is_reference(job):
+            is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
+            times = fresh.metrics[is_time].assign(subject=job.label)
+            return replace(self.data, metrics=schema.concat_rows(schema.METRICS, [self.data.metrics, times]))
         if guided_ncu.adds_kernels(job):
             return job_tables.add_kernels(self.data, fresh)
         return job_tables.replace_cases(job_tables.drop_job(self.data, job, self.folder), fresh)
 
 
-def _find_lanes(request: RunRequest, machine: Machine) -> tuple[lanes.Lane, ...]:
-    return lanes.find(request.pipeline.gpus, machine.gpus, os.environ)
+def _find_slots(request: RunRequest, machine: Machine) -> tuple[slots.Slot, ...]:
+    return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 
-def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:
-    """Yield each chosen workload that has a file, and the file."""
-    for name, workload in request.pipeline.workloads.items():
-        if workload.script is None or (request.workloads and name not in request.workloads):
-            continue
-        found = script_path(workload.script, request.path)
-        if found is None:
-            where = f"{shown(request.path)}: workloads.{name}.script"
-            remedy = f"Put it back into {request.pipeline_dir}."
-            raise ConfigError(where, f"the file of '{workload.script}' is gone.", remedy)
-        yield name, found
+def is_done(entry: JobEntry) -> bool:
+    """Return True if the job ended, without an interrupt and without a full disk."""
+    return not entry.interrupted and not disk_full_cases(entry)
 
 
 def disk_full_cases(entry: JobEntry) -> Sequence[str]:
     """Return the cases of a job that a full disk stopped: all of them where it stopped the job itself."""
     cases = [case for case, cause in entry.causes.items() if cause is Cause.DISK_FULL]
     return cases or (entry.cases if entry.cause is Cause.DISK_FULL else ())
+
+
+def is_reference(job: Job) -> bool:
+    """Return True for the job with which a task of a cluster times the reference of its workload."""
+    return job.label.startswith(schema.NODE_PREFIX)
 
 
 def _read_guide(folder: Path) -> guide_file.Guide | None:

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from profpipe import masking
 from profpipe.config.models import Workload
-from profpipe.errors import ConfigError, did_you_mean
+from profpipe.errors import ConfigError, ToolMissing, did_you_mean
+from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
-from profpipe.results.manifest import SideEntry
+from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
 from profpipe.runner import checkout, interpreter
-from profpipe.runner.request import RunRequest, readable
+from profpipe.runner.request import Machine, RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
@@ -34,6 +35,9 @@ _BUDGET_S = 0.15
 #: process, over 1 s by 0.4 %.
 _SLOWED_S = 1.0
 _REPEATS = 10
+
+#: The profilers that record every launch, the one of the lowest cost first.
+_CAPTURING: Final = ("nsys", "torch")
 
 _PYTHONS = ("python", "python3")
 
@@ -235,6 +239,51 @@ def _for_pairs(workload: Workload, variables: Mapping[str, str]) -> Workload:
     elif "repeats" not in given:
         changed["repeats"] = _REPEATS
     return workload.model_copy(update=changed)
+
+
+# --- captures --------------------------------------------------------------------------------------------------------
+
+
+def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEntry]:
+    """Return the machine with the profilers of a new `ab` run, and the settings with that of the captures."""
+    machine = examine(request, settings)
+    has_commands = any(workload.command for workload in request.pipeline.workloads.values())
+    settings = choose_captures(settings, machine, has_commands)
+    used = ("plain", settings.profiler)
+    return replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used}), settings
+
+
+def examine(request: RunRequest, settings: PairsEntry | None) -> Machine:
+    """Return the machine with the profilers of a run; of an `ab` run with those that the captures may use."""
+    if settings is None:
+        return Machine.examine(request)
+    wanted = () if settings.no_captures else (settings.profiler,) if settings.profiler else _CAPTURING
+    return Machine.examine(replace(request, profilers=("plain", *wanted)))
+
+
+def choose_captures(settings: PairsEntry, machine: Machine, pipeline_has_commands: bool) -> PairsEntry:
+    """Return the settings with the profiler of the captures, or why there are none.
+
+    Without a GPU no kernels run. The Python of a command may have torch where that of profpipe has none. Raises
+    ToolMissing for a profiler that the user names and that is missing.
+    """
+    if settings.no_captures:
+        return replace(settings, captures=0, profiler="")
+    if settings.profiler:
+        tool = machine.tools[settings.profiler]
+        if isinstance(tool, Missing) and not (tool.name == "torch" and pipeline_has_commands):
+            raise ToolMissing(str(tool))
+        return settings
+    if not machine.described["gpus"]:
+        return replace(settings, captures=0, no_captures=NoCaptures.NO_GPU)
+    if isinstance(machine.tools["nsys"], Tool):
+        return replace(settings, profiler="nsys")
+    if isinstance(machine.tools["torch"], Tool) or pipeline_has_commands:
+        return replace(settings, profiler="torch")
+    return replace(settings, captures=0, no_captures=NoCaptures.NO_PROFILER)
+
+
+# --- the interpreter -------------------------------------------------------------------------------------------------
 
 
 def _find_python(text: str, option: str) -> str:

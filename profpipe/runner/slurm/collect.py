@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,34 +15,31 @@ from profpipe.errors import ConfigError
 from profpipe.results import atomic, manifest, schema, store
 from profpipe.results.manifest import JobEntry, Machine, Manifest, NodeEntry, PairsEntry, ToolEntry
 from profpipe.results.schema import Tables
-from profpipe.results.tasks import TaskEntry, TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import REQUEST_FILE
-from profpipe.runner.slurm import node_sessions, queue, records, script
-from profpipe.runner.slurm.plan import ClusterPlan, Task
-from profpipe.runner.slurm.queue import Seen
-from profpipe.runner.slurm.records import Record, Start
+from profpipe.runner.slurm import queue, records, submit
+from profpipe.runner.slurm.records import Record
 
 #: What each task has in its manifest, and what the manifest of the run joins.
 _JOINED = ("jobs", "files", "refused", "incidents")
 
 
-def collect(folder: Path, seen: Mapping[int, Seen] | None) -> tuple[Tables, Manifest]:
+def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Manifest]:
     """Read what the tasks of the run in ``folder`` have left, and return its tables and its manifest.
 
     ``seen`` is what Slurm said before, None where it did not answer: a task that ends after that has its record. The
     caller saves both. The manifest has an end where every task is done.
     """
-    begun, plan = Manifest.load(folder), ClusterPlan.load(folder)
+    begun, plan = Manifest.load(folder), records.load_plan(folder)
     found = records.read_records(folder)
     tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
     if seen is not None:
         _remove_partial_folders(folder, tasks, found.values())
-    own = [record for index, record in found.items() if index < len(plan.tasks)]
-    data = tables_of(own)
+    own = [record for index, record in found.items() if index < len(plan)]
     known = _merge(begun, own)
     is_done = all(task.state is TaskState.DONE for task in tasks)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
-    return data, replace(known, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, own))
+    return tables_of(own), replace(known, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, own))
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -50,19 +48,30 @@ def collect(folder: Path, seen: Mapping[int, Seen] | None) -> tuple[Tables, Mani
 def tables_of(found: Sequence[Record]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
-        table.name: (_read_pictures if table.is_picture else _read_rows)(table, found) for table in schema.ALL
+        table.name: (_read_parquet if table.is_picture else _read_csv)(table, found) for table in schema.ALL
     }
     return Tables(**frames)
 
 
-def _read_rows(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
+def texts_of(data: Tables) -> dict[str, str]:
+    """Return the tables that have rows as a record holds them."""
+    rows = [(table, frame) for table in schema.ALL if len(frame := getattr(data, table.name))]
+    return {
+        table.name: base64.b64encode(store.as_parquet(frame)).decode()
+        if table.is_picture
+        else store.as_csv(frame).decode()
+        for table, frame in rows
+    }
+
+
+def _read_csv(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
     """Return the rows of a table. To read all rows as one file takes a tenth of the time of one file a task."""
     head, parts = "", []
     for record in found:
         text = record.tables.get(table.name, "")
         own, _, rows = text.partition("\n")
         if text and (head or own) != own:
-            what = f"has other columns in the record of task {record.index} than in those before"
+            what = f"has other columns in the record of task {record.task.index} than in those before"
             raise ConfigError(f"table {table.name}", f"{what}: another profpipe wrote it.", "Start a new run.")
         head = head or own
         parts.append(rows)
@@ -71,10 +80,9 @@ def _read_rows(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
     return store.parse_csv(f"{head}\n{''.join(parts)}".encode(), table, f"table {table.name} in the records")
 
 
-def _read_pictures(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
-    parts = [
-        pd.read_parquet(io.BytesIO(record.picture(table.name))) for record in found if table.name in record.pictures
-    ]
+def _read_parquet(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
+    contents = (base64.b64decode(record.tables[table.name]) for record in found if table.name in record.tables)
+    parts = [pd.read_parquet(io.BytesIO(content)) for content in contents]
     return schema.frame(table, pd.concat(parts, ignore_index=True)) if parts else schema.empty(table)
 
 
@@ -149,25 +157,25 @@ def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
     return found
 
 
-def _remove_partial_folders(folder: Path, tasks: Iterable[TaskEntry], found: Iterable[Record]) -> None:
+def _remove_partial_folders(folder: Path, tasks: Sequence[Task], found: Iterable[Record]) -> None:
     """Remove the files of jobs that killed tasks had copied in part.
 
     A task in the queue may still be copying, and so may one that the user has submitted without profpipe.
     """
     submissions = queue.read_submissions(folder)
-    complete = {(record.index, record.attempt) for record in found if record.is_complete}
+    complete = {(own.index, own.attempt) for own in (record.task for record in found) if own.state is TaskState.DONE}
     over = {task.index: task.workload for task in tasks if not task.state.is_queued}
-    for index, attempt in records.list_starts(folder) - complete:
-        job = records.read_start(folder, index, attempt).job
-        if index in over and job in queue.names_of(submissions, index):
-            place = folder / "raw" / over[index] / node_sessions.label(index, attempt)
+    for start in records.read_starts(folder):
+        is_over = start.index in over and (start.index, start.attempt) not in complete
+        if is_over and start.job in queue.names_of(submissions, start.index):
+            place = folder / "raw" / over[start.index] / start.label
             if place.resolve().is_relative_to(folder.resolve()):
                 atomic.remove_partial_folders(place)
 
 
 def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
     own = {name for record in found for name in record.manifest.private_files or ()}
-    named = (str(name) for name in (REQUEST_FILE, script.FILE) if (folder / name).is_file())
+    named = (str(name) for name in (REQUEST_FILE, submit.SCRIPT) if (folder / name).is_file())
     return tuple(sorted({*own, *named}))
 
 
@@ -176,52 +184,49 @@ def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
 
 def describe_tasks(
     folder: Path,
-    plan: ClusterPlan,
+    plan: Sequence[Task],
     found: Mapping[int, Record],
-    seen: Mapping[int, Seen] | None,
-    before: Sequence[TaskEntry] = (),
-) -> list[TaskEntry]:
+    seen: Mapping[int, Task] | None,
+    before: Sequence[Task] = (),
+) -> list[Task]:
     """Return what became of each task, by its record, by Slurm, and else by ``before``, what an earlier command saw.
 
     Slurm forgets tasks where it has no accounting.
     """
-    submissions, starts = queue.read_submissions(folder), records.read_starts(folder)
+    submissions = queue.read_submissions(folder)
+    # The last attempt counts.
+    starts = {start.index: start for start in records.read_starts(folder)}
     # A task that was in the queue may still be, unless Slurm says otherwise.
-    known = {entry.index: entry for entry in before if seen is None or not entry.state.is_queued}
-    return [
-        _describe(
-            task,
-            found.get(task.index),
-            (seen or {}).get(task.index),
-            starts.get(task.index),
-            queue.name_of(submissions, task.index),
-            known.get(task.index),
-        )
-        for task in plan.tasks
-    ]
+    known = {task.index: task for task in before if seen is None or not task.state.is_queued}
+    described = []
+    for task in plan:
+        record, start = found.get(task.index), starts.get(task.index)
+        job = (queue.names_of(submissions, task.index) or [""])[-1]
+        own, said = record.task if record else None, (seen or {}).get(task.index)
+        described.append(_describe(task, own, start, job, said, known.get(task.index)))
+    return described
 
 
 def _describe(
-    task: Task, record: Record | None, seen: Seen | None, start: Start | None, job: str, before: TaskEntry | None
-) -> TaskEntry:
-    entry = TaskEntry(task.index, task.workload, task.cases, task.profilers, job=job)
-    if start is not None:
-        entry = replace(entry, attempt=start.attempt, node=start.node, job=start.job or job)
-    if record is not None and record.is_complete:
-        return replace(entry, state=TaskState.DONE, attempt=record.attempt, node=record.node, job=record.job)
+    task: Task, record: Task | None, start: Task | None, job: str, seen: Task | None, before: Task | None
+) -> Task:
+    """Return a task by what is known of its last attempt. ``job`` is Slurm's name of the task, empty for none."""
+    if record and record.state is TaskState.DONE:
+        return record
+    task = replace(task, attempt=start.attempt, node=start.node, job=start.job) if start else task
     if not job:
-        return replace(entry, state=TaskState.NOT_SUBMITTED)
-    if seen is not None and seen.state.is_queued:
-        node = seen.node if seen.state is TaskState.RUNNING else ""
-        return replace(entry, state=seen.state, details=seen.details, node=node, job=job)
-    is_latest = record is not None and start is not None and record.attempt == start.attempt and start.job == job
-    knows_why = record is not None and is_latest and record.state not in (TaskState.RUNNING, TaskState.STOPPED)
-    if record is not None and knows_why:
-        return replace(entry, state=record.state, details=record.details)
-    if seen is not None and seen.state is not TaskState.UNKNOWN:
-        return replace(entry, state=seen.state, details=seen.details, node=seen.node or entry.node, job=job)
-    if record is not None and is_latest and record.state is TaskState.STOPPED:
-        return replace(entry, state=record.state)
-    if before is not None and before.job == job:
-        return replace(entry, state=before.state, details=before.details, node=before.node, job=job)
-    return replace(entry, state=TaskState.UNKNOWN)
+        return replace(task, state=TaskState.NOT_SUBMITTED)
+    is_latest = bool(record and start and (record.attempt, start.job) == (start.attempt, job))
+    knows_why = record and is_latest and record.state not in (TaskState.RUNNING, TaskState.STOPPED)
+    # The first of these counts.
+    sources = (
+        seen if seen and seen.state.is_queued else None,
+        record if knows_why else None,
+        seen if seen and seen.state is not TaskState.UNKNOWN else None,
+        record if record and is_latest and record.state is TaskState.STOPPED else None,
+        before if before and before.job == job else None,
+    )
+    last = next(filter(None, sources), Task())
+    is_waiting = last.state.is_queued and last.state is not TaskState.RUNNING
+    node = "" if is_waiting else last.node or task.node
+    return replace(task, state=last.state, details=last.details, node=node, job=job)

@@ -21,12 +21,11 @@ from typing import Final
 from profpipe import errors
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 from profpipe.results import atomic, budget, manifest
-from profpipe.results.tasks import TaskState
+from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import process
-from profpipe.runner.slurm import records, script as text
-from profpipe.runner.slurm.plan import FOLDER
+from profpipe.runner.slurm import records
 
-SUBMISSIONS: Final = FOLDER / "submissions"
+SUBMISSIONS: Final = records.FOLDER / "submissions"
 #: In that folder: the array that is being submitted, or whose number sbatch did not give.
 _BEGUN: Final = "begun.json"
 
@@ -95,15 +94,6 @@ class Submission:
             raise ConfigError(str(path), what, "Start a new run.") from None
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What Slurm says of a task. ``details`` is its text: the reason of a wait, or the exit code."""
-
-    state: TaskState
-    node: str = ""
-    details: str = ""
-
-
 def read_submissions(folder: Path) -> list[Submission]:
     """Return the arrays of the run in ``folder``, the first one first. Raises ConfigError for a damaged file."""
     paths = (folder / SUBMISSIONS).glob("[0-9]*.json")
@@ -127,7 +117,7 @@ def call(argv: Sequence[str], cwd: Path | None = None) -> tuple[int | None, str]
         return _NOT_STARTED, f"{argv[0]}: {error.strerror}"
 
 
-def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, options: Sequence[str]) -> list[Submission]:
+def submit(folder: Path, script: Path, wanted: Sequence[int], limit: str, options: Sequence[str]) -> list[Submission]:
     """Submit the tasks of these indices, as several arrays where one cannot have all, and return the arrays.
 
     ``limit`` is the end of the array specification. Each array is recorded in the run's ``folder`` at once. Raises
@@ -136,10 +126,10 @@ def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, optio
     made: list[Submission] = []
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
     most = max(int(found[1]) - 1, 0) if found else _MOST - 1
-    while left := indices[sum(len(each.indices) for each in made) :]:
+    while left := wanted[sum(len(each.indices) for each in made) :]:
         offset = left[0] if left[-1] > most else 0
         part = tuple(index for index in left if index - offset <= most)
-        array = f"--array={text.indices([index - offset for index in part])}{limit}"
+        array = f"--array={indices([index - offset for index in part])}{limit}"
         made.append(_submit_array(folder, part, offset, ["sbatch", "--parsable", array, *options, str(script)]))
     return made
 
@@ -191,41 +181,37 @@ def adopt(folder: Path) -> Submission | None:
     if problem := _problem(code, queued):
         raise SlurmSilent(f"Slurm does not say whether an array of the run is in the queue: {problem}.")
     known = {str(each.job) for each in read_submissions(folder)}
-    for start in records.read_starts(folder).values():
+    for start in records.read_starts(folder):
         job = start.job.partition("_")[0]
         if start.index in begun.indices and job.isdigit() and job not in known:
             return _record(folder, begun, int(job))
     return None
 
 
-def look_up(submissions: Sequence[Submission]) -> dict[int, Seen]:
+def look_up(submissions: Sequence[Submission]) -> dict[int, Task]:
     """Return what Slurm says of each index, by the last array that has it. An index that it does not know is absent.
 
     Raises SlurmSilent where no program of Slurm answers, so that nothing is known.
     """
-    places = {(each.job, index - each.offset): index for each in submissions for index in each.indices}
     # The last array counts.
-    last = {index: place for place, index in places.items()}
-    wanted = {place: index for index, place in last.items()}
-    found: dict[int, Seen] = {}
-    answers: list[Answer] = []
-    for ask in (_ask_scontrol, _ask_squeue, _ask_sacct):
-        if jobs := sorted({job for (job, _), index in wanted.items() if index not in found}):
-            answers.append(ask(jobs))
-            for job, task, seen in answers[-1].rows:
-                if (job, task) in wanted:
-                    found.setdefault(wanted[job, task], seen)
-    if answers and all(answer.problem for answer in answers):
-        raise SlurmSilent(f"Slurm does not answer: {answers[0].problem}.")
+    left = {index: f"{each.job}_{index - each.offset}" for each in submissions for index in each.indices}
+    found: dict[int, Task] = {}
+    silence: list[str] = []
+    programs = (_ask_scontrol, _ask_squeue, _ask_sacct)
+    for ask in programs:
+        if not left:
+            break
+        seen: dict[str, Task] = {}
+        try:
+            for task in ask(sorted({int(name.partition("_")[0]) for name in left.values()})):
+                seen.setdefault(task.job, task)
+        except SlurmSilent as error:
+            silence.append(str(error))
+        found |= {index: replace(seen[name], index=index) for index, name in left.items() if name in seen}
+        left = {index: name for index, name in left.items() if index not in found}
+    if len(silence) == len(programs):
+        raise SlurmSilent(f"Slurm does not answer: {silence[0]}.")
     return found
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a program of Slurm answered: (job, task, what became of it). ``problem`` says why it did not answer."""
-
-    rows: tuple[tuple[int, int, Seen], ...] = ()
-    problem: str = ""
 
 
 def _problem(code: int | None, text: str) -> str:
@@ -235,42 +221,46 @@ def _problem(code: int | None, text: str) -> str:
     return " ".join(text.split()) or "it gives no reason"
 
 
-def name_of(submissions: Iterable[Submission], index: int) -> str:
-    """Return Slurm's name of the last task that has ``index``: ``4711_7``; empty where none has it."""
-    return (names_of(submissions, index) or [""])[-1]
+def _require_answer(code: int | None, text: str) -> None:
+    """Raise SlurmSilent where a program did not answer."""
+    if problem := _problem(code, text):
+        raise SlurmSilent(problem)
 
 
 def names_of(submissions: Iterable[Submission], index: int) -> list[str]:
-    """Return Slurm's names of all tasks that have ``index``, the first one first."""
+    """Return Slurm's names of all tasks that have ``index``, the first one first: ``4711_7``."""
     return [f"{each.job}_{index - each.offset}" for each in submissions if index in each.indices]
 
 
-def _ask_scontrol(jobs: Sequence[int]) -> Answer:
+def _ask_scontrol(jobs: Sequence[int]) -> list[Task]:
     replies = [call(["scontrol", "--oneliner", "show", "job", str(job)]) for job in jobs]
-    rows = tuple(row for _, text in replies for row in _read_scontrol(text))
-    return Answer(rows, "" if rows else next(filter(None, (_problem(*reply) for reply in replies)), ""))
+    rows = [row for _, text in replies for row in _read_scontrol(text)]
+    if not rows:
+        for reply in replies:
+            _require_answer(*reply)
+    return rows
 
 
-def _read_scontrol(text: str) -> Iterator[tuple[int, int, Seen]]:
+def _read_scontrol(text: str) -> Iterator[Task]:
     for line in text.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
-        if "ArrayTaskId" not in fields or not fields.get("ArrayJobId", "").isdigit():
+        job = fields.get("ArrayJobId", "")
+        if "ArrayTaskId" not in fields or not job.isdigit():
             continue
         restarts = fields.get("Restarts", "0") != "0"
         node = fields.get("BatchHost") or fields.get("NodeList", "")
         seen = _seen(fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts)
-        yield from ((int(fields["ArrayJobId"]), task, seen) for task in expand(fields["ArrayTaskId"]))
+        yield from (replace(seen, job=f"{job}_{number}") for number in expand(fields["ArrayTaskId"]))
 
 
-def _ask_squeue(jobs: Sequence[int]) -> Answer:
+def _ask_squeue(jobs: Sequence[int]) -> list[Task]:
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%F|%K|%T|%N|%r"]
     code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
-    rows = (
-        (int(job), int(task), _seen(state, node, reason))
-        for job, task, state, node, reason in _rows(text, 5)
-        if job.isdigit() and task.isdigit()
-    )
-    return Answer(tuple(rows), _problem(code, text))
+    _require_answer(code, text)
+    return [
+        replace(_seen(state, node, reason), job=f"{job}_{number}")
+        for job, number, state, node, reason in _rows(text, 5)
+    ]
 
 
 def _rows(text: str, columns: int) -> Iterator[list[str]]:
@@ -278,31 +268,49 @@ def _rows(text: str, columns: int) -> Iterator[list[str]]:
     return (row for row in rows if len(row) == columns)
 
 
-def _ask_sacct(jobs: Sequence[int]) -> Answer:
+def _ask_sacct(jobs: Sequence[int]) -> list[Task]:
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode,NodeList"]
     code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
-    return Answer(tuple(_read_sacct(text)) if code == 0 else (), _problem(code, text))
+    _require_answer(code, text)
+    return list(_read_sacct(text)) if code == 0 else []
 
 
-def _read_sacct(text: str) -> Iterator[tuple[int, int, Seen]]:
+def _read_sacct(text: str) -> Iterator[Task]:
     for name, state, exit_code, node in _rows(text, 4):
-        job, _, task = name.partition("_")
-        if job.isdigit():
-            # "CANCELLED by 1000"
-            seen = _seen(state.split(" ")[0], node, "", exit_code)
-            yield from ((int(job), number, seen) for number in expand(task))
+        job, _, numbers = name.partition("_")
+        # "CANCELLED by 1000"
+        seen = _seen(state.split(" ")[0], node, "", exit_code)
+        yield from (replace(seen, job=f"{job}_{number}") for number in expand(numbers))
 
 
-def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Seen:
-    """Return what Slurm says; ``exit_code`` is ``1:0``, a code and a signal."""
+def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Task:
+    """Return what Slurm says of a task; ``exit_code`` is ``1:0``, a code and a signal."""
     known = _STATES.get(state.strip().rstrip("+"), TaskState.UNKNOWN)
     node, reason = ("" if word.strip() in _NONE else word.strip() for word in (node, reason))
     if known is TaskState.PENDING and restarts:
         known = TaskState.REQUEUED
     if known is TaskState.FAILED:
         killed = exit_code.endswith(":9") or exit_code.startswith("137:")
-        return Seen(TaskState.KILLED, node) if killed else Seen(known, node, f"exit code {exit_code.split(':')[0]}")
-    return Seen(known, node, reason if known.is_queued else "")
+        known, reason = (TaskState.KILLED, "") if killed else (known, f"exit code {exit_code.split(':')[0]}")
+    elif not known.is_queued:
+        reason = ""
+    return Task(state=known, node=node, details=reason)
+
+
+def limit(most: int | None) -> str:
+    """Return the end of an array specification that limits how many tasks run at the same time."""
+    return f"%{most}" if most else ""
+
+
+def indices(numbers: Sequence[int]) -> str:
+    """Return indices in ascending order as sbatch takes them: ``0-3,7,9-10``."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def expand(text: str) -> Iterator[int]:

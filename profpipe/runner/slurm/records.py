@@ -1,116 +1,87 @@
-"""What a task leaves on the shared file system: a file when it begins, and its record, which is renamed into place.
+"""What a run on a cluster has on the shared file system: its plan, and of each task the attempts and their records.
 
 No file has two writers, and no step needs a lock between nodes. A task that Slurm starts again is another attempt with
-its own files. The record of an attempt is written again after each job, so that a task which is killed loses one job.
+its own files: one when it begins, and its record, which is renamed into place. The record is written again after each
+job, so that a task which is killed loses one job.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, budget, manifest
 from profpipe.results.manifest import Manifest
-from profpipe.results.tasks import TaskState
-from profpipe.runner.slurm.plan import FOLDER
+from profpipe.results.tasks import Task, TaskState
 
+#: In the run's folder: everything that belongs to Slurm.
+FOLDER: Final = Path("slurm")
+PLAN: Final = FOLDER / "plan.json"
 STARTS: Final = FOLDER / "starts"
 RECORDS: Final = FOLDER / "records"
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)\.json")
 _MAX_ATTEMPT: Final = 1000
+#: What plan.json has of a task. The rest comes with its attempts.
+_PLANNED: Final = ("index", "workload", "cases", "profilers", "reference")
 
 
-@dataclass(frozen=True)
-class Start:
-    """An attempt that began: its node, Slurm's name for it, and the time (ISO 8601, UTC)."""
-
-    index: int
-    attempt: int
-    node: str = ""
-    job: str = ""
-    began: str = ""
+# --- the plan --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Record:
-    """What an attempt at a task has measured so far.
-
-    ``state`` is DONE where every job of the task has ended, RUNNING while it goes on, and else why it ended before.
-    ``manifest`` lacks what all tasks share. ``tables`` are the tables as CSV by
-    name, ``pictures`` those that are Parquet, in base64.
-    """
-
-    index: int
-    attempt: int
-    node: str = ""
-    job: str = ""
-    state: TaskState = TaskState.RUNNING
-    #: The error with which profpipe ended.
-    details: str = ""
-    manifest: Manifest = field(default_factory=Manifest)
-    tables: Mapping[str, str] = field(default_factory=dict)
-    pictures: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_complete(self) -> bool:
-        return self.state is TaskState.DONE
-
-    def picture(self, name: str) -> bytes:
-        return base64.b64decode(self.pictures[name])
-
-    def save(self, folder: Path) -> None:
-        """Write the record of the run in ``folder`` under a temporary name, and rename it into place."""
-        document = {**vars(self), "manifest": self.manifest.as_json()}
-        path = folder / RECORDS / _file_name(self.index, self.attempt)
-        atomic.write_private(path, json.dumps(document).encode())
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        """Raises ConfigError where the file is no record."""
-        try:
-            document = budget.load_json(atomic.read_regular(path).decode())
-            found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
-            if (found.index, found.attempt) != _numbers(path):
-                raise ValueError("it is of another task or attempt")
-            return found
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            what = f"is not the record that profpipe wrote: {error}."
-            raise ConfigError(str(path), what, "Remove it; `profpipe resume` then runs the task again.") from None
+def is_cluster_run(folder: Path) -> bool:
+    return (folder / PLAN).is_file()
 
 
-def as_text(content: bytes) -> str:
-    """Return the content of a picture as a record holds it."""
-    return base64.b64encode(content).decode()
-
-
-def make_folders(folder: Path) -> None:
+def save_plan(folder: Path, tasks: Sequence[Task]) -> None:
+    """Write the tasks of the run in ``folder``, a line for each, and make the folders for what they leave."""
     for name in (STARTS, RECORDS):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("  " + json.dumps({name: getattr(task, name) for name in _PLANNED}) for task in tasks)
+    atomic.write_text(folder / PLAN, f'{{"version": 1, "tasks": [\n{lines}\n]}}\n')
 
 
-def begin(folder: Path, index: int, node: str, job: str, began: str) -> Start:
-    """Write that an attempt begins, and return it with its number, which no other attempt has.
+def load_plan(folder: Path) -> tuple[Task, ...]:
+    """Read the tasks of the run in ``folder`` by their index. Raises ConfigError where it has no plan to be read."""
+    path = folder / PLAN
+    try:
+        document = budget.load_json(atomic.read_regular(path).decode())
+        tasks = tuple(manifest.parse(Task, task) for task in document["tasks"])
+        for index, task in enumerate(tasks):
+            if task.index != index:
+                raise ValueError(f"task {index} has the index {task.index}")
+        return tasks
+    except FileNotFoundError:
+        remedy = "`profpipe report` and `profpipe resume` are for runs of one machine."
+        raise ConfigError(str(folder), "is no run on a cluster.", remedy) from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(str(path), f"is not the plan that profpipe wrote: {error}.", "Start a new run.") from None
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def begin(folder: Path, task: Task) -> Task:
+    """Write that an attempt begins, and return the task with its number, which no other attempt has.
 
     The file is made with ``O_EXCL``, which shared file systems carry out on the server.
     """
     for attempt in range(1, _MAX_ATTEMPT + 1):
-        start = Start(index, attempt, node, job, began)
+        begun = replace(task, attempt=attempt, state=TaskState.RUNNING)
         with suppress(FileExistsError):
-            path = folder / STARTS / _file_name(index, attempt)
+            path = folder / STARTS / _file_name(begun.index, attempt)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(asdict(start), stream)
-            return start
-    raise ConfigError(str(folder), f"task {index} was started {_MAX_ATTEMPT} times.", "Start a new run.")
+                json.dump(asdict(begun), stream)
+            return begun
+    raise ConfigError(str(folder), f"task {task.index} was started {_MAX_ATTEMPT} times.", "Start a new run.")
 
 
 def first_start_s(folder: Path) -> float:
@@ -119,26 +90,56 @@ def first_start_s(folder: Path) -> float:
     return min((path.stat().st_mtime for path in paths), default=0.0)
 
 
-def list_starts(folder: Path) -> set[tuple[int, int]]:
-    """Return index and attempt of each attempt that began."""
-    return set(_list(folder / STARTS))
+def read_starts(folder: Path) -> list[Task]:
+    """Return each attempt that began. One whose file is not whole yet has no node."""
+    return [_read_start(folder, *numbers) for numbers in sorted(_list(folder / STARTS))]
 
 
-def read_starts(folder: Path) -> dict[int, Start]:
-    """Return the last attempt of each task that began. One whose file is not whole yet has no node."""
-    last: dict[int, int] = {}
-    for index, attempt in list_starts(folder):
-        last[index] = max(attempt, last.get(index, 0))
-    return {index: read_start(folder, index, attempt) for index, attempt in last.items()}
-
-
-def read_start(folder: Path, index: int, attempt: int) -> Start:
-    """Return what is known of an attempt that began; without its node where its file is not whole yet."""
+def _read_start(folder: Path, index: int, attempt: int) -> Task:
     try:
         content = atomic.read_regular(folder / STARTS / _file_name(index, attempt))
-        return manifest.parse(Start, budget.load_json(content.decode()))
+        return manifest.parse(Task, budget.load_json(content.decode()))
     except (OSError, ValueError):  # it is being written, or its writer was killed
-        return Start(index, attempt)
+        return Task(index, attempt=attempt)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an attempt at a task has measured so far.
+
+    ``manifest`` has the task alone and lacks what all tasks share. The task is DONE where every job of it has ended,
+    RUNNING while it goes on, and else its state says why it ended before. ``tables`` has the content of each table by
+    name: CSV, or Parquet in base64 where a table is never written as CSV.
+    """
+
+    manifest: Manifest
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return self.manifest.tasks[0]
+
+    def save(self, folder: Path) -> None:
+        """Write the record of the run in ``folder`` under a temporary name, and rename it into place."""
+        document = {"manifest": self.manifest.as_json(), "tables": self.tables}
+        path = folder / RECORDS / _file_name(self.task.index, self.task.attempt)
+        atomic.write_private(path, json.dumps(document, default=dict).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Raises ConfigError where the file is no record."""
+        try:
+            document = budget.load_json(atomic.read_regular(path).decode())
+            found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
+            if [(task.index, task.attempt) for task in found.manifest.tasks] != [_numbers(path)]:
+                raise ValueError("it is of another task or attempt")
+            return found
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"is not the record that profpipe wrote: {error}."
+            raise ConfigError(str(path), what, "Remove it; `profpipe resume` then runs the task again.") from None
 
 
 def list_records(folder: Path) -> frozenset[tuple[str, int]]:
@@ -147,27 +148,26 @@ def list_records(folder: Path) -> frozenset[tuple[str, int]]:
     return frozenset((path.name, path.stat().st_mtime_ns) for path in found)
 
 
-def read_records(folder: Path) -> dict[int, Record]:
-    """Return the record that counts of each task: the last complete one, else the last one.
+def read_records(folder: Path, wanted: int | None = None) -> dict[int, Record]:
+    """Return the record that counts of each task, or of the ``wanted`` one: the last complete one, else the last one.
 
     An attempt goes on from the record that it finds, so the last record holds what earlier ones have.
     """
     attempts: dict[int, list[int]] = {}
-    for index, attempt in _list(folder / RECORDS):
-        attempts.setdefault(index, []).append(attempt)
-    return {index: _choose(folder, index, sorted(own, reverse=True)) for index, own in sorted(attempts.items())}
-
-
-def read_record(folder: Path, index: int) -> Record | None:
-    """Return the record of a task that counts; None where it has none."""
-    own = sorted((attempt for other, attempt in _list(folder / RECORDS) if other == index), reverse=True)
-    return _choose(folder, index, own) if own else None
+    for index, attempt in sorted(_list(folder / RECORDS)):
+        if wanted in (None, index):
+            attempts.setdefault(index, []).append(attempt)
+    return {index: _choose(folder, index, own) for index, own in attempts.items()}
 
 
 def _choose(folder: Path, index: int, attempts: list[int]) -> Record:
-    every = (Record.load(folder / RECORDS / _file_name(index, attempt)) for attempt in attempts)
+    every = (Record.load(folder / RECORDS / _file_name(index, attempt)) for attempt in reversed(attempts))
     last = next(every)
-    return last if last.is_complete else next((record for record in every if record.is_complete), last)
+    is_done = last.task.state is TaskState.DONE
+    return last if is_done else next((record for record in every if record.task.state is TaskState.DONE), last)
+
+
+# --- names of files --------------------------------------------------------------------------------------------------
 
 
 def _list(folder: Path) -> Iterator[tuple[int, int]]:

@@ -1,45 +1,164 @@
-"""Make the folder of a run on a cluster, and submit its tasks."""
+"""Make the folder of a run on a cluster, with its plan and its batch script, and submit its tasks.
+
+The plan says which cases and profilers each index of the array has. It is data in the run's folder: a task reads its
+index, and the command that collects reads all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from profpipe.config.slurm import Slurm
+from profpipe import __version__
+from profpipe.config.models import Workload
+from profpipe.config.slurm import Slurm, Spread, option_lines
 from profpipe.errors import ConfigError
 from profpipe.ingest import reader
+from profpipe.job import Case, Job
 from profpipe.results import atomic
-from profpipe.results.manifest import Manifest, PairsEntry, PlannedJob
-from profpipe.results.tasks import TaskEntry
-from profpipe.runner import fingerprint, pair_session, session, sides
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.results.manifest import PairsEntry
+from profpipe.results.tasks import Task
+from profpipe.runner import environment, fingerprint, plan, session, sides
+from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
-from profpipe.runner.slurm import node_sessions, queue, records, script
-from profpipe.runner.slurm.plan import ClusterPlan, Compared
+from profpipe.runner.slurm import queue, records
 from profpipe.runner.slurm.queue import Submission
+
+SCRIPT: Final = records.FOLDER / "job.sh"
+LOGS: Final = records.FOLDER / "logs"
+
+#: Returns the cases of a workload in groups that the report compares with each other.
+Compared = Callable[[Sequence[Case], Workload], Sequence[Sequence[str]]]
+
+#: The profilers whose captures name the kernels that guided ncu replays.
+_GUIDES: Final = ("nsys", "torch")
+
+#: What sbatch reads in a line `#SBATCH` as it stands. A quote, a backslash, a space or `#` has a meaning there.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@%&|()\[\]*+/^~{}<>?!$-]+")
 
 
 def settings_of(request: RunRequest) -> Slurm:
     return request.pipeline.slurm or Slurm()
 
 
-def plan_tasks(request: RunRequest, compared: Compared) -> ClusterPlan:
-    """Return the plan of a run. Raises ConfigError for a workload that the pipeline does not have."""
-    plan = _plan(request, compared)
-    session.plan_jobs(request, Machine.examine(request), request.out)
-    return plan
+# --- the plan --------------------------------------------------------------------------------------------------------
 
 
-def _plan(request: RunRequest, compared: Compared) -> ClusterPlan:
+def plan_tasks(request: RunRequest, compared: Compared, both: tuple[Side, Side] | None = None) -> list[Task]:
+    """Return the tasks of a run in the order of the workloads and cases in the file.
+
+    All pairs of a case of an `ab` run are one task, and so are the cases that share their processes. Raises ConfigError
+    for a workload that the pipeline does not have.
+    """
     session.load_rules(request)
-    return ClusterPlan.create(request, settings_of(request).spread, compared)
+    # Refuses unknown names.
+    planned = session.plan_run(request, Machine.examine(request), both)
+    if both:
+        # Cases in one process are one job.
+        found = [
+            Task(workload=job.workload, cases=tuple(c.id for c in job.cases), profilers=("plain",)) for job in planned
+        ]
+    else:
+        chosen, spread = {job.workload for job in planned}, settings_of(request).spread
+        names = (name for name in request.pipeline.workloads if name in chosen)
+        found = [task for name in names for task in _tasks_of(request, name, spread, compared)]
+    return [replace(task, index=index) for index, task in enumerate(found)]
+
+
+def _tasks_of(request: RunRequest, name: str, spread: Spread, compared: Compared) -> Iterator[Task]:
+    """Yield the tasks of a workload."""
+    workload = request.pipeline.workloads[name]
+    profilers = tuple(dict.fromkeys(request.profilers or workload.profilers))
+    cases = plan.cases(workload)
+    groups = compared(cases, workload)
+    if spread == "comparisons":
+        yield from (Task(workload=name, cases=tuple(group), profilers=profilers) for group in groups)
+        return
+    reference = _reference(groups, cases, workload)
+    for case in cases:
+        for group in _apart(profilers, workload) if spread == "all" else [profilers]:
+            has_other = "plain" in group and case.id != reference
+            yield Task(workload=name, cases=(case.id,), profilers=group, reference=reference if has_other else "")
+
+
+def _reference(groups: Sequence[Sequence[str]], cases: Sequence[Case], workload: Workload) -> str:
+    """Return the baseline of the first comparison, or its first case; empty where nothing is compared."""
+    first = next((set(group) for group in groups if len(group) > 1), set())
+    baseline = workload.baseline or {}
+    own = [case for case in cases if case.id in first]
+    is_baseline = (case for case in own if all(case.params.get(name) == value for name, value in baseline.items()))
+    return next(is_baseline, own[0]).id if own else ""
+
+
+def _apart(profilers: Sequence[str], workload: Workload) -> list[tuple[str, ...]]:
+    """Return each profiler alone. Guided ncu stays with the captures that name its kernels."""
+    guided = "ncu" in profilers and workload.ncu.kernels == "guided"
+    together = tuple(name for name in profilers if guided and name in (*_GUIDES, "ncu"))
+    alone: list[tuple[str, ...]] = [(name,) for name in profilers if name not in together]
+    return [*alone, together] if together else alone
+
+
+# --- the batch script ------------------------------------------------------------------------------------------------
 
 
 def write_script(request: RunRequest, folder: Path, tasks: int) -> str:
-    """Return the batch script of the run in ``folder``, whose request is ``request``."""
-    name, cwd = request.pipeline.name, request.pipeline_dir
-    return script.write(settings_of(request), folder, name, tasks, cwd, _shape(request))
+    """Return the batch script of the run in ``folder``: task i of the array runs index i of the plan.
+
+    ``request`` is that of the run. The first word after the name of the script is added to the index, for a run with
+    more tasks than an array may have. A second one identifies the array in the queue.
+    """
+    settings = settings_of(request)
+    directives = _directives(settings, folder, request.pipeline.name, tasks, _shape(request))
+    lines = [
+        "#!/bin/bash",
+        f"# Written by profpipe {__version__}. Task i of the array runs index i of plan.json in this folder.",
+        *(f"#SBATCH {' '.join(map(_directive_word, words))}" for words in directives),
+        f"cd {shlex.quote(str(request.pipeline_dir))} || exit",
+        *settings.setup,
+    ]
+    # A container has another Python, and its own profpipe.
+    if settings.python is None:
+        lines.append(f"export PYTHONPATH={shlex.quote(environment.python_path())}")
+    # Import profpipe from where it is, not from the folder of the task. The interpreter of a container may be older.
+    safe = ["-P"] if settings.python is None and sys.version_info >= (3, 11) else []
+    words = [*settings.launcher, settings.python or sys.executable, *safe, "-m", "profpipe", "task", str(folder)]
+    # exec: signals of Slurm reach profpipe, which then ends its processes and writes what they have measured.
+    lines.append(f'exec {shlex.join(words)} "$((SLURM_ARRAY_TASK_ID + ${{1:-0}}))"')
+    return "\n".join(lines) + "\n"
+
+
+def _directives(
+    settings: Slurm, folder: Path, name: str, tasks: int, shape: tuple[int, int]
+) -> Iterator[Sequence[str]]:
+    """Yield the words of each line `#SBATCH`."""
+    yield [f"--job-name=profpipe-{name}"]
+    yield [f"--array={queue.indices(range(tasks))}{queue.limit(settings.array_limit)}"]
+    # In a path sbatch replaces patterns such as ``%j``.
+    logs = str(folder / LOGS).replace("%", "%%")
+    yield [f"--output={logs}/%A_%a.txt"]
+    yield ["--open-mode=append"]
+    if shape != (1, 1):
+        yield [f"--nodes={shape[0]}"]
+        yield [f"--ntasks-per-node={shape[1]}"]
+    for option in ("partition", "gres", "constraint", "time"):
+        if (value := getattr(settings, option)) is not None:
+            yield [f"--{option}={value}"]
+    yield from option_lines(settings.options)
+
+
+def _directive_word(word: str) -> str:
+    """Return a word as sbatch reads it in a line `#SBATCH`. Raises ConfigError for one that ends the line."""
+    if not word.isprintable():
+        raise ConfigError(repr(word), "cannot stand in a batch script.", "Choose another --out.")
+    if _PLAIN.fullmatch(word):
+        return word
+    name, equals, value = word.partition("=") if _PLAIN.match(word) else ("", "", word)
+    return f'{name}{equals}"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _shape(request: RunRequest) -> tuple[int, int]:
@@ -53,57 +172,51 @@ def _shape(request: RunRequest) -> tuple[int, int]:
     return shapes.pop()
 
 
-def create(request: RunRequest, command: Sequence[str], compared: Compared) -> Path:
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def create(
+    request: RunRequest,
+    command: Sequence[str],
+    compared: Compared,
+    both: tuple[Side, Side] | None = None,
+    settings: PairsEntry | None = None,
+) -> Path:
     """Make the folder of a new run with its plan and its batch script, and return it. Nothing is submitted.
 
-    The tools and GPUs of this machine do not matter: each task examines its node.
+    ``both`` are the sides of an `ab` run with these ``settings``. The tools and GPUs of this machine do not matter:
+    each task examines its node.
     """
-    plan, machine = _plan(request, compared), Machine.examine(request)
-    planned = session.plan_jobs(request, machine, request.out)
-    begun = session.begin_run(request, machine, planned[0].cwd, planned, command)
-    return _make_folder(request, plan, begun, lambda folder: fingerprint.save_sources(folder, planned))
-
-
-def plan_pairs(request: RunRequest, both: tuple[Side, Side]) -> ClusterPlan:
-    """Return the plan of an `ab` run; ``request`` is that of A at the user's own pipeline file."""
-    session.load_rules(request)
-    joined = pair_session.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
-    return ClusterPlan.of_pairs(request.pipeline, {name: [case for case, *_ in own] for name, own in joined.items()})
-
-
-def create_pairs(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> Path:
-    """Make the folder of a new `ab` run, as ``create`` does. Each task chooses the profiler of the captures."""
-    plan, machine = plan_pairs(request, both), Machine.examine(request)
-    begun = session.begin_run(request, machine, sides.working_folder(request), command=command)
-    planned = tuple(PlannedJob(task.workload, "plain", task.cases) for task in plan.tasks)
-
-    def write(folder: Path) -> None:
-        sides.save(folder, both)
-        fingerprint.save_sources(folder, node_sessions.jobs_of_sides(both, machine, folder))
-
-    return _make_folder(request, plan, replace(begun, ab=settings, planned=planned), write)
-
-
-def _make_folder(request: RunRequest, plan: ClusterPlan, begun: Manifest, write: Callable[[Path], object]) -> Path:
-    """Make the folder of a run with its plan, its batch script and what ``write`` adds; return it."""
+    tasks, machine = plan_tasks(request, compared, both), Machine.examine(request)
+    planned = session.plan_run(request, machine, both)
+    begun = replace(session.begin_run(request, machine, planned, command), ab=settings)
     reader.parsers(request.plugin_dir)
     # What cannot stand in the batch script is refused before there is a folder.
-    write_script(request, request.out, len(plan.tasks))
+    write_script(request, request.out, len(tasks))
 
-    def write_all(folder: Path) -> None:
-        write(folder)
-        plan.save(folder)
-        records.make_folders(folder)
-        (folder / script.LOGS).mkdir()
+    def write(folder: Path) -> None:
+        if both:
+            sides.save(folder, both)
+        fingerprint.save_sources(folder, sources(both, machine, folder) if both else planned)
+        records.save_plan(folder, tasks)
+        (folder / LOGS).mkdir()
 
-    folder = session.make_folder(request, begun, write_all)
-    _save_script(request.placed_in(folder), folder, len(plan.tasks))
+    folder = session.make_folder(request, begun, write)
+    _save_script(request.placed_in(folder), folder, len(tasks))
     return folder
+
+
+def sources(both: tuple[Side, Side], machine: Machine, folder: Path) -> Iterator[Job]:
+    """Yield the jobs of the sides whose code is not that of a commit, under the name of the side and the workload."""
+    for side in both:
+        if side.repository is None:
+            for job in plan_jobs(side.request, machine, folder):
+                yield replace(job, workload=f"{side.label} {job.workload}")
 
 
 def _save_script(request: RunRequest, folder: Path, tasks: int) -> None:
     # Private, for setup lines may set passwords.
-    atomic.write_private(folder / script.FILE, write_script(request, folder, tasks).encode())
+    atomic.write_private(folder / SCRIPT, write_script(request, folder, tasks).encode())
 
 
 def submit(folder: Path, request: RunRequest, indices: Sequence[int], options: Sequence[str] = ()) -> list[Submission]:
@@ -111,10 +224,5 @@ def submit(folder: Path, request: RunRequest, indices: Sequence[int], options: S
 
     The script is written again: somebody may have changed the one in the folder.
     """
-    _save_script(request, folder, len(ClusterPlan.load(folder).tasks))
-    return queue.submit(folder, folder / script.FILE, indices, script.limit(settings_of(request)), options)
-
-
-def missing(tasks: Sequence[TaskEntry]) -> list[int]:
-    """Return the indices to submit again: those that are neither done nor in the queue."""
-    return [each.index for each in tasks if not (each.state.is_queued or each.state is each.state.DONE)]
+    _save_script(request, folder, len(records.load_plan(folder)))
+    return queue.submit(folder, folder / SCRIPT, indices, queue.limit(settings_of(request).array_limit), options)

@@ -1,16 +1,17 @@
-"""Carry out one index of the plan on a node, by the sessions of a run on one machine.
+"""Carry out one index of the plan on a node, as a run of that part of the plan.
 
-The session works in a folder of the node. Whenever a job has ended, its files are copied to the run's folder under a
-temporary name and renamed, and then the record of the task is.
+The run works in a folder of the node. Whenever a job has ended, its files are copied to the folder of the whole run
+under a temporary name and renamed, and then the record of the task is.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,21 +21,19 @@ from profpipe import errors
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
 from profpipe.ingest import job_tables
-from profpipe.job import ProgressListener
+from profpipe.job import Job, ProgressListener
 from profpipe.measure import node
-from profpipe.results import manifest, noise
-from profpipe.results.manifest import Manifest, NodeEntry, PairsEntry
-from profpipe.results.pair_blocks import Block
+from profpipe.results import atomic, noise
+from profpipe.results.manifest import GitState, Manifest, NodeEntry
 from profpipe.results.schema import Tables
-from profpipe.results.tasks import TaskState
-from profpipe.runner import fingerprint, pair_captures, session, sides
-from profpipe.runner.pair_session import ChooseAgain, Key
+from profpipe.results.tasks import Task, TaskState
+from profpipe.runner import fingerprint, session, sides
+from profpipe.runner.pairs import ChooseAgain
 from profpipe.runner.request import Machine, RunRequest
-from profpipe.runner.slurm import collect, queue, records
-from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
-from profpipe.runner.slurm.plan import FOLDER, ClusterPlan, Task
+from profpipe.runner.session import Session
+from profpipe.runner.slurm import collect, queue, records, submit
 from profpipe.runner.slurm.queue import SlurmSilent
-from profpipe.runner.slurm.records import Record, Start
+from profpipe.runner.slurm.records import Record
 
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")
@@ -45,48 +44,41 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
 
     A task whose record is complete is not carried out again. ``choose_again`` is that of the session of an `ab` run.
     """
-    plan = ClusterPlan.load(folder)
-    if not 0 <= index < len(plan.tasks):
-        raise ConfigError(str(index), f"is no index of the plan, which has {len(plan.tasks)} tasks.")
-    known = records.read_record(folder, index)
-    if known and known.is_complete:
-        listener.message(f"Task {index} is done already, by attempt {known.attempt} on {known.node}.")
+    plan = records.load_plan(folder)
+    if not 0 <= index < len(plan):
+        raise ConfigError(str(index), f"is no index of the plan, which has {len(plan)} tasks.")
+    known = records.read_records(folder, index).get(index)
+    if known and known.task.state is TaskState.DONE:
+        listener.message(f"Task {index} is done already, by attempt {known.task.attempt} on {known.task.node}.")
         return TaskState.DONE
     request = RunRequest.load(folder)
-    began = manifest.utc_now().isoformat(timespec="seconds")
     # Slurm's name of this task: ``4711_7``.
     words = (os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
-    start = records.begin(folder, index, node.name(), "_".join(filter(None, words)), began)
+    task = records.begin(folder, replace(plan[index], node=node.name(), job="_".join(filter(None, words))))
     try:
         has_nodes = any(own.nodes > 1 for own in request.pipeline.workloads.values())
         # The processes on the other nodes write into the folder too.
-        shared = folder / FOLDER if has_nodes else None
+        shared = folder / records.FOLDER if has_nodes else None
         with _scratch(request.pipeline.slurm or Slurm(), shared) as scratch:
-            place, task = scratch / folder.name, plan.tasks[index]
             request = replace(request, workloads=(task.workload,), profilers=task.profilers, reuse=False)
-            if (pairs := Manifest.load(folder).ab) is None:
-                opened: NodeSession = _open(folder, task, start, request, place, known)
-            else:
-                opened = _open_pairs(folder, task, start, request, place, pairs, choose_again)
-            return _carry_out(opened, listener)
+            opened = _open(folder, task, request, scratch / folder.name, known)
+            return _carry_out(opened, folder, listener, choose_again)
     except Interrupted:
         raise
     except (ProfpipeError, OSError) as error:
-        _save_failure(folder, start, known, error)
+        _save_failure(folder, task, known, error)
         raise
 
 
-def _save_failure(folder: Path, start: Start, known: Record | None, error: Exception) -> None:
+def _save_failure(folder: Path, task: Task, known: Record | None, error: Exception) -> None:
     """Write why the attempt failed into its record, which keeps what is measured."""
     # Without the path of the run's folder: the record may be published.
     text = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
-    details = text.replace(f"{folder}/", "")
+    failed = replace(task, state=TaskState.FAILED, details=text.replace(f"{folder}/", ""))
     path = folder / records.RECORDS
     try:
-        last = records.read_record(folder, start.index) or known or Record(start.index, start.attempt)
-        replace(
-            last, attempt=start.attempt, node=start.node, job=start.job, state=TaskState.FAILED, details=details
-        ).save(folder)
+        last = records.read_records(folder, task.index).get(task.index) or known or Record(Manifest())
+        replace(last, manifest=replace(last.manifest, tasks=(failed,))).save(folder)
     except OSError as second:
         print(f"profpipe: {path}: {second.strerror or second}. The record was not written.", file=sys.stderr)
 
@@ -102,13 +94,24 @@ def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
-def _open(
-    folder: Path, task: Task, start: Start, request: RunRequest, place: Path, known: Record | None
-) -> TaskSession:
-    """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt."""
-    machine = Machine.examine(request)
-    data, begun = _continue(known, _begin(request, machine, start))
-    opened = TaskSession(request, place, begun, data, task=task, shared=folder, start=start)
+def _open(folder: Path, task: Task, request: RunRequest, place: Path, known: Record | None) -> Session:
+    """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt.
+
+    An attempt at pairs begins anew: both processes of a pair run on one node, which decides the profiler of captures.
+    """
+    settings, both = Manifest.load(folder).ab, None
+    if settings:
+        machine, settings = sides.prepare(request, settings)
+        a, b = (replace(each, request=replace(each.request, workloads=(task.workload,))) for each in sides.load(folder))
+        both, known = (a, b), None
+    else:
+        machine = Machine.examine(request)
+    begun = session.begin_run(request, machine)
+    begun = replace(begun, nodes={task.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
+    if settings:
+        begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
+    data, begun = _continue(known, begun)
+    opened = Session(request, place, begun, data, both, task)
     opened.machine = machine
     (place / "raw").mkdir(parents=True)
     # The files of earlier attempts are readable where this session looks for them.
@@ -116,41 +119,9 @@ def _open(
         link = place / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder / name, target_is_directory=True)
-    fingerprint.check_sources(folder, opened.plan(), lambda: records.first_start_s(folder))
+    jobs = list(submit.sources(both, machine, place)) if both else opened.plan()
+    fingerprint.check_sources(folder, jobs, lambda: records.first_start_s(folder))
     return opened
-
-
-def _open_pairs(
-    folder: Path,
-    task: Task,
-    start: Start,
-    request: RunRequest,
-    place: Path,
-    settings: PairsEntry,
-    choose_again: ChooseAgain,
-) -> PairTaskSession:
-    """Return the session of an attempt at the pairs of a task. The node decides under which profiler captures run."""
-    machine, settings = pair_captures.prepare(request, settings)
-    begun = _begin(request, machine, start)
-    begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
-    a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
-    (place / "raw").mkdir(parents=True)
-
-    def choose_later(data: Tables, run: Manifest, block: Block) -> Collection[Key]:
-        """Choose no length: the tasks of a run must number their pairs alike."""
-        return () if block is Block.FIRST else choose_again(data, run, block)
-
-    opened = PairTaskSession(
-        request, place, begun, Tables(), (a, b), choose_later, task=task, shared=folder, start=start
-    )
-    opened.machine = machine
-    return opened
-
-
-def _begin(request: RunRequest, machine: Machine, start: Start) -> Manifest:
-    """Return the manifest of an attempt, which names its node."""
-    begun = session.begin_run(request, machine, code=None)
-    return replace(begun, nodes={start.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
 
 
 def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
@@ -162,7 +133,7 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
         return Tables(), begun
     data, before = collect.tables_of([known]), known.manifest
     for entry in before.jobs:
-        if not is_done(entry):
+        if not session.is_done(entry):
             before = before.without_job(entry.folder)
             # The rows of a case with several processes are those of all of them. The next try replaces its own.
             if not _OF_PROCESS.search(entry.folder):
@@ -177,24 +148,73 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
     )
 
 
-def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
+def _carry_out(opened: Session, folder: Path, listener: ProgressListener, choose_again: ChooseAgain) -> TaskState:
+    def publish(job: Job) -> None:
+        # The case of a reference has its job in another task.
+        if not session.is_reference(job):
+            _publish(job.folder, folder / job.folder.relative_to(opened.folder))
+            _save(opened, folder, TaskState.RUNNING)
+
+    opened.on_stored = publish
     try:
-        task.carry_out(listener)
+        opened.carry_out(listener, choose_again)
     except Interrupted:
         # Slurm kills the task KillWait seconds after its signal, and scontrol may answer later than that.
-        task.save_record(TaskState.STOPPED)
-        task.save_record(_why_stopped(task.start))
+        _save(opened, folder, TaskState.STOPPED)
+        assert opened.task
+        _save(opened, folder, _why_stopped(opened.task))
         raise
-    if task.disk_full_cases:
-        task.save_record(TaskState.FAILED, explain_disk_full(" ".join(task.data.cases["reason"]))[0])
+    if opened.disk_full_cases:
+        _save(opened, folder, TaskState.FAILED, explain_disk_full(" ".join(opened.data.cases["reason"]))[0])
         return TaskState.FAILED
-    task.save_record(TaskState.DONE)
+    _save(opened, folder, TaskState.DONE)
     return TaskState.DONE
 
 
-def _why_stopped(start: Start) -> TaskState:
+def _publish(source: Path, target: Path) -> None:
+    """Copy the files of a job to the run's folder, where they appear as a whole."""
+    if not source.is_dir():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(atomic.temporary_name(target.name))
+    try:
+        shutil.copytree(source, temporary, symlinks=True)
+        # A job of this attempt that runs again: guided ncu finds more kernels.
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    except shutil.Error as error:
+        # It lists every file that could not be copied, each with its reason as text.
+        numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+        raise OSError(int(numbers[0]), os.strerror(int(numbers[0])), str(target)) if numbers else error from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save(opened: Session, folder: Path, state: TaskState, details: str = "") -> None:
+    """Write the record of this attempt, which holds what earlier ones have measured too.
+
+    Commands have the paths that their files have in the folder of the whole run.
+    """
+    assert opened.task
+    task, shown = opened.task, os.path.relpath(folder, opened.request.pipeline_dir)
+    place = str(folder) if shown.startswith("..") else shown
+    jobs = tuple(
+        replace(
+            entry,
+            node=entry.node or task.node,
+            argv=tuple(tuple(word.replace(str(opened.folder), place) for word in argv) for argv in entry.argv),
+        )
+        for entry in opened.manifest.jobs
+    )
+    known = replace(opened.manifest, pipeline={}, command=(), planned=(), git=GitState(), jobs=jobs)
+    known = replace(known, tasks=(replace(task, state=state, details=details),))
+    Record(known, collect.texts_of(opened.data)).save(folder)
+
+
+def _why_stopped(task: Task) -> TaskState:
     """Return why Slurm stopped this task, where it says so."""
-    job, _, number = start.job.partition("_")
+    job, _, number = task.job.partition("_")
     if not (job.isdigit() and number.isdigit()):
         return TaskState.STOPPED
     try:

@@ -1,12 +1,13 @@
-"""Run two sides as interleaved pairs of processes: the session of `profpipe ab`.
+"""Run two sides as interleaved pairs of processes: the course of `profpipe ab`.
 
 Each pair starts a process of A and one of B for each workload, one right after the other, in an order that is drawn.
-Every process has a separate job in ``raw/<workload>/pair-03/A``, so that a run that was killed goes on with the
-process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the subject
-``pair 3 A``. The verdicts are made from these rows by the command above.
+Every process is a job with a label, ``pair 3 A``, in ``raw/<workload>/pair-03/A``, so that a run that was killed goes
+on with the process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the label
+as subject. The verdicts are made from these rows by the command above.
 
 After the timed processes of each of the first pairs, a process of each side runs under a profiler, in
 ``raw/<workload>/pair-03/A-nsys``. The tables `kernels` and `ranges` hold the rows of these captures by their file.
+Their times are never compared with those of the timed processes.
 
 After the first block, further blocks measure some of the cases again: those that would fail a gate, and those that are
 undecided. A process of a further pair visits each case several times, and its time is the mean of the visits' medians.
@@ -19,30 +20,29 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 
 from profpipe import origins, profilers
-from profpipe.config.models import Pipeline
+from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
-from profpipe.ingest import reader
-from profpipe.job import Case, Job, ProgressListener, Status
+from profpipe.ingest import job_tables
+from profpipe.job import Case, Job, ProgressListener, Scalar, Status, as_text
 from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
-from profpipe.results import atomic, noise, pair_blocks, schema, store
+from profpipe.results import pair_blocks, schema
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables
-from profpipe.runner import checkout, executor, fingerprint, own_runs, pair_captures, plan, session, sides
-from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
-from profpipe.runner.session import Session
+from profpipe.results.tasks import Task
+from profpipe.runner import checkout, fingerprint, own_runs, plan, sides
+from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 
 #: (workload, case) with the case's name on both sides.
@@ -61,11 +61,11 @@ def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[
     for name, workload in a.workloads.items():
         if workloads and name not in workloads:
             continue
-        cases = [plan.cases(each) for each in (workload, b.workloads[name])]
-        differing = _differing_params(*cases)
-        named_a, named_b = ({_common_name(case, differing): case for case in own} for own in cases)
+        both = workload, b.workloads[name]
+        differing = _differing_params(*both)
+        named_a, named_b = (_by_common_name(each, differing) for each in both)
         alone = sorted(named_a.keys() ^ named_b.keys())
-        if alone or len(named_a) < len(cases[0]) or len(named_b) < len(cases[1]):
+        if alone or [len(named_a), len(named_b)] != [len(plan.points(each)) for each in both]:
             which = f"case {alone[0]} is on one side only" if alone else "several cases of a side have one name"
             remedy = "A and B must have the same cases. Give both sides the same values, except one for each set:."
             raise ConfigError(f"workload '{name}'", f"{which}.", remedy)
@@ -73,76 +73,67 @@ def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[
     return joined
 
 
-def _differing_params(a: Sequence[Case], b: Sequence[Case]) -> set[str]:
+def _differing_params(a: Workload, b: Workload) -> set[str]:
     """Return the parameters in the names of cases that have other values on the other side."""
-    names = {part.partition("=")[0] for case in (*a, *b) for part in case.id.split(",")}
-    return {
-        name
-        for name in names
-        if {_value_in_name(case, name) for case in a} != {_value_in_name(case, name) for case in b}
-    }
+    points_a, points_b = plan.points(a).values(), plan.points(b).values()
+
+    def values(points: Collection[Mapping[str, Scalar]], name: str) -> set[str | None]:
+        return {as_text(point[name]) if name in point else None for point in points}
+
+    names = {name for point in (*points_a, *points_b) for name in point}
+    return {name for name in names if values(points_a, name) != values(points_b, name)}
 
 
-def _value_in_name(case: Case, name: str) -> str | None:
-    return next((part for part in case.id.split(",") if part.partition("=")[0] == name), None)
+def _by_common_name(workload: Workload, differing: Collection[str]) -> dict[str, Case]:
+    """Return the cases of a side by their names without the ``differing`` parameters."""
+    points = plan.points(workload).values()
+    names = (plan.case_id({name: own for name, own in point.items() if name not in differing}) for point in points)
+    return dict(zip(names, plan.cases(workload), strict=True))
 
 
-def _common_name(case: Case, without: Collection[str]) -> str:
-    kept = [part for part in case.id.split(",") if part.partition("=")[0] not in without]
-    return ",".join(kept) or plan.ONLY_CASE
+class Session(Protocol):
+    """What pairs need of the session that runs their jobs."""
+
+    request: RunRequest
+    folder: Path
+    manifest: Manifest
+    data: Tables
+    task: Task | None
+
+    @property
+    def machine(self) -> Machine: ...
+
+    def placed(self, job: Job) -> Job: ...
+
+    def run_jobs(
+        self, planned: Sequence[Job], listener: ProgressListener, numbers: tuple[int, int] | None = None
+    ) -> None: ...
 
 
-def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> PairSession:
-    """Make the folder of a new run. ``request`` is that of A at the user's own pipeline file."""
-    session.load_rules(request)
-    reader.parsers(request.plugin_dir)
-    joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
-    checkout.remove_abandoned(request.out)
-    machine, settings = pair_captures.prepare(request, settings)
-    planned = [
-        replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
-        for job in session.plan_jobs(request, machine, request.out)
-    ]
-    begun = session.begin_run(request, machine, sides.working_folder(request), planned, command)
-    begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
-    folder = session.make_folder(request, begun, lambda new: sides.save(new, both))
-    created = PairSession(request.placed_in(folder), folder, begun, Tables(), both)
-    created.machine = machine
-    return created
+class Pairs:
+    """The pairs of a session, which runs their jobs and stores their rows as ``merge`` returns them."""
 
-
-def load(folder: Path, request: RunRequest) -> PairSession:
-    """Load the `ab` run in ``folder``, which must be locked."""
-    atomic.remove_partial_files(folder)
-    for place in (folder / name for name in sides.MADE_ANEW):
-        if place.is_symlink():
-            place.unlink()
-        shutil.rmtree(place, ignore_errors=True)
-    data, begun = store.load(folder)
-    both = sides.load(folder)
-    requests = ((REQUEST_FILE, request), *((sides.SIDES_FILE, side.request) for side in both))
-    begun = begun.with_incidents(session.unknown_settings(requests))
-    return PairSession(request, folder, begun, data, both)
-
-
-@dataclass
-class PairSession(Session):
-    """An `ab` run in progress. ``choose_again`` names the cases to measure in a later block of pairs."""
-
-    sides: tuple[Side, Side]
-    choose_again: ChooseAgain = lambda data, run, block: ()
-
-    @cached_property
-    def machine(self) -> Machine:
-        return pair_captures.examine(self.request, self.settings)
+    def __init__(self, session: Session, both: tuple[Side, Side]) -> None:
+        self._session, self._folder, self._sides = session, session.folder, both
+        self._choose_again: ChooseAgain = lambda data, run, block: ()
+        a, b = both
+        joined = join_cases(a.request.pipeline, b.request.pipeline, session.request.workloads)
+        task = session.task
+        self._joined = {
+            name: [own for own in cases if task is None or own[0] in task.cases] for name, cases in joined.items()
+        }
 
     @property
     def settings(self) -> PairsEntry:
-        assert self.manifest.ab is not None
-        return self.manifest.ab
+        assert self._session.manifest.ab is not None
+        return self._session.manifest.ab
 
-    def carry_out(self, listener: ProgressListener) -> None:
-        """Run every process that is missing. Raises Interrupted where the user stops the run."""
+    def run(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
+        """Run every process that is missing. ``choose_again`` names the cases to measure in a later block.
+
+        Raises Interrupted where the user stops the run.
+        """
+        self._choose_again = choose_again
         try:
             self._record_sources()
             asked = self.settings.pairs - pair_blocks.TRIAL * bool(self.settings.longer)
@@ -150,19 +141,22 @@ class PairSession(Session):
             count = self.settings.pairs
             if added := [(name, case) for name in self.settings.longer for case, *_ in self._joined[name]]:
                 self._run_block(range(asked + 1, count + 1), added, listener)
-            if again := self.choose_again(self.data, self.manifest, Block.GATE):
+            if again := self._choose(Block.GATE):
                 message = f"measuring again what would fail the gate, in {count} fresh pairs: {_shown(again)}"
                 listener.message(message)
                 self._run_block(range(count + 1, 2 * count + 1), again, listener)
             self._run_further(listener)
         finally:
-            checkout.remove(self.folder)
+            checkout.remove(self._folder)
+
+    def _choose(self, block: Block) -> Collection[Key]:
+        return self._choose_again(self._session.data, self._session.manifest, block)
 
     def _run_further(self, listener: ProgressListener) -> None:
         """Run further pairs of the undecided cases, which are judged again after each look."""
         begin, done = pair_blocks.first_further(self.settings), 0
         for look in pair_blocks.looks(self.settings.more):
-            undecided = self.choose_again(self.data, self.manifest, Block.FURTHER)
+            undecided = self._choose(Block.FURTHER)
             if not undecided:
                 return
             pairs = range(begin + done, begin + look)
@@ -173,32 +167,33 @@ class PairSession(Session):
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _joined(self) -> dict[str, list[tuple[str, Case, Case]]]:
-        a, b = self.sides
-        return join_cases(a.request.pipeline, b.request.pipeline, self.request.workloads)
+    def jobs(self) -> list[Job]:
+        """Return the jobs of one timed process of each side."""
+        a, b = self._side_jobs()
+        return [*a, *b]
 
     def _side_jobs(self, profiler: str = "plain") -> tuple[list[Job], list[Job]]:
         """Return the jobs of one process of each side, in the same order. Checkouts are made where they are missing."""
-        a, b = (self._jobs_of(side.in_checkout(self.folder), profiler) for side in self.sides)
+        a, b = (self._jobs_of(side.in_checkout(self._folder), profiler) for side in self._sides)
         order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
         return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
 
     def _jobs_of(self, side: Side, profiler: str) -> list[Job]:
-        jobs = session.plan_jobs(replace(side.request, profilers=(profiler,)), self.machine, self.folder)
-        return [self._adapted(job, side) for job in jobs]
+        wanted = {(a if side.label == "A" else b).id for own in self._joined.values() for _, a, b in own}
+        request = replace(side.request, profilers=(profiler,))
+        planned = plan_jobs(request, self._session.machine, self._folder, wanted)
+        return [self._adapted(job, side) for job in planned]
 
     def _adapted(self, job: Job, side: Side) -> Job:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
-        below = job.folder.relative_to(self.folder / "raw" / job.workload / job.profiler)
+        workload = self._folder / "raw" / job.workload
         name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
-        folder = self.folder / "raw" / job.workload / name / below
         # A side may run in another folder, whose path is of no use to a reader of the page.
         job = replace(
             job,
-            folder=folder,
+            folder=workload / name / job.folder.relative_to(workload / job.profiler),
             label=side.label,
-            shown_from=sides.working_folder(self.request),
+            shown_from=sides.working_folder(self._session.request),
             roots=self._roots.get(side.label, ()),
         )
         if side.python == job.python:
@@ -209,22 +204,26 @@ class PairSession(Session):
     def _library(self) -> str:
         """Return a PYTHONPATH with profpipe alone: an installed profpipe lies among packages of this interpreter."""
         package = Path(profilers.__file__).resolve().parents[1]
-        link = self.folder / sides.LIBRARY / package.name
+        link = self._folder / sides.LIBRARY / package.name
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(package, target_is_directory=True)
         return os.pathsep.join([str(link.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def _check_sources(self) -> None:
-        a, b = self._side_jobs()
-        if (self.folder / fingerprint.FILE).exists():
-            fingerprint.check(self.folder, [*a, *b], self.machine.described)
+    @cached_property
+    def _roots(self) -> Mapping[str, tuple[Path, ...]]:
+        """By label: the top folder of the side's code, and those of the other side and of the user's own code."""
+        if not any(side.exchanges_folder for side in self._sides):
+            return {}
+        own = {side.label: side.root(self._folder) for side in self._sides}
+        every = [*own.values(), checkout.top_folder(sides.working_folder(self._session.request))]
+        return {label: tuple(dict.fromkeys([root, *every])) for label, root in own.items()}
 
     def _record_sources(self) -> None:
-        if not (self.folder / fingerprint.FILE).exists():
-            a, b = self._side_jobs()
-            fingerprint.save(self.folder, [*a, *b], self.folder, self.machine.described)
-            own_runs.add(self.folder)
+        """Record the code of both sides. A task of a cluster has compared it with what was submitted."""
+        if self._session.task is None and not (self._folder / fingerprint.FILE).exists():
+            fingerprint.save(self._folder, self.jobs(), self._folder, self._session.machine.described)
+            own_runs.add(self._folder)
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -240,28 +239,25 @@ class PairSession(Session):
             long = {job.workload for job in timed[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
             a, b = ([_with_visits(job) if job.workload in long else job for job in side] for side in timed)
             own = a, b
-            for sides_jobs in (own, captured) if pair in with_captures else (own,):
+            for jobs in (own, captured) if pair in with_captures else (own,):
                 # The jobs of a capture are chosen when the timed processes of the pair have ended.
-                every = self._jobs_of_pair(pair, *sides_jobs, wanted)
-                jobs = [job for job in every if not self._is_done(job)]
-                for outcome in executor.run(jobs, profilers.ALL, listener, numbers=(number, total)):
-                    self._add_foreign_modules(outcome.job)
-                    self._store(outcome, "")
-                number += sum(map(len, sides_jobs))
+                self._session.run_jobs(list(self._jobs_of_pair(pair, *jobs, wanted)), listener, (number, total))
+                number += sum(map(len, jobs))
 
     def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:
         """Make the later pairs of a workload longer where its first pairs scatter, and add pairs for these.
 
-        The first pairs then are no part of a verdict, so the choice cannot favour a side. Pairs that an earlier version
-        has measured stay as they are.
+        The first pairs then are no part of a verdict, so the choice cannot favour a side. Pairs that are measured stay
+        as they are. The tasks of a cluster choose no length: they must number their pairs alike.
         """
-        if self.data.metrics["subject"].str.startswith(f"{schema.PAIR_PREFIX}{pair_blocks.TRIAL + 1} ").any():
+        session, first = self._session, f"{schema.PAIR_PREFIX}{pair_blocks.TRIAL + 1} "
+        if session.task is not None or session.data.metrics["subject"].str.startswith(first).any():
             return
-        noisy = {workload for workload, _ in self.choose_again(self.data, self.manifest, Block.FIRST)}
+        noisy = {workload for workload, _ in self._choose(Block.FIRST)}
         noisy &= {job.workload for job in jobs if _with_visits(job) != job}
         if longer := tuple(sorted(noisy)):
             pairs = self.settings.pairs + pair_blocks.TRIAL
-            self.manifest = replace(self.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
+            session.manifest = replace(session.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
             what = f"the first {pair_blocks.TRIAL} pairs scatter, so {pairs - pair_blocks.TRIAL} longer ones follow"
             listener.message(f"{', '.join(longer)}: {what}")
 
@@ -281,82 +277,67 @@ class PairSession(Session):
                     if (key := (job.workload, names[case.id])) not in failed and (wanted is None or key in wanted)
                 )
                 if kept:
+                    workload = self._folder / "raw" / job.workload
+                    folder = workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
                     label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
-                    yield replace(job, cases=kept, folder=self._folder_of_pair(job, pair), label=label)
-
-    @cached_property
-    def _roots(self) -> Mapping[str, tuple[Path, ...]]:
-        """By label: the top folder of the side's code, and those of the other side and of the user's own code."""
-        if not any(side.exchanges_folder for side in self.sides):
-            return {}
-        own = {side.label: side.root(self.folder) for side in self.sides}
-        every = [*own.values(), checkout.top_folder(sides.working_folder(self.request))]
-        return {label: tuple(dict.fromkeys([root, *every])) for label, root in own.items()}
-
-    def _folder_of_pair(self, job: Job, pair: int) -> Path:
-        workload = self.folder / "raw" / job.workload
-        return workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
+                    yield self._session.placed(replace(job, cases=kept, folder=folder, label=label))
 
     def _names(self, job: Job) -> Mapping[str, str]:
         """Return the common name of each case of a job, by its name on the job's side."""
-        side = job.label.split()[-1]
-        return {(a if side == "A" else b).id: name for name, a, b in self._joined[job.workload]}
-
-    def _is_further(self, job: Job) -> bool:
-        pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])
-        return pair_blocks.block_of(pair, self.settings) is Block.FURTHER
+        is_a = job.label.endswith("A")
+        return {(a if is_a else b).id: name for name, a, b in self._joined[job.workload]}
 
     def _failed_cases(self, under: Collection[str]) -> set[Key]:
         """Return the cases of which a process failed under one of these profilers, in an earlier pair."""
-        rows = self.data.cases[~self.data.cases["status"].isin([Status.OK.value, Status.INTERRUPTED.value])]
+        cases = self._session.data.cases
+        rows = cases[~cases["status"].isin([Status.OK.value, Status.INTERRUPTED.value])]
         rows = rows[rows["profiler"].isin(under)]
         return set(zip(rows["workload"], rows["case"], strict=True))
 
     # --- storing -----------------------------------------------------------------------------------------------------
 
-    def _add_foreign_modules(self, job: Job) -> None:
+    def add_foreign_modules(self, job: Job) -> None:
         """Add the packages that a process of a side loaded from another folder to the record of the side."""
         if not (found := origins.read_foreign_modules(job.folder)):
             return
-        is_a = job.label.endswith(" A")
-        entry = self.settings.a if is_a else self.settings.b
+        side = "a" if job.label.endswith("A") else "b"
+        entry = getattr(self.settings, side)
         changed = replace(entry, foreign_modules={**entry.foreign_modules, **found})
-        settings = replace(self.settings, a=changed) if is_a else replace(self.settings, b=changed)
-        self.manifest = replace(self.manifest, ab=settings)
+        settings = replace(self.settings, **{side: changed})
+        self._session.manifest = replace(self._session.manifest, ab=settings)
 
-    def _private_files(self, job: Job) -> tuple[str, ...]:
-        return tuple(sorted({*super()._private_files(job), str(sides.SIDES_FILE)}))
-
-    def _merged(self, job: Job, fresh: Tables) -> Tables:
+    def merge(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
         names = self._names(job)
-        cases = fresh.cases.assign(case=fresh.cases["case"].map(names))
-        ended = schema.frame(schema.CASES, _merge_cases(self.data.cases, cases, f"{job.label}: "))
-        if job.profiler != "plain":
-            captured = pair_captures.merge(self.data, fresh, job, self._name(job.folder), names)
-            return replace(captured, cases=ended)
-        is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
-        times = fresh.metrics[is_time & fresh.metrics["case"].isin(names)]
-        times = _with_means_of_visits(times, job) if self._is_further(job) else times
-        times = times.assign(subject=job.label, case=times["case"].map(names))
-        mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)
-        mine &= self.data.metrics["case"].isin([names[case.id] for case in job.cases])
-        marks = {
-            schema.PAIR_FAILED: cases["status"].isin(schema.FAILED),
-            schema.PAIR_INACCURATE: cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False),
-        }
-        keys = ["run", "workload", "case", "profiler"]
-        marked = [
-            cases.loc[chosen, keys].assign(subject=job.label, metric=metric, value=1.0, unit="1", n=1)
-            for metric, chosen in marks.items()
-        ]
+        stored = job_tables.drop_folder(stored, str(job.folder.relative_to(self._folder)))
+        cases = _renamed(fresh.cases, names)
+        ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
+        if job.profiler == "plain":
+            is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
+            times = fresh.metrics[is_time]
+            times = _with_means_of_visits(times, job) if self._is_further(job) else times
+            added = [_renamed(times.assign(subject=job.label), names), *_marks(cases, job.label)]
+        else:
+            numbers = fresh.metrics[fresh.metrics["metric"].isin(schema.CAPTURED_METRICS)]
+            subjects = (f"{job.label} " + numbers["subject"]).str.rstrip(" ")
+            added = [_renamed(numbers.assign(subject=subjects), names)]
+        earlier = (stored.metrics["workload"] == job.workload) & (stored.metrics["profiler"] == job.profiler)
+        earlier &= stored.metrics["case"].isin([names[case.id] for case in job.cases])
+        earlier &= (stored.metrics["subject"] + " ").str.startswith(f"{job.label} ")
+        metrics = schema.concat_rows(schema.METRICS, [stored.metrics[~earlier], *added])
+        merged = replace(stored, cases=ended, metrics=metrics)
+        if job.profiler == "plain":
+            return merged
+        ranges = _renamed(fresh.ranges[fresh.ranges["range"] == ""], names)
         return replace(
-            self.data,
-            metrics=schema.concat_rows(
-                schema.METRICS, [self.data.metrics[~mine], times, *(schema.frame(schema.METRICS, m) for m in marked)]
-            ),
-            cases=ended,
+            merged,
+            kernels=schema.concat_rows(schema.KERNELS, [stored.kernels, _renamed(fresh.kernels, names)]),
+            ranges=schema.concat_rows(schema.RANGES, [stored.ranges, ranges]),
         )
+
+    def _is_further(self, job: Job) -> bool:
+        pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])
+        return pair_blocks.block_of(pair, self.settings) is Block.FURTHER
 
 
 def _shown(cases: Collection[Key]) -> str:
@@ -375,6 +356,23 @@ def _with_visits(job: Job) -> Job:
     visits = max(timing["rounds"], min(pair_blocks.VISITS, job.repeats))
     changed = {**timing, "rounds": visits, "budget_s": timing["budget_s"] * visits / timing["rounds"]}
     return replace(job, options={**job.options, "timing": changed})
+
+
+def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return the rows of these cases, by the names that they have on both sides."""
+    own = rows[rows["case"].isin(names)]
+    return own.assign(case=own["case"].map(names))
+
+
+def _marks(cases: pd.DataFrame, label: str) -> Iterator[pd.DataFrame]:
+    """Yield the rows that mark the cases that failed in a process, and those with a result outside the tolerance."""
+    marked = {
+        schema.PAIR_FAILED: cases["status"].isin(schema.FAILED),
+        schema.PAIR_INACCURATE: cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False),
+    }
+    for metric, chosen in marked.items():
+        own = cases.loc[chosen, ["run", "workload", "case", "profiler"]]
+        yield schema.frame(schema.METRICS, own.assign(subject=label, metric=metric, value=1.0, unit="1", n=1))
 
 
 def _with_means_of_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:

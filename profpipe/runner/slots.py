@@ -1,0 +1,180 @@
+"""Run jobs side by side on slots: a slot runs one job at a time, pinned to one GPU.
+
+On a machine without a visible GPU a slot is a place for one process. A group of jobs stays on the slot that its first
+job was given. The run's folder holds which that is, so that a resumed run continues there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from profpipe.errors import ConfigError, Interrupted
+from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
+from profpipe.measure import visible_gpus
+from profpipe.results import atomic
+from profpipe.runner import executor, process
+from profpipe.runner.executor import Context
+from profpipe.runner.process import GracePeriods, InterruptCounter
+from profpipe.runner.request import readable
+
+FILE: Final = Path("raw") / "slots.json"
+
+_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+#: In place of the number of a slot: the job runs alone.
+_ALONE: Final = -1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place where one job runs at a time. ``gpu`` is the value of CUDA_VISIBLE_DEVICES; None leaves the variable."""
+
+    name: str
+    gpu: str | None
+
+    def place(self, job: Job) -> Job:
+        """Return the job on this slot."""
+        variables = {} if self.gpu is None else {_VARIABLE: self.gpu}
+        return replace(job, lane=self.name, env={**job.env, **variables})
+
+
+@dataclass
+class Slots:
+    """The slots of a run, and the number of the slot that each group has."""
+
+    every: tuple[Slot, ...]
+    assigned: dict[str, int] = field(default_factory=dict)
+    #: The file that keeps the assignment; None where nothing is resumed.
+    path: Path | None = None
+
+    def assign(self, group: str, slot: int) -> None:
+        if self.assigned.get(group) != slot:
+            self.assigned[group] = slot
+            if self.path:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                names = [each.name for each in self.every]
+                atomic.write_text(self.path, json.dumps({"slots": names, "groups": self.assigned}, indent=1))
+
+    def assign_name(self, group: str, name: str) -> bool:
+        """Assign the group to the slot of this name. Return False where there is none, or the group has another one."""
+        names = [each.name for each in self.every]
+        if name not in names or self.assigned.get(group, names.index(name)) != names.index(name):
+            return False
+        self.assign(group, names.index(name))
+        return True
+
+
+def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> tuple[Slot, ...]:
+    """Return ``count`` slots on the visible ones of ``gpus``. Raises ConfigError where fewer are visible.
+
+    Where no GPU is visible, ``count`` is the number of processes that run side by side on the CPU.
+    """
+    if not visible_gpus.visible(gpus, environment):
+        return tuple(Slot(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
+    entries = visible_gpus.valid_entries(gpus, environment, count)
+    if len(entries) < count:
+        is_are = "is" if len(entries) == 1 else "are"
+        what = f"asks for {count} GPUs, and {len(entries)} of this machine {is_are} visible."
+        raise ConfigError("gpus", what, f"Set it to {len(entries)}, or change CUDA_VISIBLE_DEVICES.")
+    return tuple(Slot(f"GPU {entry}", entry) for entry in entries)
+
+
+def load(folder: Path, slots: tuple[Slot, ...]) -> Slots:
+    """Return the slots of the run in ``folder``. Raises ConfigError where the run was started on other ones."""
+    path = folder / FILE
+    if not path.exists():
+        return Slots(slots, path=path)
+    with readable(folder, FILE) as document:
+        names, groups = list(document["slots"]), {str(name): int(slot) for name, slot in document["groups"].items()}
+        if not all(0 <= slot < len(names) for slot in groups.values()):
+            raise ValueError("a group has a slot that does not exist")
+    if names != [slot.name for slot in slots]:
+        now = ", ".join(slot.name for slot in slots)
+        what = (
+            f"was started on {', '.join(map(str, names))}, and now has {now}: cases that are compared stay on one GPU."
+        )
+        raise ConfigError(str(folder), what, "Set CUDA_VISIBLE_DEVICES as it was, or start a new run.")
+    return Slots(slots, groups, path)
+
+
+def run(
+    jobs: Sequence[Job],
+    profilers: Mapping[str, Profiler],
+    listener: ProgressListener,
+    slots: Slots,
+    grace: GracePeriods = process.GRACE,
+    oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
+    narrow: Callable[[Job], Job | None] = lambda job: job,
+) -> Iterator[JobOutcome]:
+    """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next.
+
+    Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
+    command only. A job without a group runs when all jobs before it have ended, and those after it wait.
+    An interrupt ends all running jobs; their outcomes are yielded, and then errors.Interrupted is raised. When the
+    caller leaves early, the jobs are killed. The other parameters are those of ``executor.run``.
+    """
+    with InterruptCounter() as interrupts, process.adopt_orphans(), ThreadPoolExecutor(len(slots.every)) as threads:
+        known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
+        context = Context(listener, grace, interrupts, known)
+        waiting = list(enumerate(jobs, start=1))
+        #: The number and the slot of each job that runs.
+        busy: dict[Future[JobOutcome], tuple[int, int]] = {}
+        stopped: list[int] = []
+        try:
+            while True:
+                used = {slot for _, slot in busy.values()}
+                found = None if interrupts.count else _find_next(waiting, used, slots)
+                if found is not None:
+                    place, slot = found
+                    number, planned = waiting.pop(place)
+                    if job := narrow(planned):
+                        own, job = _assign(job, slot, slots, context)
+                        own.listener.job_started(job, number, len(jobs))
+                        busy[threads.submit(_carry_out, job, profilers, own)] = number, slot
+                    continue
+                if not busy:
+                    break
+                done = min(wait(busy, return_when=FIRST_COMPLETED).done, key=busy.__getitem__)
+                number, _ = busy.pop(done)
+                ended = done.result()
+                stopped += [number] if ended.interrupted else []
+                yield ended
+        finally:
+            if busy:
+                interrupts.count = max(interrupts.count, 2)
+        if interrupts.count:
+            which = f"in job {' and '.join(map(str, sorted(stopped)))}" if stopped else "between two jobs"
+            raise Interrupted(f"Interrupted {which} of {len(jobs)}.")
+
+
+def _find_next(waiting: Sequence[tuple[int, Job]], used: set[int], slots: Slots) -> tuple[int, int] | None:
+    """Return the place of the next job among those that wait, and its slot; None where none can start now."""
+    if _ALONE in used:
+        return None
+    free = [slot for slot in range(len(slots.every)) if slot not in used]
+    for place, (_, job) in enumerate(waiting):
+        if not job.group:
+            return None if used or place else (place, _ALONE)
+        for slot in free:
+            if slots.assigned.get(job.group, slot) == slot:
+                return place, slot
+    return None
+
+
+def _assign(job: Job, slot: int, slots: Slots, context: Context) -> tuple[Context, Job]:
+    """Return the job on its slot, and the context with the listener of that slot."""
+    if slot == _ALONE:
+        return context, job
+    slots.assign(job.group, slot)
+    job = slots.every[slot].place(job)
+    return replace(context, listener=context.listener.lane(job.lane)), job
+
+
+def _carry_out(job: Job, profilers: Mapping[str, Profiler], context: Context) -> JobOutcome:
+    ended = executor.carry_out(job, profilers[job.profiler], context)
+    context.listener.job_ended(ended)
+    return ended
