@@ -120,7 +120,7 @@ def started(path: Path) -> Iterator[str]:
 
 
 #: Starts the supervisor, which starts everything else; and Python, to demangle a name under limits.
-STARTERS = {"profpipe/runner/child.py", "profpipe/runner/supervisor.py", "profpipe/ingest/kernel_names.py"}
+STARTERS = {"profpipe/runner/process.py", "profpipe/runner/supervisor.py", "profpipe/ingest/kernel_names.py"}
 
 
 def test_few_modules_start_processes_and_never_through_a_shell() -> None:
