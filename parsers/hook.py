@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest.steps import figures
+from profpipe.ingest.steps import accounting
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import BadLine, Damage
 from profpipe.results import schema
@@ -93,7 +93,7 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
     ]
     if not rows:
         return []
-    found = figures.states(np.array([row["wall_ns"] for row in rows]))
+    found = accounting.states(np.array([row["wall_ns"] for row in rows]))
     origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
     device = written[-1].get("device")
     place = {"process": about.get("pid"), "rank": about.get("rank"), "device": device, "profiler": "plain"}

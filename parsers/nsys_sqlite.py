@@ -125,16 +125,15 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         origin = _origin(export, work, placed)
         given = _operations(export, work, launches, classes.result(), placed, checks)
         del launches
-        launched = launch_tables.kernels(given, placed, activities.pids)
-        steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
-    metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
-    return schema.Tables(
-        kernels=kernels.result().assign(profiler="nsys"),
-        ranges=range_rows.assign(profiler="nsys"),
-        metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
-        **steps.tables(profiler="nsys"),
+        metrics = launch_tables.overlap_rows(given, placed, activities.pids, range_rows)
+        steps = search.find(given, ranges, waits, activities.pids, latest, step_range)
+    return replace(
+        steps,
+        kernels=kernels.result(),
+        ranges=range_rows,
+        metrics=metrics,
         origin=replace(origin, notes=tuple(notes), details=tuple(details)),
-    )
+    ).with_columns(profiler="nsys")
 
 
 @_refusing
@@ -162,12 +161,10 @@ def recording(path: Path) -> Recording:
     ranges, _ = nvtx.read(export, strings, latest)
     launches = activities.launches(work, calls)
     placed = attribution.attribute(ranges, launches)
-    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
     classes = kernel_classes.classes(work.names)
     return Recording(
         _operations(export, work, launches, classes, placed),
-        placed.path,
-        cases,
+        placed,
         activities.join(work, calls),
         operations.Calls(
             calls.start, calls.end, calls.process, calls.thread & activities.THREAD_BITS,
@@ -190,8 +187,6 @@ def _latest(work: activities.Work, calls: activities.Calls) -> int:
 
 def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
     """Return rows of `kernels`."""
-    path, paths = factorize(placed.path)
-    cases, phases = placed.cases_and_phases(paths)
 
     def numbered(column: npt.NDArray[Any], known: Callable[[Any], Any] = lambda values: values) -> Any:
         codes, values = factorize(column)
@@ -202,11 +197,11 @@ def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.D
     rows = launch_tables.kernel_rows(
         pd.DataFrame(
             {
-                "case": labelled(path, cases),
+                "case": labelled(placed.path, placed.paths.case),
                 "process": numbered(work.process, activities.pids),
                 "device": numbered(work.device),
                 "stream": numbered(work.stream),
-                "phase": labelled(path, phases),
+                "phase": labelled(placed.path, placed.paths.phase),
                 "kind": labelled(work.kind, schema.KINDS),
                 "kernel": labelled(work.name, work.names),
                 "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
@@ -249,7 +244,7 @@ def _operations(
         work.name,
         work.names,
         classes,
-        np.array(placed.paths.in_case)[placed.path],
+        placed.in_case,
         work.stream,
         read_calls,
         work.grid,
@@ -281,9 +276,7 @@ def _checks(export: columns.Source, work: activities.Work, calls: activities.Cal
 def _origin(export: columns.Source, work: activities.Work, placed: attribution.Attribution) -> schema.Origin:
     is_kernel = work.is_kind("kernel")
     duration = work.end - work.start
-    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
-    in_case = is_kernel & np.array([case != "" for case in cases])[placed.path]
-    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, in_case))
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
     meta = columns.read_lookup(export, "META_DATA_EXPORT", "name", "value")
     meta |= columns.read_lookup(export, "EXPORT_META_DATA", "name", "value")
     return schema.Origin(

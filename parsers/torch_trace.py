@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -90,30 +91,34 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     rows = _rows(trace, launches, placed)
     start, pids = _ns(launches["start"]), _known_pids(trace)
     range_rows = launch_tables.range_rows(ranges, calls, placed, start, start + _ns(launches["dur"]), pids, on_gpu)
-    metrics: list[dict[str, Any]] = []
+    metrics = schema.empty(schema.METRICS)
     if on_gpu:
-        given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
+        given = _gpu_operations(trace, launches, placed.in_case)
         # A trace is of one process, and the process of a kernel is known only with its launch.
-        launched = launch_tables.kernels(given, placed, np.zeros_like)
-        metrics = launch_tables.metrics(launched, launch_tables.count_iterations(range_rows))
-        steps = search.find(given, ranges, _waits(trace), own=step_range)
+        metrics = launch_tables.overlap_rows(given, placed, np.zeros_like, range_rows)
+        steps = search.find(given, ranges, _waits(trace), pids, own=step_range)
+    elif lost := list(_lost_kernels(trace)):
+        lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in lost]
+        steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
     else:
-        lost = schema.frame(schema.STEP_FIGURES, [{"device": -1, **check} for check in _lost_kernels(trace)])
-        steps = search.Found(figures=lost) if len(lost) else search.find_on_host(ranges, own=step_range)
+        steps = search.find_on_host(ranges, pids, own=step_range)
     # The rank that torch.distributed gave the process.
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
-    found = steps.of_processes(pids).tables(profiler=tool, rank=rank if type(rank) is int and rank >= 0 else pd.NA)
+    steps = steps.with_columns(rank=rank if type(rank) is int and rank >= 0 else pd.NA)
     if merged := {int(pids(np.array([code]))[0]): rank for code, rank in trace.process_ranks.items()}:
-        for table in ("steps", "timeline"):
-            found[table] = found[table].assign(rank=found[table]["process"].map(merged).astype("Int64"))
-    return schema.Tables(
-        kernels=kernel_classes.annotate(launch_tables.kernel_rows(rows)).assign(profiler=tool),
-        **found,
-        ranges=range_rows.assign(profiler=tool),
-        metrics=schema.frame(schema.METRICS, metrics).assign(profiler=tool),
+        ranked = {name: getattr(steps, name) for name in ("steps", "timeline")}
+        steps = replace(
+            steps,
+            **{name: own.assign(rank=own["process"].map(merged).astype("Int64")) for name, own in ranked.items()},
+        )
+    return replace(
+        steps,
+        kernels=kernel_classes.annotate(launch_tables.kernel_rows(rows)),
+        ranges=range_rows,
+        metrics=metrics,
         origin=_origin(trace, launches, rows, placed),
-    )
+    ).with_columns(profiler=tool)
 
 
 def launches(path: Path) -> pd.DataFrame:
@@ -149,14 +154,12 @@ def recording(path: Path) -> Recording:
         raise UnreadableFile(path, "a Chrome trace without GPU events", remedy)
     ranges = _ranges(trace)
     placed = attribution.attribute(ranges, _calls(trace, launches))
-    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
     calls = _sorted_calls(trace)
     start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
     place = trace.process_codes[thread], trace.tids[thread]
     return Recording(
-        _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path]),
-        placed.path,
-        cases,
+        _gpu_operations(trace, launches, placed.in_case),
+        placed,
         launches["call"].to_numpy().astype(int),
         operations.Calls(start, start + _ns(calls["dur"]), *place, calls["name"].to_numpy().astype(int), trace.texts),
         ranges,
@@ -315,14 +318,13 @@ def _calls(trace: events.Trace, launches: pd.DataFrame) -> attribution.Launches:
 
 def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
     """Return one row a launch, as ``launch_tables.kernel_rows`` takes them."""
-    cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
     return pd.DataFrame(
         {
-            "case": groupby.labelled(placed.path, cases),
+            "case": groupby.labelled(placed.path, placed.paths.case),
             "process": launches["thread"].map(trace.pids).astype("Float64").astype("Int64"),
             "device": launches["device"].astype("Float64").astype("Int64"),
             "stream": launches["stream"].astype("Float64").astype("Int64"),
-            "phase": groupby.labelled(placed.path, phases),
+            "phase": groupby.labelled(placed.path, placed.paths.phase),
             "kind": launches["kind"],
             "kernel": groupby.labelled(launches["name"].astype(int).to_numpy(), trace.texts),
             "kernel_class": groupby.labelled(launches["convolves"].to_numpy().astype(int), ["", _CONV]),

@@ -29,7 +29,7 @@ TESTS = Path(__file__).resolve().parent
 
 #: The modules that a run loads. The server forks before any of them has started a thread.
 LOADED_LATER = (
-    "pyarrow.parquet", "sqlite_utils", "jinja2", "profpipe.commands.cluster", "profpipe.runner.pair_session",
+    "pyarrow.parquet", "sqlite_utils", "jinja2", "profpipe.commands.cluster", "profpipe.runner.pairs",
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """A Slurm cluster of four nodes on this machine, for tests: a real slurmctld and four real slurmd.
 
 ``python slurm_cluster.py`` writes the configuration into a new temporary folder, starts the daemons and prints the
-folder. It then obeys lines on its input (``kill NODE``, ``start NODE``) until the input ends. Then it ends all daemons
-and jobs and removes the folder: it adopts its orphans (``PR_SET_CHILD_SUBREAPER``), so a job that its node left behind
-is found too. The kernel closes the input when the tests end in any way, so killed tests leave neither.
+folder. When its input ends it ends all daemons and jobs and removes the folder: it adopts its orphans, so a job that
+its node left behind is found too (``PR_SET_CHILD_SUBREAPER``). The kernel closes the input when the tests end in any
+way, so killed tests leave neither.
 
 The daemons run as the user of the tests, listen on the loopback interface and trust what a client says about itself
 (``auth/none``). There are no cgroups. Each node has 2 CPUs and 2 GPUs; a GPU is a link to /dev/null, which Slurm counts
@@ -111,15 +111,6 @@ class Cluster:
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         _wait_for(lambda: self._state(node) in _IN_SERVICE, lambda: f"{node} is {self._state(node)}, not in service")
 
-    def kill(self, node: str) -> None:
-        """Lose a node: SIGKILL to its daemon and to everything that runs on it. Slurm notices it after 15 s or more."""
-        self._ask(f"kill {node}")
-
-    def start(self, node: str) -> None:
-        """Start a node that was lost, and wait until it is idle."""
-        self._ask(f"start {node}")
-        self._wait_until_idle(node)
-
     def clear(self) -> None:
         """End all jobs, and return all nodes to service."""
         self.run("scancel", "--user", getpass.getuser())
@@ -133,12 +124,6 @@ class Cluster:
 
     def _wait_until_idle(self, node: str) -> None:
         _wait_for(lambda: self._state(node) == "idle", lambda: f"{node} is {self._state(node)}, not idle")
-
-    def _ask(self, line: str) -> None:
-        assert self.daemons.stdin is not None and self.daemons.stdout is not None
-        self.daemons.stdin.write(f"{line}\n")
-        self.daemons.stdin.flush()
-        assert self.daemons.stdout.readline() == "done\n", line
 
 
 def why_missing() -> str:
@@ -185,17 +170,12 @@ def main() -> None:
     try:
         _write_configuration(folder)
         _start("slurmctld", "-D", "-c", "-i", log=folder / "slurmctld.out")
-        nodes = {node: _start_node(folder, node) for node in NODES}
+        for node in NODES:
+            os.environ["SLURMD_NODENAME"] = node
+            _start("slurmd", "-D", "-N", node, log=folder / f"slurmd.{node}.out")
         _wait_for(_all_idle, lambda: _read_logs(folder))
         print(folder, flush=True)
-        for line in sys.stdin:
-            verb, node = line.split()
-            if verb == "kill":
-                _kill_node(nodes[node].pid, node)
-                nodes[node].wait()
-            else:
-                nodes[node] = _start_node(folder, node)
-            print("done", flush=True)
+        sys.stdin.read()
     finally:
         supervisor.end_descendants({})
         shutil.rmtree(folder)
@@ -229,36 +209,9 @@ def _free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports between 20000 and 32000")
 
 
-def _start(*argv: str, log: Path) -> subprocess.Popen[bytes]:
+def _start(*argv: str, log: Path) -> None:
     with log.open("ab") as output:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-
-
-def _start_node(folder: Path, node: str) -> subprocess.Popen[bytes]:
-    os.environ["SLURMD_NODENAME"] = node
-    return _start("slurmd", "-D", "-N", node, log=folder / f"slurmd.{node}.out")
-
-
-def _kill_node(daemon: int, node: str) -> None:
-    """Kill the daemon of a node and the processes of its jobs, which have its name in their environment.
-
-    The parents first: slurmstepd would report the end of its jobs.
-    """
-    os.kill(daemon, signal.SIGKILL)
-    entry = f"SLURMD_NODENAME={node}".encode()
-    deadline = time.monotonic() + _START_S
-    while left := [pid for pid in supervisor.descendants(os.getpid()) if _has_variable(pid, entry)]:
-        assert time.monotonic() < deadline, f"{left} do not end"
-        for pid in sorted(left):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_STEP_S)
-
-
-def _has_variable(pid: int, entry: bytes) -> bool:
-    with suppress(OSError):  # the process has ended
-        return entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
 def _all_idle() -> bool:

@@ -25,6 +25,8 @@ import markdown_it
 import pandas as pd
 import pytest
 import yaml
+from pair_study import ROOT, environment, page_of, run_of, tables_of
+from report_study import check_golden
 
 from profpipe import cli, origins
 from profpipe.analysis import history, pairs, verdict
@@ -32,19 +34,17 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.report import ci, render, results_json
-from profpipe.report.document import Placement
+from profpipe.report import ci, pages, render, results_json
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
-from profpipe.results import manifest, manifest_entries, schema, store
-from profpipe.results.manifest import Gpu, Machine as RunMachine, Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results import manifest, manifest_entries, store
+from profpipe.results.manifest import SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
-from profpipe.results.schema import CASES, METRICS, Tables, Verdict
-from profpipe.runner import checkout, process, sides
+from profpipe.results.schema import Tables, Verdict
+from profpipe.runner import checkout, sides
 from profpipe.runner.pairs import join_cases
 from profpipe.runner.sides import Spec, SpecKind
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 
 WORKLOAD = """
@@ -104,11 +104,6 @@ def commit(folder, message):
     return git(folder, "rev-parse", "HEAD")
 
 
-def environment():
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
-
-
 def ab(folder, *arguments, **variables):
     """Run the command in ``folder``; return the finished process."""
     return forked.run(folder, "ab", *arguments, env={**environment(), **variables})
@@ -123,34 +118,11 @@ def verdicts_of(folder):
     return dict(zip(rows["case"], rows["verdict"], strict=True))
 
 
-# --- tables as a run leaves them -------------------------------------------------------------------------------------
-
-
-def tables_of(ratios, failures=(), marks=()):
-    """Return tables of cases: B over A in each pair by case; A takes 1 ms. ``marks``: (case, side, metric)."""
-    key = {"run": "r", "workload": "w", "profiler": "plain"}
-    cases, metrics = [], []
-    failed = dict(failures)
-    for case, values in ratios.items():
-        status, reason = failed.get(case, ("ok", ""))
-        cases.append({**key, "case": case, "status": status, "reason": reason, "params": "{}", "flags": "[]"})
-        for number, ratio in enumerate(values, start=1):
-            for side, value in (("A", 1e6), ("B", 1e6 * ratio)):
-                times = {"subject": f"pair {number} {side}", "metric": "time", "value": value, "unit": "ns", "n": 9}
-                metrics.append({**key, "case": case, **times})
-    for case, side, metric in marks:
-        mark = {"subject": f"pair 1 {side}", "metric": metric, "value": 1.0, "unit": "1", "n": 1}
-        metrics.append({**key, "case": case, **mark})
-    return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
+# --- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def around(percent, spread=0.2, count=8):
     return [1 + (percent + spread * (2 * i / (count - 1) - 1)) / 100 for i in range(count)]
-
-
-def run_of(gate=None, undecided=Undecided.REPORT, **more):
-    settings = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, undecided=undecided, **more)
-    return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=settings)
 
 
 FOUR = {"a": around(3), "b": around(-4), "c": around(0.1), "d": around(2, spread=4)}
@@ -175,33 +147,56 @@ def test_a_pair_counts_only_with_both_processes():
     assert found.cases[0].judgement.verdict is Verdict.INCONCLUSIVE
 
 
+NOISY, WIDE = around(2, spread=4), {"w": {"c": 0.05}}
+
+
 @pytest.mark.parametrize(
-    ("gate", "expected"),
-    [(1, Gate.FAILED), (2.5, Gate.FAILED), (3.5, Gate.PASSED), (10, Gate.PASSED)],
+    ("ratios", "settings", "expected", "named"),
+    [
+        ({"a": around(3), "c": around(0)}, {"gate": 1}, Gate.FAILED, ["a"]),
+        ({"a": around(3), "c": around(0)}, {"gate": 2.5}, Gate.FAILED, ["a"]),
+        ({"a": around(3), "c": around(0)}, {"gate": 3.5}, Gate.PASSED, []),
+        # The user says what an inconclusive case counts as. One that is clearly below the gate passes it.
+        ({"d": NOISY}, {"gate": 1}, Gate.UNDECIDED, ["d"]),
+        ({"d": NOISY}, {"gate": 1, "undecided": Undecided.PASS}, Gate.PASSED, ["d"]),
+        ({"d": NOISY}, {"gate": 1, "undecided": Undecided.FAIL}, Gate.FAILED, ["d"]),
+        ({"d": NOISY}, {"gate": 8}, Gate.PASSED, []),
+        # A case that is the same within a wide floor does not pass a narrow gate.
+        ({"c": around(1, spread=4)}, {"gate": 6, "spreads": WIDE}, Gate.PASSED, []),
+        ({"c": around(1, spread=4)}, {"gate": 1, "spreads": WIDE}, Gate.UNDECIDED, ["c"]),
+        # Only what fails twice fails the gate.
+        ({"a": [*around(3), *around(3.2)]}, {"gate": 2}, Gate.FAILED, ["a"]),
+        ({"a": [*around(3), *around(0.1)]}, {"gate": 2}, Gate.PASSED, []),
+        ({}, {"gate": 5, "undecided": Undecided.PASS}, Gate.UNDECIDED, []),
+    ],
 )
-def test_a_gate_fails_where_b_is_slower_by_more(gate, expected):
-    found = pairs.analyze(tables_of({"a": around(3), "c": around(0)}), run_of(gate))
+def test_a_gate_fails_passes_or_is_undecided_and_names_its_cases(ratios, settings, expected, named):
+    found = pairs.analyze(tables_of(ratios), run_of(**settings))
+    assert (found.gate, [case.case for case in (*found.failed, *found.open)]) == (expected, named)
+
+
+CRASH = ("crashed", "signal 11")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "failures", "marks", "expected"),
+    [
+        # A case without times passes no gate, unless it was skipped.
+        ({"d": around(0), "e": []}, {"e": CRASH}, "", Gate.UNDECIDED),
+        ({"d": around(0), "e": []}, {"e": ("ok", "")}, "", Gate.UNDECIDED),
+        ({"d": around(0), "e": []}, {"e": ("skipped", "")}, "", Gate.PASSED),
+        # One that fails or is inaccurate on B alone fails the gate.
+        ({"e": around(0)}, {"e": CRASH}, "B failed", Gate.FAILED),
+        ({"e": around(0)}, {"e": CRASH}, "A failed", Gate.UNDECIDED),
+        ({"e": around(0)}, {"e": CRASH}, "B failed,A failed", Gate.UNDECIDED),
+        ({"e": around(-5)}, {}, "B inaccurate", Gate.FAILED),
+        ({"e": around(-5)}, {}, "A inaccurate,B inaccurate", Gate.PASSED),
+    ],
+)
+def test_a_case_that_failed_decides_a_gate_by_the_side_on_which_it_did(ratios, failures, marks, expected):
+    marked = [("e", *mark.split()) for mark in marks.split(",") if mark]
+    found = pairs.analyze(tables_of(ratios, failures.items(), marked), run_of(1, Undecided.PASS))
     assert found.gate is expected
-    assert [case.case for case in found.failed] == (["a"] if expected is Gate.FAILED else [])
-
-
-@pytest.mark.parametrize(
-    ("undecided", "expected"),
-    [(Undecided.REPORT, Gate.UNDECIDED), (Undecided.PASS, Gate.PASSED), (Undecided.FAIL, Gate.FAILED)],
-)
-def test_an_inconclusive_case_leaves_the_gate_undecided_unless_the_user_decides(undecided, expected):
-    found = pairs.analyze(tables_of({"d": around(2, spread=4)}), run_of(1, undecided))
-    assert found.gate is expected
-    assert [case.case for case in found.open] == ["d"]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "expected"), [("crashed", Gate.UNDECIDED), ("ok", Gate.UNDECIDED), ("skipped", Gate.PASSED)]
-)
-def test_a_case_without_times_passes_no_gate_unless_it_was_skipped(outcome, expected):
-    tables = tables_of({"d": around(0), "e": []}, {"e": (outcome, "")})
-    found = pairs.analyze(tables, run_of(1, Undecided.PASS))
-    assert (found.gate, [case.case for case in found.open]) == (expected, ["e"])
 
 
 @pytest.mark.parametrize("lacks", ["A", "B"])
@@ -245,50 +240,18 @@ def test_pairs_are_longer_after_first_ones_that_scatter(project):
     assert "The first 4 pairs of `sums` scattered. The later ones are longer and alone count." in page
 
 
-def test_a_gate_without_a_case_or_an_end_is_undecided():
-    assert pairs.analyze(Tables(), run_of(5, Undecided.PASS)).gate is Gate.UNDECIDED
+def test_a_gate_of_a_run_without_an_end_is_undecided():
     unfinished = replace(run_of(5, Undecided.PASS), ended=None)
     assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate is Gate.UNDECIDED
 
 
-def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
-    noisy = {"d": around(2, spread=4)}
-    assert pairs.analyze(tables_of(noisy), run_of(1)).gate is Gate.UNDECIDED
-    assert pairs.analyze(tables_of(noisy), run_of(8)).gate is Gate.PASSED
-
-
-def test_a_case_that_is_the_same_within_a_wide_floor_does_not_pass_a_narrow_gate():
-    wide = {"w": {"c": 0.05}}
-    data = tables_of({"c": around(1, spread=4)})
-    assert pairs.analyze(data, run_of(6, spreads=wide)).gate is Gate.PASSED
-    found = pairs.analyze(data, run_of(1, spreads=wide))
-    assert (found.cases[0].judgement.verdict, found.gate) == (Verdict.SAME, Gate.UNDECIDED)
-
-
-def test_only_what_fails_twice_fails_the_gate():
-    once = tables_of({"a": around(3)})
+def test_what_fails_the_gate_is_measured_again_whatever_the_second_block_has_so_far():
+    once, calm = tables_of({"a": around(3)}), tables_of({"a": [*around(3), *around(0.1)]})
     assert pairs.choose_again(once, run_of(2), Block.GATE) == {("w", "a")}
     assert pairs.choose_again(once, run_of(4), Block.GATE) == set()
-    twice = tables_of({"a": [*around(3), *around(3.2)]})
-    calm = tables_of({"a": [*around(3), *around(0.1)]})
-    assert pairs.analyze(twice, run_of(2)).gate is Gate.FAILED
-    found = pairs.analyze(calm, run_of(2))
-    assert found.gate is Gate.PASSED
-    assert (found.cases[0].first.verdict, found.cases[0].judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
-    # A resumed run chooses the same cases, whatever the second block has so far.
     assert pairs.choose_again(calm, run_of(2), Block.GATE) == {("w", "a")}
-
-
-def test_a_case_that_fails_on_b_alone_fails_the_gate():
-    crashed = {"c": ("crashed", "pair 1 B: signal 11")}.items()
-
-    def gate(*sides):
-        marks = [("c", side, "failed") for side in sides]
-        return pairs.analyze(tables_of({"c": around(0)}, crashed, marks), run_of(1)).gate
-
-    assert gate("B") is Gate.FAILED
-    assert gate("A") is Gate.UNDECIDED
-    assert gate("B", "A") is Gate.UNDECIDED
+    (case,) = pairs.analyze(calm, run_of(2)).cases
+    assert (case.first.verdict, case.judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
 
 
 @pytest.mark.parametrize(
@@ -318,35 +281,17 @@ def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
     assert list(history.of_run("r", data, run_of(is_aa=True), known)) == []
 
 
-def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
-    assert pairs.analyze(tables_of({"c": around(-5)}, marks=[("c", "B", "inaccurate")]), run_of(1)).gate is Gate.FAILED
-    both = tables_of({"c": around(-5)}, marks=[("c", "A", "inaccurate"), ("c", "B", "inaccurate")])
-    assert pairs.analyze(both, run_of(1)).gate is Gate.PASSED
-
-
-def machine(driver="580.1"):
-    return RunMachine(gpus=(Gpu("NVIDIA H200", driver=driver),))
-
-
-def test_a_known_spread_between_processes_raises_the_floor_of_its_case():
-    wide = {"c": around(2), "d": around(2)}
-    found = pairs.analyze(tables_of(wide), run_of(spreads={"w": {"c": 0.03, "d": 0.004}}))
+def test_a_known_spread_between_processes_raises_the_floor_of_its_case_and_the_headline_says_what_it_hides():
+    found = pairs.analyze(tables_of({"c": around(2), "d": around(2)}), run_of(spreads={"w": {"c": 0.03, "d": 0.004}}))
     assert [case.judgement.verdict for case in found.cases] == [Verdict.SAME, Verdict.SLOWER]
     assert [case.judgement.floor for case in found.cases] == [0.03, 0.01]
-
-
-def findings_of(run):
-    return pairs.analyze(tables_of({"c": around(20), "d": around(0)}), run)
-
-
-def test_the_headline_says_what_a_large_floor_hides():
-    run = run_of(spreads={"w": {"c": 0.25}})
-    findings = findings_of(run)
-    assert [case.judgement.verdict for case in findings.cases] == [Verdict.SAME] * 2
-    page = Markdown().section(verdicts.headline(findings, run))
-    assert "known to differ by up to 25.0 % here: smaller differences of `w/c` do not count, also for `same`." in page
-    calm = run_of(spreads={"w": {"c": 0.02}})
-    assert "known to differ" not in Markdown().section(verdicts.headline(findings_of(calm), calm))
+    pages = {}
+    for spread in (0.25, 0.02):
+        run = run_of(spreads={"w": {"c": spread}})
+        findings = pairs.analyze(tables_of({"c": around(20), "d": around(0)}), run)
+        pages[spread] = Markdown().section(verdicts.headline(findings, run))
+    expected = "known to differ by up to 25.0 % here: smaller differences of `w/c` do not count, also for `same`."
+    assert expected in pages[0.25] and "known to differ" not in pages[0.02]
 
 
 def test_no_case_has_times_where_all_failed():
@@ -359,13 +304,7 @@ def test_no_case_has_times_where_all_failed():
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):
     data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items(), [("e", "B", "failed")])
     run = run_of(2, seed=7)
-    document = render.build_pairs(pairs.analyze(data, run), data, run)
-    sections = document.without(Placement.HTML).sections
-    text = "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
-    golden = GOLDEN / "verdicts.md"
-    if regenerate:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    check_golden("verdicts.md", page_of(data, run), regenerate)
 
 
 def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_not_the_ratio():
@@ -381,36 +320,26 @@ def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_n
 
 @pytest.mark.slow
 def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path):
-    for name, ratios, run in (
-        ("aa", {"c": around(0)}, run_of(1, is_aa=True)),
-        ("b", {"c,change=3": around(3)}, run_of()),
-    ):
-        (tmp_path / name).mkdir()
-        store.save(tmp_path / name, tables_of(ratios), run)
-    argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--runs", tmp_path / "aa", tmp_path / "b"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "| A-A | 1 | 0 | 0 | 1 | 0 | 0 |" in done.stdout
-    assert "| +3 % | 1 | 0 | 1 | 0 | 0 | 1 |" in done.stdout
-    assert "Gates of A-A runs: 1 passed" in done.stdout
-    assert "False verdicts in 10000 blocks of 8 pairs, resampled in each case: 0.00 %" in done.stdout
-    assert "further pairs" not in done.stdout
+    def printed(kind, *runs):
+        for name, ratios, run in runs:
+            (tmp_path / kind / name).mkdir(parents=True)
+            store.save(tmp_path / kind / name, tables_of(ratios), run)
+        folders = (tmp_path / kind / "aa", tmp_path / kind / "b")
+        argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--runs", *folders]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
-
-@pytest.mark.slow
-def test_the_benchmark_counts_the_verdicts_after_further_pairs_and_draws_these_apart(tmp_path):
-    undecided, same = around(2, spread=4), [1 + 0.0001 * n for n in range(10)]
-    for name, ratios, run in (
-        ("aa", {"c": [*undecided, *same]}, run_of(is_aa=True, more=10)),
-        ("b", {"c,change=5": [*undecided, *around(5, count=10)]}, run_of(more=10)),
-    ):
-        (tmp_path / name).mkdir()
-        store.save(tmp_path / name, tables_of(ratios), run)
-    argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--runs", tmp_path / "aa", tmp_path / "b"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "| A-A | 1 | 0 | 0 | 1 | 0 | 1 |" in done.stdout
-    assert "| +5 % | c,change=5 | inconclusive, +2.0 % | 10 | slower, +5.0 % |" in done.stdout
-    assert "False verdicts in 10000 blocks of 8 pairs, resampled" in done.stdout
-    assert "False verdicts in 10000 blocks of 10 further pairs, resampled in each case: 0.00 %" in done.stdout
+    text = printed("first", ("aa", {"c": around(0)}, run_of(1, is_aa=True)), ("b", {"c,change=3": around(3)}, run_of()))
+    assert "| A-A | 1 | 0 | 0 | 1 | 0 | 0 |" in text and "| +3 % | 1 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert "Gates of A-A runs: 1 passed" in text and "further pairs" not in text
+    assert "False verdicts in 10000 blocks of 8 pairs, resampled in each case: 0.00 %" in text
+    same, slower = [1 + 0.0001 * n for n in range(10)], {"c,change=5": [*NOISY, *around(5, count=10)]}
+    text = printed(
+        "further", ("aa", {"c": [*NOISY, *same]}, run_of(is_aa=True, more=10)), ("b", slower, run_of(more=10))
+    )
+    assert "| A-A | 1 | 0 | 0 | 1 | 0 | 1 |" in text
+    assert "| +5 % | c,change=5 | inconclusive, +2.0 % | 10 | slower, +5.0 % |" in text
+    assert "False verdicts in 10000 blocks of 8 pairs, resampled" in text
+    assert "False verdicts in 10000 blocks of 10 further pairs, resampled in each case: 0.00 %" in text
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------
@@ -490,7 +419,7 @@ def test_the_json_document_has_what_the_documentation_says():
 def test_the_page_of_200_cases_has_at_most_150_lines(tmp_path):
     found, data = many(200)
     document = render.build_pairs(found, data, run_of(2))
-    render.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
+    pages.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
     page = (tmp_path / "SUMMARY.md").read_text()
     assert len(page.splitlines()) <= 150
     assert "67 slower" in page and "more rows: [details.md]" in page
@@ -592,60 +521,57 @@ def test_the_scripts_of_the_workflow_compare_a_branch_with_its_base_and_comment(
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "expected", "published"),
     [
-        ("set:impl=fa2", Spec(SpecKind.SET, "impl=fa2")),
-        ("env:A=b:c=d", Spec(SpecKind.ENV, "A=b:c=d")),
-        ("git:HEAD~2", Spec(SpecKind.GIT, "HEAD~2")),
-        ("dir:/a/b", Spec(SpecKind.DIR, "/a/b")),
+        ("set:impl=fa2", Spec(SpecKind.SET, "impl=fa2"), "set:impl=fa2"),
+        ("env:A=b:c=d", Spec(SpecKind.ENV, "A=b:c=d"), "env:A=b:c=d"),
+        ("git:HEAD~2", Spec(SpecKind.GIT, "HEAD~2"), "git:HEAD~2"),
+        ("dir:/a/b", Spec(SpecKind.DIR, "/a/b"), "dir:/a/b"),
+        # The value of a secret variable is not published.
+        ("env:HF_TOKEN=abc", Spec(SpecKind.ENV, "HF_TOKEN=abc"), "env:HF_TOKEN=..."),
+        ("set:workloads.w.env.HF_TOKEN=abc", Spec(SpecKind.SET, "workloads.w.env.HF_TOKEN=abc"),
+         "set:workloads.w.env.HF_TOKEN=..."),
     ],
-)
-def test_a_side_is_described_by_a_kind_and_a_value(text, expected):
+)  # fmt: skip
+def test_a_side_is_described_by_a_kind_and_a_value(text, expected, published):
     assert Spec.parse(text, "--a") == expected
+    assert expected.published == published
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("words", "message"),
     [
-        ("main", "--b: 'main' describes no side. Write git:REV"),
-        ("gti:main", "--b: 'gti:main' describes no side. Did you mean 'git'?"),
-        ("set:impl", "--b: 'set:impl' is not set:NAME=VALUE. For example: set:impl=sdpa_flash"),
-        ("env:=1", "--b: 'env:=1' has no value."),
-        ("git:", "--b: 'git:' has no value. For example: git:main"),
+        (["main"], "--b: 'main' describes no side. Write git:REV"),
+        (["gti:main"], "--b: 'gti:main' describes no side. Did you mean 'git'?"),
+        (["set:impl"], "--b: 'set:impl' is not set:NAME=VALUE. For example: set:impl=sdpa_flash"),
+        (["env:=1"], "--b: 'env:=1' has no value."),
+        (["git:"], "--b: 'git:' has no value. For example: git:main"),
+        (["git:main", "dir:x"], "--b: git:main and dir:x contradict each other"),
     ],
 )
-def test_a_word_that_describes_no_side_is_refused_with_what_to_write(text, message):
+def test_words_that_describe_no_side_are_refused_with_what_to_write(words, message):
     with pytest.raises(ConfigError) as caught:
-        Spec.parse(text, "--b")
+        sides.parse_specs(words, "--b")
     assert str(caught.value).startswith(message)
 
 
-def test_two_folders_on_one_side_contradict_each_other():
-    with pytest.raises(ConfigError, match="git:main and dir:x contradict each other"):
-        sides.parse_specs(["git:main", "dir:x"], "--a")
-
-
-def test_the_value_of_a_secret_variable_is_not_published():
-    assert Spec.parse("env:HF_TOKEN=abc", "--a").published == "env:HF_TOKEN=..."
-    assert Spec.parse("set:workloads.w.env.HF_TOKEN=abc", "--a").published == "set:workloads.w.env.HF_TOKEN=..."
-    assert Spec.parse("env:OMP_NUM_THREADS=2", "--a").published == "env:OMP_NUM_THREADS=2"
-
-
-def joined(project, a=(), b=()):
-    load = [loader.load_pipeline(project / "pipeline.yaml", words) for words in (a, b)]
-    return [(name, x.id, y.id) for name, x, y in join_cases(*load)["sums"]]
-
-
-def test_cases_join_without_the_parameters_that_differ_between_the_sides(project):
-    assert joined(project, b=["extra=3"]) == [("n=1", "n=1", "n=1,extra=3"), ("n=2", "n=2", "n=2,extra=3")]
-    assert joined(project, ["n=1"], ["n=4"]) == [("default", "n=1", "n=4")]
-    assert joined(project, ["n=1,2"], ["n=1,2", "extra=1"])[1] == ("n=2", "n=2", "n=2,extra=1")
-
-
-@pytest.mark.parametrize(("a", "b"), [(["n=1,2"], ["n=1"]), (["n=1,2"], ["n=3,4"])])
-def test_sides_with_other_cases_are_refused(project, a, b):
-    with pytest.raises(ConfigError, match="A and B must have the same cases"):
-        joined(project, a, b)
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([], ["extra=3"], [("n=1", "n=1", "n=1,extra=3"), ("n=2", "n=2", "n=2,extra=3")]),
+        (["n=1"], ["n=4"], [("default", "n=1", "n=4")]),
+        (["n=1,2"], ["n=1,2", "extra=1"], [("n=1", "n=1", "n=1,extra=1"), ("n=2", "n=2", "n=2,extra=1")]),
+        (["n=1,2"], ["n=1"], None),
+        (["n=1,2"], ["n=3,4"], None),
+    ],
+)
+def test_cases_join_without_the_parameters_that_differ_between_the_sides(project, a, b, expected):
+    both = [loader.load_pipeline(project / "pipeline.yaml", words) for words in (a, b)]
+    if expected is None:
+        with pytest.raises(ConfigError, match="A and B must have the same cases"):
+            join_cases(*both)
+    else:
+        assert [(name, x.id, y.id) for name, x, y in join_cases(*both)["sums"]] == expected
 
 
 def test_a_package_is_foreign_if_its_file_belongs_to_another_root_than_that_of_the_side():
@@ -702,49 +628,22 @@ def state_of(folder):
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_checkout_has_the_commit_and_touches_nothing_of_the_user(project, tmp_path):
+def test_a_checkout_of_a_folder_has_its_commit_alone(project, tmp_path):
     (project / "sub").mkdir()
     (project / "sub" / "data.txt").write_text("old")
     old = commit(project, "two")
     (project / "sub" / "data.txt").write_text("not committed")
-    (project / "new.txt").write_text("untracked")
-    git(project, "add", "new.txt")
     before = state_of(project)
     found = checkout.find(project / "sub", "HEAD", "--a")
     assert (found.commit, found.prefix) == (old, "sub/")
     checkout.create(found.repository, found.commit, tmp_path / "copy")
     assert (tmp_path / "copy" / "sub" / "data.txt").read_text() == "old"
-    assert not (tmp_path / "copy" / "new.txt").exists()
     assert git(tmp_path / "copy", "status", "--porcelain") == ""
-    assert state_of(project) == before
-    assert len(git(project, "worktree", "list").splitlines()) == 1
-
-
-def test_a_checkout_has_the_submodules_at_their_commits(project, tmp_path):
-    library = tmp_path / "library"
-    library.mkdir()
-    git(library, "init", "--quiet")
-    (library / "version.txt").write_text("1")
-    commit(library, "one")
-    git(project, "submodule", "--quiet", "add", str(library), "lib")
-    first = commit(project, "with the submodule")
-    (project / "lib" / "version.txt").write_text("2")
-    commit(project / "lib", "two")
-    second = commit(project, "with a later one")
-    (project / "lib" / "version.txt").write_text("not committed")
-    before = state_of(project)
-    for version, revision in (("1", first), ("2", second)):
-        checkout.create(project, revision, tmp_path / version)
-        assert (tmp_path / version / "lib" / "version.txt").read_text() == version
-    assert state_of(project) == before
-
-
-def test_a_checkout_of_a_shallow_clone_works_for_the_commit_that_it_has(project, tmp_path):
-    commit_id = git(project, "rev-parse", "HEAD")
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{project}", "shallow")
     found = checkout.find(tmp_path / "shallow", "HEAD", "--a")
-    checkout.create(found.repository, found.commit, tmp_path / "copy")
-    assert found.commit == commit_id and (tmp_path / "copy" / "sums.py").exists()
+    checkout.create(found.repository, found.commit, tmp_path / "of_shallow")
+    assert found.commit == old and (tmp_path / "of_shallow" / "sums.py").exists()
+    assert state_of(project) == before
 
 
 @pytest.fixture
@@ -792,13 +691,20 @@ def test_nothing_of_a_repository_with_changes_submodules_and_worktrees_is_touche
     assert len(git(crowded[0], "worktree", "list").splitlines()) == 2
 
 
-def test_a_checkout_of_a_worktree_has_its_submodules_and_the_pointers_of_lfs(crowded, tmp_path):
-    for number, folder in enumerate(crowded):
-        before = state_of(folder)
-        found = checkout.find(folder, "HEAD", "--a")
-        checkout.create(found.repository, found.commit, tmp_path / str(number))
-        assert (tmp_path / str(number) / "lib" / "version.txt").read_text() == "1"
-        assert (tmp_path / str(number) / "weights.bin").read_text() == POINTER
+def test_a_checkout_has_the_submodules_at_their_commits_and_the_pointers_of_lfs(crowded, tmp_path):
+    (crowded[0] / "lib" / "version.txt").write_text("2")
+    commit(crowded[0] / "lib", "two")
+    git(crowded[0], "commit", "--quiet", "--message", "with a later submodule", "lib")
+    for folder, revision, version in (
+        (crowded[0], "HEAD", "2"),
+        (crowded[0], "HEAD~1", "1"),
+        (crowded[1], "HEAD", "1"),
+    ):
+        before, copy = state_of(folder), tmp_path / f"{folder.name}-{revision}"
+        found = checkout.find(folder, revision, "--a")
+        checkout.create(found.repository, found.commit, copy)
+        assert (copy / "lib" / "version.txt").read_text() == version
+        assert (copy / "weights.bin").read_text() == POINTER and not (copy / "untracked.txt").exists()
         assert state_of(folder) == before
 
 

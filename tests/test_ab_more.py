@@ -12,26 +12,21 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import forked
 import pytest
+from pair_study import environment, page_of, run_of, tables_of
+from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis import history, pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.measure import rounds
-from profpipe.report import ci, render, results_json
-from profpipe.report.document import Placement
-from profpipe.report.markdown import Markdown
-from profpipe.results import pair_blocks, schema, store
-from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
+from profpipe.report import ci, results_json
+from profpipe.results import pair_blocks, store
 from profpipe.results.pair_blocks import Block
-from profpipe.results.schema import CASES, METRICS, Tables, Verdict
-
-ROOT = Path(__file__).resolve().parents[1]
-GOLDEN = ROOT / "tests" / "golden" / "further_pairs.md"
+from profpipe.results.schema import Verdict
 
 #: Cases by their first block: undecided, decided, different by less than twice the spread of the pairs, the same.
 UNDECIDED = [0.98, 1.06, 0.97, 1.05, 1.04, 1.06, 0.99, 1.05]
@@ -43,103 +38,67 @@ SLOWER = [1.05 + 0.001 * n for n in range(10)]
 SCATTERED = [0.95 + 0.02 * (n * 7 % 10) for n in range(10)]
 
 
-def tables_of(ratios):
-    """Return tables of cases: B over A by case and number of the pair. A takes 1 ms."""
-    key = {"run": "r", "workload": "w", "profiler": "plain"}
-    cases = [{**key, "case": case, "status": "ok", "reason": "", "params": "{}", "flags": "[]"} for case in ratios]
-    times = [
-        {**key, "case": case, "subject": f"pair {number} {side}", "metric": "time", "value": ns, "unit": "ns", "n": 9}
-        for case, by_pair in ratios.items()
-        for number, ratio in by_pair.items()
-        for side, ns in (("A", 1e6), ("B", 1e6 * ratio))
-    ]
-    return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, times))
-
-
-def run_of(more=20, gate=None, **settings):
-    entry = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, more=more, seed=7, **settings)
-    return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=entry)
-
-
 def numbered(first, further=(), begin=9):
     return dict(enumerate(first, start=1)) | dict(enumerate(further, start=begin))
-
-
-FOUR = {"a": UNDECIDED, "b": CLEAR, "c": UNCLEAR, "d": SAME}
-
-
-def chosen(ratios, run, block=Block.FURTHER):
-    return {case for _, case in pairs.choose_again(tables_of(ratios), run, block)}
 
 
 # --- which cases get further pairs -----------------------------------------------------------------------------------
 
 
-def test_cases_that_are_undecided_or_not_clear_get_further_pairs():
-    ratios = {case: numbered(first) for case, first in FOUR.items()}
-    found = pairs.analyze(tables_of(ratios), run_of())
-    expected = [Verdict.INCONCLUSIVE, Verdict.SLOWER, Verdict.SLOWER, Verdict.SAME]
-    assert [case.judgement.verdict for case in found.cases] == expected
-    assert chosen(ratios, run_of()) == {"a", "c"}
+@pytest.mark.parametrize(
+    ("ratios", "settings", "expected"),
+    [
+        # What is undecided or not clear gets further pairs, until it is decided.
+        (dict(zip("abcd", map(numbered, (UNDECIDED, CLEAR, UNCLEAR, SAME)), strict=True)), {}, "ac"),
+        ({"a": numbered(UNDECIDED, SLOWER[:9])}, {}, "a"),
+        ({"a": numbered(UNDECIDED, SLOWER)}, {}, ""),
+        ({"a": numbered(UNDECIDED, SCATTERED)}, {}, "a"),
+        # With a gate, only what does not pass it. The one-sided test already places the case below 20 %.
+        ({"a": numbered(UNDECIDED), "b": numbered(CLEAR)}, {"gate": 2}, "a"),
+        ({"a": numbered(UNDECIDED), "b": numbered(CLEAR)}, {"gate": 20}, ""),
+        # The block of the gate may leave a case undecided, or confirm it.
+        ({"b": numbered(CLEAR, UNDECIDED)}, {"gate": 1}, "b"),
+        ({"b": numbered(CLEAR, UNCLEAR)}, {"gate": 1}, ""),
+        # What fails the gate without being clear is measured in further pairs alone.
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "block": Block.GATE}, "b"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1}, "c"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "more": 0, "block": Block.GATE}, "bc"),
+    ],
+)
+def test_further_pairs_are_for_cases_that_are_undecided_or_not_clear(ratios, settings, expected):
+    settings = {"more": 20, "block": Block.FURTHER} | settings
+    block = settings.pop("block")
+    assert {case for _, case in pairs.choose_again(tables_of(ratios), run_of(**settings), block)} == set(expected)
 
 
 def test_a_case_that_failed_gets_no_further_pairs():
-    data = tables_of({"a": numbered(UNDECIDED)})
-    failed = data.cases.assign(status="crashed", reason="pair 3 A: signal 11")
-    assert pairs.choose_again(replace(data, cases=failed), run_of(), Block.FURTHER) == set()
-
-
-def test_a_case_gets_pairs_until_it_is_decided():
-    undecided = numbered(UNDECIDED)
-    assert chosen({"a": undecided | numbered((), SLOWER[:9])}, run_of()) == {"a"}
-    assert chosen({"a": undecided | numbered((), SLOWER)}, run_of()) == set()
-    assert chosen({"a": undecided | numbered((), SCATTERED)}, run_of()) == {"a"}
-
-
-def test_a_gate_asks_for_further_pairs_only_where_a_case_does_not_pass_it():
-    ratios = {"a": numbered(UNDECIDED), "b": numbered(CLEAR)}
-    assert chosen(ratios, run_of(gate=2)) == {"a"}
-    # The one-sided test already places the case below 20 %.
-    assert chosen(ratios, run_of(gate=20)) == set()
-
-
-def test_a_case_that_fails_the_gate_without_being_clear_is_measured_in_further_pairs_alone():
-    ratios = {"b": numbered(CLEAR), "c": numbered(UNCLEAR)}
-    assert chosen(ratios, run_of(gate=1), Block.GATE) == {"b"}
-    assert chosen(ratios, run_of(gate=1), Block.FURTHER) == {"c"}
-    assert chosen(ratios, run_of(more=0, gate=1), Block.GATE) == {"b", "c"}
-
-
-def test_a_case_that_the_block_of_the_gate_leaves_undecided_gets_further_pairs():
-    ratios = {"b": numbered(CLEAR, UNDECIDED)}
-    assert chosen(ratios, run_of(gate=1)) == {"b"}
-    confirmed = {"b": numbered(CLEAR, UNCLEAR)}
-    assert chosen(confirmed, run_of(gate=1)) == set()
+    data = tables_of({"a": numbered(UNDECIDED)}, {"a": ("crashed", "pair 3 A: signal 11")}.items())
+    assert pairs.choose_again(data, run_of(more=20), Block.FURTHER) == set()
 
 
 # --- the verdict -----------------------------------------------------------------------------------------------------
 
 
-def test_further_pairs_decide_alone():
-    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()).cases
-    assert (case.first.verdict, case.judgement.verdict) == (Verdict.INCONCLUSIVE, Verdict.SLOWER)
-    assert case.further_pairs == case.judgement.pairs == 10
-    assert case.judgement.ratio == pytest.approx(statistics.median(SLOWER), rel=0.001)
-    assert case.log_ratios == pytest.approx([math.log(ratio) for ratio in SLOWER])
-    rows = pairs.verdict_rows(pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()), "r")
-    assert list(rows["further_pairs"]) == [10] and list(rows["verdict"]) == ["slower"]
-
-
-def test_the_first_block_counts_until_ten_further_pairs_are_there():
-    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER[:9])}), run_of()).cases
-    assert (case.judgement.verdict, case.judgement.pairs, case.further_pairs) == (Verdict.INCONCLUSIVE, 8, 0)
-    assert case.first is None
-
-
-def test_pairs_after_the_look_that_decides_do_not_count():
-    later = [*SLOWER, 0.9, 0.9, 0.9, 0.9, 0.9]
-    (case,) = pairs.analyze(tables_of({"a": numbered(UNDECIDED, later)}), run_of()).cases
-    assert (case.judgement.verdict, case.further_pairs) == (Verdict.SLOWER, 10)
+@pytest.mark.parametrize(
+    ("further", "expected"),
+    [
+        (SLOWER, (Verdict.SLOWER, 10, 10, Verdict.INCONCLUSIVE)),
+        # The first block counts until ten further pairs are there.
+        (SLOWER[:9], (Verdict.INCONCLUSIVE, 8, 0, None)),
+        # Pairs after the look that decides do not count.
+        ([*SLOWER, 0.9, 0.9, 0.9, 0.9, 0.9], (Verdict.SLOWER, 10, 10, Verdict.INCONCLUSIVE)),
+    ],
+)
+def test_further_pairs_decide_alone(further, expected):
+    found = pairs.analyze(tables_of({"a": numbered(UNDECIDED, further)}), run_of(more=20))
+    (case,) = found.cases
+    first = case.first.verdict if case.first else None
+    assert (case.judgement.verdict, case.judgement.pairs, case.further_pairs, first) == expected
+    if case.further_pairs:
+        assert case.judgement.ratio == pytest.approx(statistics.median(SLOWER), rel=0.001)
+        assert case.log_ratios == pytest.approx([math.log(ratio) for ratio in SLOWER])
+    rows = pairs.verdict_rows(found, "r")
+    assert (list(rows["further_pairs"]), list(rows["verdict"])) == ([expected[2]], [str(expected[0])])
 
 
 def test_each_look_has_half_the_level_of_the_look_before():
@@ -191,25 +150,23 @@ def test_a_first_block_of_more_pairs_is_clear_at_the_same_t_value():
 
 
 def test_a_gate_decides_after_the_further_pairs():
-    before = pairs.analyze(tables_of({"a": numbered(UNDECIDED)}), run_of(gate=2))
-    assert before.gate is Gate.UNDECIDED
-    # With a gate the pairs 9 to 16 are those of a case that fails it.
-    slower = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER, 17)}), run_of(gate=2))
-    assert (slower.gate, slower.cases[0].further_pairs) == (Gate.FAILED, 10)
     same = [1 + 0.0002 * (n - 5) for n in range(10)]
-    passed = pairs.analyze(tables_of({"a": numbered(UNDECIDED, same, 17)}), run_of(gate=2))
-    assert (passed.gate, passed.cases[0].judgement.verdict) == (Gate.PASSED, Verdict.SAME)
+    # With a gate the pairs 9 to 16 are those of a case that fails it.
+    for further, gate, judged in (
+        ((), Gate.UNDECIDED, Verdict.INCONCLUSIVE),
+        (SLOWER, Gate.FAILED, Verdict.SLOWER),
+        (same, Gate.PASSED, Verdict.SAME),
+    ):
+        found = pairs.analyze(tables_of({"a": numbered(UNDECIDED, further, 17)}), run_of(2, more=20))
+        assert (found.gate, found.cases[0].judgement.verdict) == (gate, judged)
+        assert found.cases[0].further_pairs == len(further)
 
 
-def test_the_expected_false_verdicts_count_both_blocks():
-    first = pairs.analyze(tables_of({"a": numbered(UNDECIDED)}), run_of()).false_verdicts
-    both = pairs.analyze(tables_of({"a": numbered(UNDECIDED, SLOWER)}), run_of()).false_verdicts
-    assert both == pytest.approx(first + 2 / 1024)
-
-
-def test_the_noise_model_learns_from_the_first_block():
-    run, data = run_of(is_aa=True), tables_of({"a": numbered(UNDECIDED, SLOWER)})
-    (sample,) = history.of_run("r", data, run)
+def test_the_expected_false_verdicts_count_both_blocks_and_the_noise_model_learns_from_the_first():
+    first, both = tables_of({"a": numbered(UNDECIDED)}), tables_of({"a": numbered(UNDECIDED, SLOWER)})
+    expected = pairs.analyze(first, run_of(more=20)).false_verdicts + 2 / 1024
+    assert pairs.analyze(both, run_of(more=20)).false_verdicts == pytest.approx(expected)
+    (sample,) = history.of_run("r", both, run_of(is_aa=True, more=20))
     assert sample.spread == pytest.approx(verdict.spread([math.log(ratio) for ratio in UNDECIDED]))
     assert sample.n == 8
 
@@ -224,27 +181,14 @@ def decided_and_not():
         "c": numbered(UNCLEAR, SCATTERED),
         "d": numbered(SAME),
     }
-    return tables_of(ratios), run_of()
+    return tables_of(ratios), run_of(more=20, seed=7)
 
 
-def page_of(data, run):
-    sections = render.build_pairs(pairs.analyze(data, run), data, run).without(Placement.HTML).sections
-    return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
-
-
-def test_the_page_with_further_pairs_is_the_golden_one(regenerate):
-    text = page_of(*decided_and_not())
-    if regenerate:
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
-
-
-def test_the_page_of_a_command_says_nothing_of_visits():
+def test_the_page_with_further_pairs_is_the_golden_one_and_that_of_a_command_says_nothing_of_visits(regenerate):
     data, run = decided_and_not()
+    check_golden("further_pairs.md", page_of(data, run), regenerate)
     of_command = replace(run, pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}})
-    texts = [page_of(data, each) for each in (run, of_command)]
-    assert ["Further pairs: the pairs behind" in text for text in texts] == [True, True]
-    assert ["visits" in text for text in texts] == [True, False]
+    assert "visits" in page_of(data, run) and "visits" not in page_of(data, of_command)
 
 
 def test_the_json_document_and_the_messages_say_how_many_further_pairs_decided():
@@ -275,21 +219,21 @@ def test_a_number_of_further_pairs_that_decides_nothing_is_refused(tmp_path, arg
     assert capsys.readouterr().err.startswith(f"profpipe: {message}")
 
 
-def offers(ratios, run):
-    data = tables_of(ratios)
-    text = render.build_pairs(pairs.analyze(data, run), data, run).sections[0]
-    return [line for line in Markdown().section(text).splitlines() if "resume RUN" in line]
-
-
-def test_the_page_offers_more_pairs_where_they_may_decide():
-    undecided = numbered(UNDECIDED)
+@pytest.mark.parametrize(
+    ("further", "more", "offered"),
+    [
+        ((), 0, 20),
+        ([1.049, 0.9999, *SLOWER[2:]], 10, 30),
+        (SLOWER, 10, None),
+        # No number of pairs up to 1000 would decide.
+        (SCATTERED, 10, None),
+    ],
+)
+def test_the_page_offers_more_pairs_where_they_may_decide(further, more, offered):
+    page = page_of(tables_of({"a": numbered(UNDECIDED, further)}), run_of(more=more))
+    lines = [line for line in page.splitlines() if "resume RUN" in line]
     offer = "- To measure inconclusive cases alone, in up to 20 more pairs: `profpipe resume RUN --more {}`."
-    assert offers({"a": undecided}, run_of(more=0)) == [offer.format(20)]
-    nearly = [1.049, 0.9999, *SLOWER[2:]]
-    assert offers({"a": undecided | numbered((), nearly)}, run_of(more=10)) == [offer.format(30)]
-    assert offers({"a": undecided | numbered((), SLOWER)}, run_of(more=10)) == []
-    # No number of pairs up to 1000 would decide.
-    assert offers({"a": undecided | numbered((), SCATTERED)}, run_of(more=10)) == []
+    assert lines == ([offer.format(offered)] if offered else [])
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -324,11 +268,6 @@ def project(tmp_path):
     (tmp_path / "naps.py").write_text(WORKLOAD)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     return tmp_path
-
-
-def environment():
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
 
 
 def further_subjects(data, case, begin):

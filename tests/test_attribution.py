@@ -199,7 +199,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
     assert [(placed.paths.names_of(p), bool(t)) for p, t in zip(placed.path, placed.by_time, strict=True)] == expected
     start = np.array([k.kernel_start for k in launches], dtype=np.int64) + offset
     end = np.array([k.kernel_end for k in launches], dtype=np.int64) + offset
-    frame = launch_tables.sum_ranges(given_ranges, given_launches, placed, start, end)
+    frame = launch_tables.range_rows(given_ranges, given_launches, placed, start, end, np.asarray)
     assert as_rows(frame) == range_rows(ranges, launches)
 
 
@@ -287,7 +287,7 @@ def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_be
     given_ranges, given_launches = arrays(ranges, launches)
     placed = attribution.attribute(given_ranges, given_launches)
     ran = np.array([30], dtype=np.int64), np.array([50], dtype=np.int64)
-    rows = as_rows(launch_tables.sum_ranges(given_ranges, given_launches, placed, *ran))
+    rows = as_rows(launch_tables.range_rows(given_ranges, given_launches, placed, *ran, np.asarray))
     hook = {"instances": 1, "wall_ns": 85, "kernels": 1, "kernel_ns": 20, "busy_ns": 20}
     assert rows[1, "c=1", "thread > hook"] == hook
     # Ranges of another process, and ranges that open before the case, do not belong to it.

@@ -10,10 +10,8 @@ import pytest
 
 from profpipe.analysis import analyze
 from profpipe.commands import rendering
-from profpipe.report import render
+from profpipe.report import html_page as page, render
 from profpipe.report.document import Chart, ChartKind, CodeBlock, Document, Section, plain
-from profpipe.report.formatting import format_cell
-from profpipe.report.html import page
 from profpipe.report.pages import paginate
 from profpipe.report.sections import case_pages
 from profpipe.report.text import write_section, write_text
@@ -51,7 +49,7 @@ def test_every_case_has_a_page_with_its_figures_and_those_alone(attention: Docum
     assert section is not None
     wanted = ["fwd", "8192", "fa2"]
     times = next(
-        {column.id: format_cell(cell, column) for column, cell in zip(table.columns, row, strict=True)}
+        {column.id: cell.number(column) for column, cell in zip(table.columns, row, strict=True)}
         for table in section.tables()
         for row in table.rows
         if [plain(cell.text) for cell in row[:3]] == wanted and "interval" in {column.id for column in table.columns}

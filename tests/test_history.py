@@ -18,10 +18,9 @@ from profpipe import cli
 from profpipe.analysis import history
 from profpipe.analysis.history import Course
 from profpipe.commands.rendering import find_templates
-from profpipe.report import history_pages
-from profpipe.report.history_pages import sparkline
-from profpipe.report.html import page as html_page
+from profpipe.report import html_page
 from profpipe.report.sections import history as history_section
+from profpipe.report.sections.history import sparkline
 from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry
 from profpipe.results.noise import Noise, Sample, Source, Spread
@@ -95,7 +94,7 @@ def test_a_last_run_outside_the_band_is_marked() -> None:
     times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
     course = course_of(times)
     assert [point.is_outside for point in course.points] == [False] * 8 + [True]
-    (line,) = list(history_pages.lines([course], is_ascii=True))[2:]
+    (line,) = list(history_section.lines([course], is_ascii=True))[2:]
     assert line.endswith("+5.9 %, outside the band")
 
 
@@ -123,11 +122,11 @@ def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_mid
 
 def test_the_lines_and_the_page_of_a_course() -> None:
     course = course_of(changed())
-    head, _, line = history_pages.lines([course], is_ascii=True)
+    head, _, line = history_section.lines([course], is_ascii=True)
     assert head.startswith("course of each case, the oldest run first")
     assert line.split()[0] == "w/n=1" and line.isascii() and "+-1.0 %" in line
     assert line.endswith("+2.2 %, outside the band")
-    page = history_pages.markdown([history.PipelineHistory("study", (), (course,))])
+    page = history_section.markdown([history.PipelineHistory("study", (), (course,))])
     assert "## History of study" in page and "outside the band" in page and "neighbouring runs" in page
 
 

@@ -15,7 +15,9 @@ import pytest
 from profpipe.analysis import analyze
 from profpipe.analysis.findings.timeline import Event, LaneKind
 from profpipe.commands import rendering
+from profpipe.report import html_page as page
 from profpipe.report.document import (
+    SUMMARY,
     Axis,
     Bullets,
     Cell,
@@ -43,10 +45,7 @@ from profpipe.report.document import (
     label,
     words,
 )
-from profpipe.report.formatting import format_cell
-from profpipe.report.html import page
-from profpipe.report.html.tables import MOST_ROWS
-from profpipe.report.markdown import SUMMARY
+from profpipe.report.html import MOST_ROWS
 from profpipe.report.render import build
 from profpipe.report.text import write_text
 from profpipe.results import store
@@ -256,7 +255,7 @@ def words_of(document: Document) -> Iterator[str]:
                 case Table():
                     for row in block.rows[:MOST_ROWS]:
                         for cell, column in zip(row, block.columns, strict=True):
-                            yield format_cell(cell, column) or write_text(cell.text)
+                            yield cell.number(column) or write_text(cell.text)
 
 
 @pytest.mark.parametrize("example", examples())

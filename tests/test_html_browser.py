@@ -14,12 +14,10 @@ from test_html import HOSTILE, render
 
 from profpipe.analysis import analyze, history, pairs
 from profpipe.commands import rendering
+from profpipe.report import charts, html_page as report
 from profpipe.report.document import Cell, Code, Document, Section, Table, count, label, words
-from profpipe.report.formatting import format_cell
-from profpipe.report.html import page as report
 from profpipe.report.render import build, build_pairs
 from profpipe.report.sections import history as history_section
-from profpipe.report.svg import charts
 from profpipe.report.text import write_text
 from profpipe.results import store
 
@@ -173,7 +171,7 @@ def violations(new_page: Callable[..., Any], url: str, scheme: str) -> list[str]
 def shown_table(table: Table) -> list[list[str]]:
     """The cells of a table as a page shows them, without notes and flags."""
     return [
-        [format_cell(cell, column) or write_text(cell.text) for cell, column in zip(row, table.columns, strict=True)]
+        [cell.number(column) or write_text(cell.text) for cell, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
 

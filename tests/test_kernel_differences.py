@@ -17,8 +17,8 @@ import pytest
 from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
-from profpipe.analysis.kernel_differences import Capture, Work
-from profpipe.report import ci, render, results_json
+from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.report import ci, pages, render, results_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.kernel_differences import explain, variation
@@ -92,7 +92,7 @@ def test_the_same_recording_on_both_sides_has_no_change(captured):
     assert set(changes(case).values()) == {KernelChange.UNCHANGED}
     assert [kernel.part_ns for kernel in case.kernels.kernels] == [0.0] * 3
     assert case.kernels.not_in_kernels_ns == pytest.approx(case.difference_ns, abs=0.001)
-    assert (case.kernels.variations, explain(case)) == ((), "")
+    assert (case.kernels.variations, explain(case)) == ({}, "")
 
 
 def test_a_kernel_of_the_same_class_and_as_many_launches_is_exchanged(captured):
@@ -150,7 +150,7 @@ def test_a_variant_with_other_numbers_in_its_name_is_exchanged_among_several(cap
 def test_processes_of_one_side_with_other_kernels_are_named_before_the_table(captured):
     data = captured([("flash",), ("cudnn",), ("flash",)], [("flash",)] * 3)
     case = comparison(data)
-    assert [(v.side, [each.processes for each in v.sets]) for v in case.kernels.variations] == [("A", [2, 1])]
+    assert {side: [each.processes for each in sets] for side, sets in case.kernels.variations.items()} == {"A": [2, 1]}
     text = plain(variation(case))
     assert text.startswith("2 of 3 processes of A launched ") and ", 1 launched " in text
     assert '"kernels_vary"' in case.flags
@@ -208,11 +208,11 @@ def test_parts_add_up_exactly_whatever_the_captures():
     for _ in range(300):
         names = [f"kernel_{i}" for i in range(rng.randint(0, 30))]
 
-        def capture(pair, names=names):
+        def capture(names=names):
             own = [name for name in names if rng.random() < 0.8]
-            return Capture(pair, {n: Work(rng.choice([1, 2, 0.3]), rng.lognormvariate(9, 4), "gemm") for n in own})
+            return {n: ClassTotal(rng.choice([1, 2, 0.3]), rng.lognormvariate(9, 4), "gemm") for n in own}
 
-        sides = [[capture(pair) for pair in range(1, rng.randint(2, 5))] for _ in range(2)]
+        sides = [{pair: capture() for pair in range(1, rng.randint(2, 5))} for _ in range(2)]
         difference = rng.gauss(0, 1e6)
         found = kernel_differences.compare(difference, *sides)
         parts = [*(kernel.part_ns for kernel in found.kernels), found.not_in_kernels_ns]
@@ -235,26 +235,22 @@ def test_whole_launches_are_compared_exactly_and_means_of_steps_within_1_percent
 
 
 def test_sets_of_kernels_are_grouped_whatever_the_order_of_the_processes():
-    x, y = {"x": Work(2, 10.0, "gemm")}, {"y": Work(1, 20.0, "gemm"), "z": Work(1, 1.0, "add")}
+    x, y = {"x": ClassTotal(2, 10.0, "gemm")}, {"y": ClassTotal(1, 20.0, "gemm"), "z": ClassTotal(1, 1.0, "add")}
     for order in itertools.permutations([x, x, y]):
-        own = [Capture(pair, kernels) for pair, kernels in enumerate(order, start=1)]
-        found = kernel_differences.vary("B", own)
-        assert [(each.processes, each.launches) for each in found.sets] == [
-            (2, (("x", 2),)),
-            (1, (("y", 1), ("z", 1))),
-        ]
+        found = kernel_differences.vary(dict(enumerate(order, start=1)))
+        assert [(each.processes, each.launches) for each in found] == [(2, {"x": 2}), (1, {"y": 1, "z": 1})]
 
 
 def test_two_of_a_class_that_appear_for_one_are_not_called_exchanged():
-    a = [Capture(1, {"one": Work(1, 10.0, "gemm")})]
-    b = [Capture(1, {"two": Work(1, 5.0, "gemm"), "three": Work(1, 4.0, "gemm")})]
+    a = {1: {"one": ClassTotal(1, 10.0, "gemm")}}
+    b = {1: {"two": ClassTotal(1, 5.0, "gemm"), "three": ClassTotal(1, 4.0, "gemm")}}
     found = kernel_differences.compare(0.0, a, b)
     assert {k.change for k in found.kernels} == {KernelChange.APPEARED, KernelChange.VANISHED}
 
 
 def test_kernels_of_a_class_that_says_little_are_exchanged_only_if_their_names_are_alike():
     def change(name, other, kernel_class):
-        a, b = [Capture(1, {name: Work(1, 10.0, kernel_class)})], [Capture(1, {other: Work(1, 5.0, kernel_class)})]
+        a, b = {1: {name: ClassTotal(1, 10.0, kernel_class)}}, {1: {other: ClassTotal(1, 5.0, kernel_class)}}
         return {kernel.change for kernel in kernel_differences.compare(0.0, a, b).kernels}
 
     assert change("mul_kernel", "where_kernel", "elementwise") == {KernelChange.APPEARED, KernelChange.VANISHED}
@@ -415,7 +411,7 @@ def test_the_page_of_200_cases_with_kernels_stays_short(captured, tmp_path):
     data = Tables(cases=times.cases, metrics=times.metrics, kernels=kernels, ranges=ranges)
     found = pairs.analyze(data, run_of())
     document = render.build_pairs(found, data, run_of())
-    render.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
+    pages.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
     page = (tmp_path / "SUMMARY.md").read_text()
     assert len(page.splitlines()) <= 150 and "Differences by kernel" in page
     assert (tmp_path / "details.md").read_text().count("**the case**") == 200

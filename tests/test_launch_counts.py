@@ -10,7 +10,7 @@ from report_study import ADD, ATTENTION, COPY, analyze, example, kernel_row, met
 
 from profpipe.analysis.findings.workloads import LaunchCounts
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import files, warnings
+from profpipe.report.sections import environment, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -66,7 +66,7 @@ def test_counts_are_compared_per_iteration_where_a_profiler_has_more_iterations(
 def test_a_table_shows_in_how_many_cases_the_counts_are_the_same() -> None:
     torch = {"a": 20, "b": 15, "c": 20, "d": 20, "e": 10}
     findings = analyze(captured({"nsys": dict.fromkeys("abcde", 10), "torch": torch}), {})
-    assert Markdown().section(files.launch_counts(findings)).splitlines()[-1] == (
+    assert Markdown().section(environment.launch_counts(findings)).splitlines()[-1] == (
         "| `nsys` and `torch` | 50 | all iterations | 5 | 1 | 1 |"
     )
     (bullets,) = warnings.warnings(findings, Manifest()).blocks

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from profpipe import cli
-from profpipe.report import document as doc
+from profpipe.report import document as doc, text
 from profpipe.report.text import write_table
-from profpipe.results import long_texts, schema, store
+from profpipe.results import schema, store
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +43,17 @@ def test_a_name_of_ten_megabytes_widens_no_other_row(tables: Path, capsys: pytes
 
 
 def test_long_texts_keep_their_beginning_and_stay_different() -> None:
-    long = "x" * long_texts.LONGEST
+    long = "x" * text.LONGEST
     params = json.dumps({"short": 1, "path": long + "a", "items": [long + "b", True]})
     cases = schema.frame(schema.CASES, [{"case": long + end, "status": "ok", "params": params} for end in ("a", "b")])
     data = schema.Tables(cases=cases)
-    shown = long_texts.shorten(data).cases
-    assert shown["case"].nunique() == 2 and shown["case"].str.len().max() == long_texts.LONGEST
+    shown = text.shorten_tables(data).cases
+    assert shown["case"].nunique() == 2 and shown["case"].str.len().max() == text.LONGEST
     found = json.loads(shown["params"].iloc[0])
     assert found["short"] == 1 and found["items"][1] is True and found["path"] != found["items"][0]
     assert data.cases["case"].iloc[0] == long + "a"
     short = schema.Tables(cases=cases.assign(case="c", params="{}"))
-    assert long_texts.shorten(short) is short
+    assert text.shorten_tables(short) is short
 
 
 def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:

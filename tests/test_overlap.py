@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import forked
-import numpy as np
 import pandas as pd
 from nsys_exports import Export
 
 from profpipe import plugins
-from profpipe.ingest import launch_tables
-from profpipe.ingest.launch_tables import Kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
@@ -69,27 +66,14 @@ def test_communication_outside_the_cases_has_a_row_and_is_part_of_the_sum(tmp_pa
     metrics = parsed("nsys_sqlite", two_ranks(tmp_path)).metrics
     outside = metrics[(metrics["case"] == "") & (metrics["metric"] == "communication_busy")]
     # Both of them on what each calls device 0.
-    assert outside.loc[outside["subject"] != "", "value"].tolist() == [10, 10]
+    assert outside["subject"].tolist() == ["device 0 of process 11", "device 0 of process 22", ""]
+    assert outside["value"].tolist() == [10, 10, 10]
     assert outside["n"].isna().all()
 
 
 def test_of_the_iterations_that_one_process_made_there_are_two(tmp_path):
     metrics = parsed("nsys_sqlite", two_ranks(tmp_path)).metrics
     assert set(metrics.loc[metrics["case"] == "method=ring", "n"]) == {2}
-
-
-def test_two_processes_that_see_their_gpus_under_one_number_stay_apart():
-    launched = Kernels(
-        case=np.array([0, 0]),
-        cases=["c"],
-        process=np.array([11, 22]),
-        device=np.array([0, 0]),
-        start=np.array([0, 0]),
-        end=np.array([10, 30]),
-        communicates=np.array([True, True]),
-    )
-    subjects = [row["subject"] for row in launch_tables.metrics(launched, {}) if row["metric"] == "communication_busy"]
-    assert subjects == ["device 0 of process 11", "device 0 of process 22", ""]
 
 
 def test_files_without_communication_have_no_overlap(tmp_path):

@@ -14,11 +14,11 @@ from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
 from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings
+from profpipe.report import charts as drawings
+from profpipe.report.charts import value_range
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series
+from profpipe.report.scales import KEYS, key_class, round_sizes, spread, text_width, tick
 from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
-from profpipe.report.svg import bars, charts as drawings, lines
-from profpipe.report.svg.palette import KEYS, key_class
-from profpipe.report.svg.scales import round_sizes, spread, text_width, tick, value_range
 
 
 def charts(workload: WorkloadFindings | Findings) -> dict[str, Chart]:
@@ -246,7 +246,7 @@ def test_a_panel_that_is_higher_than_the_first_is_not_cut() -> None:
     panels = {f"n {n}": (line((1, height), (2, height / 2)),) for n, height in ((1, 10.0), (2, 1000.0))}
     chart = chart_of(panels=panels, references=(Reference(ReferenceKind.PEAK, 12.0),))
     for panel in panels.values():
-        drawing = lines.picture(chart, panel)
+        drawing = drawings.lines(chart, panel)
         places = [float(y) for y in re.findall(r'd="M[\d.]+ (-?[\d.]+)m', drawing.content)]
         assert len(places) == 2 and all(0 < y < drawing.height for y in places)
 
@@ -278,7 +278,7 @@ def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
     both = (Series("", "a", (*course[:7], flagged, *course[8:])), Series("", "b", (Mark(20.0, 1.5),)))
     counts = []
     for chart in (plain, chart_of(*both)):
-        picture = lines.picture(chart, chart.series).content
+        picture = drawings.lines(chart, chart.series).content
         counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
     assert counts == [(40, 40, 0), (39, 40, 1)]
 
@@ -394,7 +394,7 @@ def test_bars_name_their_kernels_and_how_many_gpus_they_are_the_mean_of() -> Non
 def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:
     series = Series("gemm", "gemm", tuple(Mark(i, ns) for i, ns in enumerate((1e3, 2e3, 9e4))))
     chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), {"": (series,)})
-    assert bars.bar_labels(chart) == ["1000", "2000", "90000, own scale"]
+    assert drawings.bar_labels(chart) == ["1000", "2000", "90000, own scale"]
 
 
 @pytest.mark.parametrize(("names", "rows"), [(["add", "gemm"], 1), (["elementwise"] * 9, 2), (["x" * 99] * 2, 2)])

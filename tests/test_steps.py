@@ -22,7 +22,7 @@ from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import job_tables, reader
 from profpipe.ingest.groupby import Union
-from profpipe.ingest.steps.figures import states
+from profpipe.ingest.steps.accounting import states
 from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 

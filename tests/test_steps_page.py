@@ -42,8 +42,8 @@ from step_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.analysis.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.cli import main
 from profpipe.commands import ingest
 from profpipe.ingest import reader
@@ -517,11 +517,8 @@ def late_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case
 
 def waits_of(own: CaseSteps) -> dict[int, dict[int, float]]:
     """By step and rank, how long the rank waited in ms."""
-    found: dict[int, dict[int, float]] = {}
-    for row in own.rows:
-        if row.parts and row.parts.waiting_ns is not None:
-            found.setdefault(row.step, {})[row.rank] = row.parts.waiting_ns / 1e6
-    return found
+    waits = own.rows.pivot(index="step", columns="rank", values="waiting_ns").dropna() / 1e6
+    return {int(step): row.to_dict() for step, row in waits.iterrows()}
 
 
 def test_the_rank_that_is_waited_for_is_the_one_that_slept(

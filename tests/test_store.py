@@ -197,20 +197,17 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.partial", "kernels.csv"]
 
 
-def test_a_new_run_removes_the_temporary_files_of_killed_ones(tmp_path):
-    killed, busy = (new_folder(tmp_path, name) for name in ("killed", "busy"))
-    names = [
-        ".latest.0123456789abcdef.partial",
-        *(f"{run.name}/.cases.csv.0123456789abcdef.partial" for run in (killed, busy)),
-    ]
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (0, 0))
-    for run in (killed, busy):
-        (run / "raw").mkdir(exist_ok=True)
-    with folders.lock(busy):
-        folders.remove_litter(tmp_path)
-    assert [(tmp_path / name).exists() for name in names] == [False, False, True]
+def test_a_new_run_removes_what_killed_ones_left_an_hour_ago(tmp_path):
+    run = new_folder(tmp_path, "killed")
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    names = [".latest", ".20260101T000000Z-a", f"{run.name}/.cases.csv", f"{run.name}/.mine", "link/.kept"]
+    left = [tmp_path / f"{name}.0123456789abcdef.partial" for name in names]
+    for path in left:
+        path.mkdir() if "Z-a" in path.name else path.touch()
+        os.utime(path, (0, 0))
+    os.utime(left[3])
+    folders.remove_litter(tmp_path)
+    assert [path.exists() for path in left] == [False, False, False, True, True]
 
 
 def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
@@ -406,21 +403,11 @@ def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, 
 
 
 def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
-    with database.connect(tmp_path) as opened:
-        opened["metrics"].drop()
-        opened["metrics"].create({"run": str, **dict.fromkeys(METRICS.names, str)}, pk="run")
-    run_record, data = record(started="2026-11-20T00:00:00+00:00", ended="x"), some_tables("run", 1e6)
-    two = replace(data, metrics=pd.concat([data.metrics, data.metrics]))
-    with pytest.raises(ConfigError, match=r"UNIQUE constraint failed: metrics\.run"):
-        database.store_run(tmp_path, tmp_path / "run", two, run_record)
+    too_large = pd.DataFrame({"pairs": pd.Series([2**70], dtype=object)})
+    data = replace(some_tables("run", 1e6), verdicts=too_large)
+    with pytest.raises(OverflowError):
+        database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
     assert database.read_history(tmp_path) == ([], [])
-
-
-def test_the_history_has_times_without_a_case(tmp_path):
-    data = replace(some_tables("run", 1500.0), cases=schema.empty(CASES))
-    database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
-    runs, times = database.read_history(tmp_path)
-    assert [row["value"] for row in times] == [1500.0] and (runs[0]["cases"], runs[0]["ok"]) == (0, 0)
 
 
 def test_times_with_different_parameters_have_different_rows(tmp_path):
@@ -462,8 +449,8 @@ def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
     import sqlite3
 
     database.store_run(tmp_path, tmp_path / "r", some_tables(), record())
-    row = sqlite3.connect(tmp_path / database.FILE).execute("select device, process from kernels").fetchone()
-    assert row == (None, 7)
+    row = sqlite3.connect(tmp_path / database.FILE).execute("select seconds, time_ns from cases").fetchone()
+    assert row == (None, 1500.0)
 
 
 def test_a_folder_that_takes_no_results_is_refused_and_nothing_is_left_in_it(tmp_path):

@@ -13,10 +13,10 @@ from report_study import analyze, case_row, example, made_up, metric_row, tables
 from profpipe import plugins
 from profpipe.analysis.findings.workloads import Study
 from profpipe.config.models import Plot
+from profpipe.report.charts import lines
 from profpipe.report.document import Chart, Reference, ReferenceKind, Series
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.studies import baseline_name, line_names, study_plot, study_plots
-from profpipe.report.svg.lines import picture
 from profpipe.results.schema import Tables
 
 TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
@@ -70,7 +70,7 @@ def test_a_metric_may_be_the_axis_and_workloads_the_lines() -> None:
 
 def ticks_of(made: Chart, kind: str = "middle") -> list[str]:
     """The labels of the ticks of the horizontal axis, or those of the vertical one (``end``)."""
-    return re.findall(rf'class="tick {kind}">([^<]*)<', picture(made, made.series).content)
+    return re.findall(rf'class="tick {kind}">([^<]*)<', lines(made, made.series).content)
 
 
 def test_a_measured_axis_has_round_ticks_and_its_unit() -> None:
@@ -156,7 +156,7 @@ def test_a_plot_of_errors_has_a_line_at_the_tolerance(
     run = {"pipeline": {"workloads": {"w": {"tolerance": limits}}}}
     found = chart(only(data, run, over="n", lines="impl", value="error_rel_l1"), "error_rel_l1")
     assert found.references == references
-    names = re.findall(r'class="tick">([^<]*)<', picture(found, found.series).content)
+    names = re.findall(r'class="tick">([^<]*)<', lines(found, found.series).content)
     assert names == [reference.name for reference in references]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from profpipe.report import text
+from profpipe.report import pages, text
 from profpipe.report.document import (
     Bullets,
     Cell,
@@ -71,7 +71,7 @@ def test_the_first_screen_is_what_summary_md_begins_with() -> None:
         Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
         Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
     )
-    screen = text.first_screen(Document("run", sections))
+    screen = pages.first_screen(Document("run", sections))
     assert screen.startswith("asked for first\n\ncase ")
     assert "\n\nfastest is fa2\n\nby case\n\ncase " in screen
     assert screen.endswith("Warnings\n========\n\n- too few samples")

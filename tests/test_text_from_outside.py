@@ -18,10 +18,10 @@ from nsys_exports import Export
 
 from profpipe import cli, stdio
 from profpipe.report import document as doc
+from profpipe.report.charts import picture
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Series
 from profpipe.report.markdown import Markdown, plot_path
 from profpipe.report.sections.studies import slug
-from profpipe.report.svg.charts import picture
 from profpipe.report.text import write_table, write_text
 from profpipe.runner.progress import Display
 

@@ -9,7 +9,7 @@ from report_study import ADD, ATTENTION, analyze, case_row, kernel_row, metric_r
 
 from profpipe.report.document import Bullets, Details, Section
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import classification, commands, environment, files, warnings
+from profpipe.report.sections import classification, environment, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -182,7 +182,7 @@ def test_what_nsys_notes_of_every_capture_is_a_remark() -> None:
 
 
 def of_files(data: Tables, run: dict[str, Any]) -> Section:
-    return files.files(analyze(data, run), Manifest.parse(run))
+    return environment.files(analyze(data, run), Manifest.parse(run))
 
 
 def test_files_without_kernels_are_a_warning_only_where_there_is_a_gpu() -> None:
@@ -255,7 +255,7 @@ def test_rates_stand_with_their_source() -> None:
     ],
 )
 def test_a_command_says_how_its_job_ended(job: dict[str, Any], title: str) -> None:
-    section = commands.commands(
+    section = environment.commands(
         Manifest.parse({"jobs": [{"workload": "w", "profiler": "nsys", "argv": [["nsys", "a b"]], **job}]})
     )
     (block,) = section.blocks

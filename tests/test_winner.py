@@ -10,8 +10,8 @@ import pytest
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_results import judge_win
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.workloads import Doubt, DoubtCause, NodeSpread, Win, WorkloadFindings
-from profpipe.analysis.nodes import Nodes
 from profpipe.results.schema import Tables
 
 

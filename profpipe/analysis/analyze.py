@@ -39,6 +39,7 @@ from profpipe.analysis.case_results import (
     shared_marks,
 )
 from profpipe.analysis.cases import lay_out, order
+from profpipe.analysis.cluster import Nodes, differences_of_job
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.workloads import (
     CaseResult,
@@ -52,7 +53,6 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -128,7 +128,8 @@ def _workload(
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
-    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run, name)
+    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
+    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {

@@ -12,9 +12,8 @@ import pandas as pd
 
 from profpipe.analysis import kernel_totals
 from profpipe.analysis.cases import Layout
-from profpipe.analysis.findings.workloads import Basis, KernelBreakdown, Measure
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import break_down
+from profpipe.analysis.kernel_breakdown import KernelBreakdown, break_down
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
 from profpipe.results import schema
 from profpipe.results.schema import FAILED, PROCESS_WALL, StepState, Tables
@@ -40,6 +39,61 @@ _CAPTURE = "capture_"
 
 #: The prefix of metrics of what a recording contradicts itself in.
 _CHECK = "check_"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations.
+
+    That of a steady step is of the mean over the ranks, and ``n`` the number of steady steps.
+    """
+
+    ns: float
+    n: int | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+    #: The shortest and the longest sample.
+    lowest: float | None = None
+    highest: float | None = None
+    #: The number of processes that repeated the case; the interval is then that of their medians.
+    processes: int = 1
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval in ns."""
+        return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
+
+    @property
+    def margin(self) -> float | None:
+        """The larger side of the 95 % interval as a share of the time: 0.02 where it goes up to 2 % below or above."""
+        if self.interval is None or not self.ns:
+            return None
+        return max(abs(end - self.ns) for end in self.interval) / self.ns
+
+    def overlaps(self, other: Measure) -> bool:
+        """Return True if both 95 % intervals are known and overlap."""
+        if self.interval is None or other.interval is None:
+            return False
+        return self.interval[0] <= other.interval[1] and other.interval[0] <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The quantity that a workload's times are.
+
+    ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command
+    without steps), ``kernel`` or ``cpu_op`` (sums).
+    """
+
+    profiler: str
+    quantity: str
+
+    @property
+    def is_timed(self) -> bool:
+        """True if calls, steps or processes were timed, not kernels summed."""
+        return self.quantity in ("time", "step", "wall")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import (
     OVERHEAD,
     Basis,
@@ -24,8 +24,8 @@ from profpipe.analysis.findings.workloads import (
     Win,
     WinVerdict,
 )
-from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import THROUGHPUT, Rates
+from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from profpipe.analysis.findings.workloads import Axes
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Case
@@ -26,6 +25,9 @@ COMPARED = "impl"
 
 #: Parameters that are always shown, even where only the workload's default sets them.
 _ALWAYS_SHOWN = ("dtype", "causal")
+
+#: Parameters and their values.
+Axes = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)

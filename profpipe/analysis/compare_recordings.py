@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeAlias
 
 from profpipe.analysis import kernel_differences, steps
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
-from profpipe.analysis.findings.steps import CaseSteps, StepFindings, StepPart, StepParts
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_differences import Capture, KernelDifference, Work, on_grid
+from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
 from profpipe.analysis.kernel_totals import COPIES, KernelTotals, rows
+from profpipe.analysis.steps import COLUMNS, CaseSteps, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import ALL, KernelChange, StepRule, StepState, Tables
+from profpipe.results.schema import ALL, KernelChange, Tables
+
+#: Up to this share of its time, a class of kernels takes about as long on both sides.
+_ABOUT_EQUAL = 0.05
 
 
 class Extent(str, Enum):
@@ -36,11 +40,19 @@ class Extent(str, Enum):
     KERNELS = "kernels"
 
 
+#: The better extent that a side lacks where the times are of this one.
+_BETTER = {Extent.CALL: Extent.STEP, Extent.RECORDING: Extent.STEP, Extent.KERNELS: Extent.RECORDING}
+
+#: Of each extent that a recording holds: the time by kernel class, the kernels, and the parts by rank, if known.
+_Held: TypeAlias = "Mapping[Extent, tuple[Mapping[str, float], Kernels, Mapping[int, StepParts]]]"
+
+
 @dataclass(frozen=True)
 class Side:
     """One case of a recording: the parts and the kernels of an extent, as means over ranks; times in ns.
 
-    ``launches`` and ``kernel_ns`` are of the whole recording. ``ranks`` is empty where only sums are known.
+    ``launches`` and ``kernel_ns`` are of the whole recording. ``ranks`` is empty where only sums are known. ``steps``
+    is None where the times are not of a step.
     """
 
     workload: str
@@ -49,12 +61,9 @@ class Side:
     launches: float
     kernel_ns: float
     parts: StepParts
-    kernels: Mapping[str, Work]
+    kernels: Kernels
     ranks: Mapping[int, StepParts]
-    #: How many steps are steady, of how many, and what says where they begin.
-    steady: int = 0
-    steps: int = 0
-    rule: StepRule | None = None
+    steps: CaseSteps | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class RecordingChange:
                 {name: replace(work, ns=0.0) for name, work in own.items() if work.kernel_class not in COPIES}
                 for own in (a, b)
             )
-        found = kernel_differences.compare(self.difference_ns, [Capture(0, a)], [Capture(0, b)])
+        found = kernel_differences.compare(self.difference_ns, {0: a}, {0: b})
         assert found is not None
         return tuple(sorted(found.kernels, key=lambda own: (-abs(own.part_ns), -abs(own.b.calls - own.a.calls))))
 
@@ -118,10 +127,6 @@ class RecordingComparison:
     gpus: tuple[str, str] | None = None
 
 
-#: Up to this share of its time, a class of kernels takes about as long on both sides.
-_ABOUT_EQUAL = 0.05
-
-
 def compare_recordings(a: Run, b: Run) -> RecordingComparison:
     """Compare each case of A whose kernels were recorded with the case of B of the same name.
 
@@ -129,15 +134,15 @@ def compare_recordings(a: Run, b: Run) -> RecordingComparison:
     that is left of a file.
     """
     recorded_a, recorded_b = _profilers(a[0]), _profilers(b[0])
-    pairs = list(_match(recorded_a, recorded_b))
+    pairs = dict(_match(recorded_a, recorded_b))
     changes = []
-    for key_a, key_b in pairs:
+    for key_a, key_b in pairs.items():
         on_a, on_b = ([name for name in PREFERENCE if name in own] for own in (recorded_a[key_a], recorded_b[key_b]))
         shared = next((name for name in on_a if name in on_b), None)
-        changes.append(_compare(_recorded(a, key_a, shared or on_a[0]), _recorded(b, key_b, shared or on_b[0])))
+        changes.append(_compare(_read(a, key_a, shared or on_a[0]), _read(b, key_b, shared or on_b[0])))
     alone = {
-        "A": tuple(name_of(*key) for key in recorded_a if key not in [pair[0] for pair in pairs]),
-        "B": tuple(name_of(*key) for key in recorded_b if key not in [pair[1] for pair in pairs]),
+        "A": tuple(name_of(*key) for key in recorded_a if key not in pairs),
+        "B": tuple(name_of(*key) for key in recorded_b if key not in pairs.values()),
     }
     gpus = _gpu_names(a[1]), _gpu_names(b[1])
     return RecordingComparison(tuple(changes), alone, gpus if all(gpus) and gpus[0] != gpus[1] else None)
@@ -148,17 +153,12 @@ def name_of(workload: str, case: str) -> str:
     return f"{workload}/{readable(case)}" if case else workload
 
 
-def _profilers(data: Tables) -> dict[Key, set[str]]:
+def _profilers(data: Tables) -> dict[Key, list[str]]:
     """Return the profilers that recorded kernels or copies with their times, by workload and case."""
     own = data.kernels
     timed = own[own["total_ns"].notna() & own["profiler"].isin(PREFERENCE) & (own["kind"] != "cpu_op")]
     found = timed[["workload", "case", "profiler"]].drop_duplicates()
-    return {
-        key: set(own)
-        for key, own in grouped(
-            ((workload, case), profiler) for workload, case, profiler in rows(found, "workload", "case", "profiler")
-        ).items()
-    }
+    return grouped(((workload, case), name) for workload, case, name in rows(found, "workload", "case", "profiler"))
 
 
 def _match(a: Iterable[Key], b: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
@@ -184,96 +184,67 @@ def _gpu_names(manifest: Manifest) -> str:
 # --- one side --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """A case under one profiler: its tables, and its steps."""
-
-    workload: str
-    case: str
-    profiler: str
-    index: CaseIndex
-    steps: StepFindings
-
-    def measure(self, extent: Extent, shared: Set[int] = frozenset()) -> Side | None:
-        """Return what the recording holds of ``extent``; None where it does not have that.
-
-        The parts are means over the ranks ``shared``, or over all of them.
-        """
-        key = self.case, self.profiler
-        whole = self.index.capture_totals[key].divided_by(1 / self.index.rank_counts.get(key, 1))
-        calls = [calls for calls, _ in whole.work.values()]
-        side = Side(self.workload, self.case, self.profiler, sum(calls), whole.total_ns, StepParts({}), {}, {})
-        own = self.steps.of(self.case)
-        match extent:
-            case Extent.STEP if own and own.parts and key in self.index.step_totals:
-                ranks = {each.rank: each.parts for each in own.ranks if each.parts}
-                side = replace(side, steady=own.count(StepState.STEADY)[1], steps=own.steps, rule=own.rule)
-                return self._with_parts(side, self.index.step_totals[key], ranks, shared)
-            case Extent.CALL if (number := self.index.iterations(*key)) and not own:
-                return self._with_parts(side, whole.divided_by(number), {})
-            case Extent.RECORDING if ranks := self._whole_ranks(own):
-                return self._with_parts(side, whole.divided_by(len(ranks)), ranks, shared)
-            case Extent.KERNELS:
-                return self._with_parts(side, whole, {})
-        return None
-
-    def _whole_ranks(self, own: CaseSteps | None) -> dict[int, StepParts]:
-        """Return the parts of the whole recording by rank: with steps, the sums of all steps and what is between."""
-        if own is None:
-            return {int(each.rank): each.parts for each in self.steps.recordings if each.case == self.case}
-        by_rank = grouped((row.rank, row.parts) for row in own.rows)
-        return {
-            rank: StepParts({part: sum(each.ns[part] for each in known) for part in StepPart})
-            for rank, parts in by_rank.items()
-            if len(known := list(filter(None, parts))) == len(parts)
-        }
-
-    def _with_parts(
-        self, side: Side, totals: KernelTotals, ranks: Mapping[int, StepParts], shared: Set[int] = frozenset()
-    ) -> Side:
-        """Return the side with the mean over ranks; without them, with the sums of the kernels by class."""
-        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in totals.work.items())
-        sums = {name: sum(own) for name, own in times.items()}
-        known = [ranks[rank] for rank in shared or ranks]
-        mean = {part: sum(own.ns[part] for own in known) / max(len(known), 1) for part in StepPart}
-        classes = steps.divide_compute(sums, mean[StepPart.COMPUTE]) if ranks else sums
-        ns = {part: on_grid(own) for part, own in mean.items()}
-        if not ranks:
-            ns[StepPart.COMPUTE] = on_grid(sum(sums.values()))
-        exact = {name: on_grid(own) for name, own in classes.items()}
-        if exact:
-            # The largest class takes what rounding left.
-            exact[max(exact, key=exact.__getitem__)] += ns[StepPart.COMPUTE] - sum(exact.values())
-        return replace(side, parts=StepParts(ns, exact), kernels=self._works(totals), ranks=ranks)
-
-    def _works(self, totals: KernelTotals) -> dict[str, Work]:
-        """Return the kernels by name, and the copies and sets, whose class is their kind."""
-        found: dict[str, Work] = {}
-        for kernel, (calls, ns) in sorted(totals.work.items(), key=lambda item: -item[1][1]):
-            before = found.get(kernel.name, Work(0.0, 0.0, kernel.kernel_class))
-            found[kernel.name] = replace(before, calls=before.calls + calls, ns=before.ns + ns)
-        kinds = dict(rows(self.index.tables.kernels, "kernel", "kind"))
-        return found | {name: Work(calls, ns, kinds[name]) for name, (calls, ns) in totals.by_copy.items()}
-
-
-def _recorded(run: Run, key: Key, profiler: str) -> _Recorded:
+def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
+    """Return a case under one profiler without parts, and what the recording holds of each extent."""
     (data, manifest), (workload, case) = run, key
     frames = {table.name: getattr(data, table.name) for table in ALL}
     own = {n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()}
     declared = manifest.workload(workload)
     index = CaseIndex.of(Tables(**own), bool(declared.get("command")))
-    found = steps.find_steps(index, [case], {}, declared, manifest, workload)
-    return _Recorded(workload, case, profiler, index, found)
+    found = steps.find_steps(index, [case], {}, declared)
+    place, kinds = (case, profiler), dict(rows(index.tables.kernels, "kernel", "kind"))
+    whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))
+    own_steps = found.of(case)
+    held: dict[Extent, tuple[KernelTotals, Mapping[int, StepParts]]] = {Extent.KERNELS: (whole, {})}
+    ranks = {int(rank): parts for rank, parts in found.recordings.get(case, {}).items()}
+    if own_steps:
+        ranks = dict(_whole_ranks(own_steps))
+        if own_steps.parts and place in index.step_totals:
+            of_steps = {rank.rank: rank.parts for rank in own_steps.ranks if rank.parts}
+            held[Extent.STEP] = index.step_totals[place], of_steps
+    elif number := index.iterations(case, profiler):
+        held[Extent.CALL] = whole.divided_by(number), {}
+    if ranks:
+        held[Extent.RECORDING] = whole.divided_by(len(ranks)), ranks
+    launches = sum(calls for calls, _ in whole.work.values())
+    side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
+    return side, {
+        extent: (totals.by_class, kernel_differences.by_name(totals, kinds), own)
+        for extent, (totals, own) in held.items()
+    }
 
 
-def _compare(a: _Recorded, b: _Recorded) -> RecordingChange:
-    lacking: tuple[str, ...] = ()
-    for extent in Extent:
-        on_a, on_b = a.measure(extent), b.measure(extent)
-        if on_a and on_b:
-            shared = on_a.ranks.keys() & on_b.ranks.keys()
-            on_a, on_b = a.measure(extent, shared) or on_a, b.measure(extent, shared) or on_b
-            return RecordingChange(on_a, on_b, extent, lacking)
-        if extent is not Extent.CALL:
-            lacking = tuple(name for name, side in (("A", on_a), ("B", on_b)) if side is None)
-    raise AssertionError("every recording has the sums of its kernels")
+def _whole_ranks(own: CaseSteps) -> Iterator[tuple[int, StepParts]]:
+    """Yield the parts of the whole recording by rank: the sums of all steps and of what is between."""
+    for rank in own.rows["rank"].unique().tolist():
+        parts = own.rows.loc[own.rows["rank"] == rank, COLUMNS]
+        if parts.notna().all(axis=None):
+            sums = parts.sum()
+            yield rank, StepParts({part: float(sums[part.column]) for part in StepPart})
+
+
+def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
+    """Compare what both sides hold of the best extent, over the ranks that both have."""
+    (_, held_a), (_, held_b) = a, b
+    extent = next(each for each in Extent if each in held_a and each in held_b)
+    shared = held_a[extent][-1].keys() & held_b[extent][-1].keys()
+    better = _BETTER.get(extent)
+    without = tuple(name for name, held in (("A", held_a), ("B", held_b)) if better and better not in held)
+    return RecordingChange(_measured(*a, extent, shared), _measured(*b, extent, shared), extent, without)
+
+
+def _measured(side: Side, held: _Held, extent: Extent, shared: Set[int]) -> Side:
+    """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels."""
+    sums, kernels, ranks = held[extent]
+    known = [ranks[rank] for rank in shared or ranks]
+    mean = {part: sum(own.ns[part] for own in known) / max(len(known), 1) for part in StepPart}
+    if not ranks:
+        mean[StepPart.COMPUTE] = sum(sums.values())
+    ns = {part: on_grid(own) for part, own in mean.items()}
+    classes = steps.divide_compute(sums, mean[StepPart.COMPUTE]) if ranks else sums
+    exact = {name: on_grid(own) for name, own in classes.items()}
+    if exact:
+        # The largest class takes what rounding left.
+        exact[max(exact, key=exact.__getitem__)] += ns[StepPart.COMPUTE] - sum(exact.values())
+    own_steps = side.steps if extent is Extent.STEP else None
+    return replace(side, parts=StepParts(ns, exact), kernels=kernels, ranks=ranks, steps=own_steps)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
 from profpipe.analysis.findings.kernels import KernelRow, Phase
-from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, SwitchCost
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals
 from profpipe.config.kernel_categories import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
@@ -21,6 +21,94 @@ PREFERENCE = ("nsys", "rocprof", "torch", "jax", "ncu")
 #: SageAttention and SpargeAttn subtract the mean of K before quantising it. PyTorch computes that mean in a kernel
 #: with a general name (sageattention/core.py, ``smooth_k``).
 _SMOOTHING_FAMILIES, _SMOOTHING = ("sage", "sparge"), "MeanOps"
+
+
+#: The least change of a category that is reported, as a share of the call.
+CHANGE = 0.02
+
+
+@dataclass(frozen=True)
+class ClassTotal:
+    """Launches and their time: of a kernel, of a class or a category of kernels, or of copies and their bytes."""
+
+    calls: float = 0.0
+    ns: float = 0.0
+    kernel_class: str = ""
+    bytes: float | None = None
+
+    def __add__(self, other: ClassTotal) -> ClassTotal:
+        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes / self.ns * 1e9 if self.bytes is not None and self.ns else None
+
+
+@dataclass(frozen=True)
+class KernelBreakdown:
+    """The kernel time of one case under one profiler, by category and by class.
+
+    ``iterations`` is None where it is unknown: then all numbers are sums over all of them. ``kind`` is ``kernel``, or
+    ``cpu_op`` for the self time of CPU operators. ``idle_share`` is the share of the case's range, or of the time from
+    its first kernel to the last if that is longer, in which no kernel ran.
+    """
+
+    profiler: str
+    kind: str
+    iterations: int | None
+    categories: Mapping[str, ClassTotal]
+    total: ClassTotal
+    #: The same time by kernel class.
+    classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    idle_share: float | None = None
+    #: Per call: the time in which some kernel ran, and the time of the case's range on the host.
+    busy_ns: float | None = None
+    range_ns: float | None = None
+    #: Kernels without a category, by class.
+    other_classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    #: Per call: from the first kernel's start to the last one's end, gaps included.
+    span_ns: float | None = None
+    #: memcpy and memset, which are not in ``total``.
+    copies: ClassTotal = ClassTotal()
+    #: The ranks whose mean the numbers are.
+    ranks: int = 1
+
+    def category(self, name: str) -> ClassTotal:
+        return self.categories.get(name, ClassTotal())
+
+    def least_change(self, other: KernelBreakdown) -> float:
+        """Return the least change of a category in ns that is reported: a share of the shorter call."""
+        return CHANGE * min(self.total.ns, other.total.ns)
+
+    @property
+    def is_fused(self) -> bool:
+        """True if an attention kernel ran, not gemm, softmax and gemm."""
+        return self.category("attention").ns > 0
+
+
+@dataclass(frozen=True)
+class SwitchCost:
+    """The effect of replacing the baseline by ``variant``; ratios above 1 are faster.
+
+    All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
+    attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
+    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
+    """
+
+    variant: str
+    attention: float | None
+    with_helpers: float | None
+    call: float
+    measured_call: float | None
+    amdahl_limit: float | None
+    changes: tuple[tuple[str, float, float], ...] = ()
+    mark: str = ""
+
+    @property
+    def faster_kernel_slower_call(self) -> bool:
+        """True if the kernel is over 1 % faster and the call over 1 % slower."""
+        call = self.measured_call if self.measured_call is not None else self.call
+        return self.attention is not None and self.attention > 1.01 and call < 0.99
 
 
 def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:

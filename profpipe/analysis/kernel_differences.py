@@ -1,4 +1,4 @@
-"""Divide the difference between A and B of a case among its kernels.
+"""Divide the difference between A and B of a case among its kernels, of captures of an `ab` run or of recordings.
 
 Captures of both sides give the launches and the time of each kernel by iteration. The difference of the case comes from
 processes without a profiler. A separate row holds what the kernels do not explain: idle time, launch gaps and the error
@@ -11,14 +11,21 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+import pandas as pd
 
 from profpipe.analysis import verdict
+from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import COPIES
+from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.analysis.kernel_totals import COPIES, KernelTotals
 from profpipe.analysis.verdict import Judgement
-from profpipe.results.schema import KernelChange
+from profpipe.job import Status
+from profpipe.results import schema
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import PROCESS_WALL, KernelChange, Tables
 
 #: Launches by iteration are whole numbers up to this error, or means over steps of which each launches others.
 _WHOLE: Final = 0.005
@@ -31,25 +38,18 @@ VAGUE_CLASSES: Final = ("other", "elementwise", "fused", "graph", "")
 #: What distinguishes the names of two kernels that do the same: architecture, tiles, stages, types.
 _VARIANT: Final = re.compile(r"sm_?\d+|ampere|volta|turing|hopper|blackwell|\d+")
 
+#: The rows of a capture are known by the folder of their file, ``raw/<workload>/pair-01/A-nsys``; its metrics by their
+#: subject, ``pair 1 A`` or ``pair 1 A <kernel>``.
+_SOURCE: Final = re.compile(r"^raw/.+?/pair-(?P<pair>\d+)/(?P<side>[AB])-\w+/")
+_SUBJECT: Final = re.compile(rf"^{schema.PAIR_PREFIX}(?P<pair>\d+) (?P<side>[AB])(?: (?P<subject>.*))?$", re.DOTALL)
 
-@dataclass(frozen=True)
-class Work:
-    """What a kernel costs in one iteration: its launches and their time in ns."""
+#: What the kernels of an iteration cost, by name; and those that the process of each pair launched under a profiler.
+Kernels: TypeAlias = "Mapping[str, ClassTotal]"
+Captures: TypeAlias = "Mapping[int, Kernels]"
+#: (workload, case)
+_Key = tuple[str, str]
 
-    calls: float
-    ns: float
-    kernel_class: str
-
-
-_NONE: Final = Work(0.0, 0.0, "")
-
-
-@dataclass(frozen=True)
-class Capture:
-    """The kernels of an iteration by name, as a process of the pair ``pair`` launched them under a profiler."""
-
-    pair: int
-    kernels: Mapping[str, Work]
+_NONE: Final = ClassTotal()
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class KernelDifference:
     name: str
     b_name: str
     change: KernelChange
-    a: Work
-    b: Work
+    a: ClassTotal
+    b: ClassTotal
     captures: int
     low_ns: float
     high_ns: float
@@ -89,28 +89,19 @@ class KernelSet:
     """The launches by kernel that ``processes`` processes of a side have in common, where sets differ."""
 
     processes: int
-    launches: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True)
-class SetVariation:
-    """Processes of the side ``side`` launch different kernels; the most common set comes first."""
-
-    side: str
-    sets: tuple[KernelSet, ...]
-
-    @property
-    def processes(self) -> int:
-        return sum(each.processes for each in self.sets)
+    launches: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class KernelComparison:
-    """The difference of a case by kernel, the largest part first."""
+    """The difference of a case by kernel, the largest part first.
+
+    ``variations`` are by side, where its processes launch different kernels; the most common set comes first.
+    """
 
     difference_ns: float
     kernels: tuple[KernelDifference, ...]
-    variations: tuple[SetVariation, ...] = ()
+    variations: Mapping[str, Sequence[KernelSet]] = field(default_factory=dict)
 
     @property
     def not_in_kernels_ns(self) -> float:
@@ -122,23 +113,21 @@ class KernelComparison:
         return any(kernel.is_other for kernel in self.kernels)
 
 
-def compare(difference_ns: float, a: Sequence[Capture], b: Sequence[Capture]) -> KernelComparison | None:
+def compare(difference_ns: float, a: Captures, b: Captures) -> KernelComparison | None:
     """Divide ``difference_ns``, B - A of a case without a profiler; None where a side has no capture."""
     if not a or not b:
         return None
-    names = dict.fromkeys(name for capture in (*a, *b) for name in capture.kernels)
-    sides = {name: (_typical(name, a), _typical(name, b)) for name in names}
-    places = [(name, name) for name, (on_a, on_b) in sides.items() if on_a.calls and on_b.calls]
-    vanished = {name: on_a for name, (on_a, on_b) in sides.items() if on_a.calls and not on_b.calls}
-    appeared = {name: on_b for name, (on_a, on_b) in sides.items() if on_b.calls and not on_a.calls}
-    exchanged = dict(_exchanged(vanished, appeared))
-    places += exchanged.items()
-    places += [(name, "") for name in vanished if name not in exchanged]
-    places += [("", name) for name in appeared if name not in exchanged.values()]
-    found = [_difference(on_a, on_b, a, b) for on_a, on_b in places]
+    names = dict.fromkeys(name for kernels in (*a.values(), *b.values()) for name in kernels)
+    on_a, on_b = ({name: work for name in names if (work := _typical(name, side)).calls} for side in (a, b))
+    vanished = {name: work for name, work in on_a.items() if name not in on_b}
+    appeared = {name: work for name, work in on_b.items() if name not in on_a}
+    places = {name: name for name in on_a if name in on_b} | dict(_exchanged(vanished, appeared))
+    pairs = [*places.items(), *((name, "") for name in vanished if name not in places)]
+    pairs += [("", name) for name in appeared if name not in places.values()]
+    found = [_difference(name, b_name, a, b) for name, b_name in pairs]
     ordered = sorted(found, key=lambda kernel: (-abs(kernel.part_ns), kernel.name))
-    variations = [v for side, captures in (("A", a), ("B", b)) if (v := vary(side, captures))]
-    return KernelComparison(on_grid(difference_ns), tuple(ordered), tuple(variations))
+    variations = {side: sets for side, captures in (("A", a), ("B", b)) if (sets := vary(captures))}
+    return KernelComparison(on_grid(difference_ns), tuple(ordered), variations)
 
 
 def on_grid(ns: float) -> float:
@@ -146,20 +135,21 @@ def on_grid(ns: float) -> float:
     return round(ns * _GRID) / _GRID
 
 
-def _typical(name: str, captures: Sequence[Capture]) -> Work:
+def _typical(name: str, captures: Captures) -> ClassTotal:
     """Return the medians of a kernel over captures; one that does not launch it counts as none."""
-    works = [capture.kernels.get(name, _NONE) for capture in captures]
+    works = [kernels.get(name, _NONE) for kernels in captures.values()]
     calls, ns = statistics.median(w.calls for w in works), on_grid(statistics.median(w.ns for w in works))
-    return Work(calls, ns, next((w.kernel_class for w in works if w.calls), "")) if calls else _NONE
+    return ClassTotal(calls, ns, next((w.kernel_class for w in works if w.calls), "")) if calls else _NONE
 
 
-def _difference(name: str, b_name: str, a: Sequence[Capture], b: Sequence[Capture]) -> KernelDifference:
+def _difference(name: str, b_name: str, a: Captures, b: Captures) -> KernelDifference:
     """Return the difference in the place of a kernel; an empty name stands for no kernel on that side."""
     on_a, on_b = _typical(name, a), _typical(b_name, b)
-    first = {capture.pair: capture.kernels.get(name, _NONE) for capture in a}
-    pairs = [(first[c.pair], c.kernels.get(b_name, _NONE)) for c in b if c.pair in first]
-    differences = [after.ns - before.ns for before, after in pairs] or [on_b.ns - on_a.ns]
-    ratios = [math.log(after.ns / before.ns) for before, after in pairs if before.ns > 0 and after.ns > 0]
+    a_ns, b_ns = ({pair: kernels.get(own, _NONE).ns for pair, kernels in side.items()}
+                  for own, side in ((name, a), (b_name, b)))  # fmt: skip
+    pairs = [(a_ns[pair], ns) for pair, ns in b_ns.items() if pair in a_ns]
+    differences = [after - before for before, after in pairs] or [on_b.ns - on_a.ns]
+    ratios = [math.log(after / before) for before, after in pairs if before > 0 and after > 0]
     found = KernelDifference(
         name or b_name,
         b_name or name,
@@ -172,8 +162,7 @@ def _difference(name: str, b_name: str, a: Sequence[Capture], b: Sequence[Captur
         # By the rule of cases, where there are enough pairs of captures to decide.
         judgement=verdict.judge(ratios) if len(ratios) == len(pairs) >= verdict.FEWEST_PAIRS else None,
     )
-    times = tuple([c.kernels.get(own, _NONE).ns for c in side] for own, side in ((name, a), (b_name, b)))
-    return replace(found, change=_change(found, *times))
+    return replace(found, change=_change(found, list(a_ns.values()), list(b_ns.values())))
 
 
 def _change(found: KernelDifference, a_ns: Sequence[float], b_ns: Sequence[float]) -> KernelChange:
@@ -201,7 +190,7 @@ def are_as_many(calls: float, others: float) -> bool:
 # --- kernels in the same place ---------------------------------------------------------------------------------------
 
 
-def _exchanged(vanished: Mapping[str, Work], appeared: Mapping[str, Work]) -> Iterator[tuple[str, str]]:
+def _exchanged(vanished: Kernels, appeared: Kernels) -> Iterator[tuple[str, str]]:
     """Yield (name on A, name on B) of kernels that are clearly in the same place.
 
     They have the same class and as many launches, and no other kernel has. Of several, and of a class that says little,
@@ -216,7 +205,7 @@ def _exchanged(vanished: Mapping[str, Work], appeared: Mapping[str, Work]) -> It
 
 
 def _matches(
-    left: Mapping[str, Work], right: Mapping[str, Work], key: Callable[[str, Work], tuple[object, ...]]
+    left: Kernels, right: Kernels, key: Callable[[str, ClassTotal], tuple[object, ...]]
 ) -> Iterator[tuple[str, str]]:
     on_a, on_b = (grouped((key(name, work), name) for name, work in side.items()) for side in (left, right))
     for each, names in on_a.items():
@@ -225,40 +214,111 @@ def _matches(
             yield names[0], others[0]
 
 
-def _place_key(name: str, work: Work) -> tuple[object, ...]:
+def _place_key(name: str, work: ClassTotal) -> tuple[object, ...]:
     return work.kernel_class, round(work.calls, 2)
 
 
-def _variant_key(name: str, work: Work) -> tuple[object, ...]:
+def _variant_key(name: str, work: ClassTotal) -> tuple[object, ...]:
     return (*_place_key(name, work), _VARIANT.sub("#", name))
 
 
 # --- processes of one side -------------------------------------------------------------------------------------------
 
 
-def vary(side: str, captures: Sequence[Capture]) -> SetVariation | None:
-    """Return how the sets of kernels differ between processes of a side; None where all launch the same ones."""
-    names = dict.fromkeys(name for capture in captures for name in capture.kernels)
-    counts = [[c.kernels.get(name, _NONE).calls for c in captures] for name in names]
-    differing = [
-        name for name, (first, *others) in zip(names, counts, strict=True)
-        if not all(are_as_many(first, other) for other in others)
-    ]  # fmt: skip
-    if not differing:
-        return None
-
-    def is_alike(one: Capture, other: Capture) -> bool:
-        return all(are_as_many(*(c.kernels.get(name, _NONE).calls for c in (one, other))) for name in differing)
-
-    groups: list[list[Capture]] = []
-    for capture in captures:
-        own = next((group for group in groups if is_alike(group[0], capture)), None)
-        if own is None:
-            groups.append([capture])
+def vary(captures: Captures) -> list[KernelSet]:
+    """Return the sets of kernels that the processes of a side launch; empty where all launch the same ones."""
+    names = dict.fromkeys(name for kernels in captures.values() for name in kernels)
+    every = [{name: kernels.get(name, _NONE).calls for name in names} for kernels in captures.values()]
+    differing = [name for name in names if not all(are_as_many(every[0][name], own[name]) for own in every)]
+    groups: list[list[dict[str, float]]] = []
+    for calls in every if differing else ():
+        alike = (g for g in groups if all(are_as_many(g[0][name], calls[name]) for name in differing))
+        group = next(alike, None)
+        if group is None:
+            groups.append([calls])
         else:
-            own.append(capture)
-    sets = [
-        KernelSet(len(group), tuple((n, group[0].kernels[n].calls) for n in differing if n in group[0].kernels))
-        for group in groups
-    ]
-    return SetVariation(side, tuple(sorted(sets, key=lambda each: -each.processes)))
+            group.append(calls)
+    sets = [KernelSet(len(own), {name: own[0][name] for name in differing if own[0][name]}) for own in groups]
+    return sorted(sets, key=lambda each: -each.processes)
+
+
+# --- captures of an `ab` run -----------------------------------------------------------------------------------------
+
+
+def is_of_capture(source: str) -> bool:
+    """Return True for the path of a file, relative to the run's folder, that a capture left."""
+    return _SOURCE.search(source) is not None
+
+
+def failed_captures(data: Tables) -> tuple[Any, ...]:
+    """Return the rows of `cases` of which a process under the profiler did not end well."""
+    own = data.cases[(data.cases["profiler"] != "plain") & (data.cases["status"] != Status.OK.value)]
+    return tuple(own.itertuples(index=False))
+
+
+def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dict[_Key, dict[str, Captures]]:
+    """Return the captures of each case by side. ``times`` is the metric by which each case is compared.
+
+    A command that is compared by its step time has the kernels of a steady step, one that is compared by the time of
+    its process has those of the whole recording. A capture of the other kind is left out.
+    """
+    found: dict[_Key, dict[str, Captures]] = {}
+    for (workload, pair, side), own in _processes(data):
+        is_command = bool(run.workload(workload).get("command"))
+        index = CaseIndex.of(own, is_command)
+        copies = own.kernels[own.kernels["kind"].isin(COPIES)]
+        classes = dict(zip(copies["kernel"], copies["kind"], strict=True))
+        for case, profiler in index.capture_totals:
+            totals = _totals(index, case, profiler, is_command, times.get((workload, case), ""))
+            if totals is not None and (kernels := by_name(totals, classes)):
+                sides = found.setdefault((workload, case), {"A": {}, "B": {}})
+                sides[side] = {**sides[side], pair: kernels}
+    return found
+
+
+def _processes(data: Tables) -> Iterator[tuple[tuple[str, int, str], Tables]]:
+    """Yield the tables of each process that was captured, its metrics without the pair and the side."""
+    kernels, ranges = (dict(_by_process(frame, frame["source"], _SOURCE)) for frame in (data.kernels, data.ranges))
+    captured = data.metrics[data.metrics["metric"].isin(schema.CAPTURED_METRICS)]
+    metrics = dict(_by_process(captured, captured["subject"], _SUBJECT))
+    for process, own in kernels.items():
+        numbers = metrics.get(process, data.metrics[:0])
+        subjects = numbers["subject"].str.extract(_SUBJECT.pattern, flags=re.DOTALL)["subject"].fillna("")
+        yield (
+            process,
+            Tables(kernels=own, ranges=ranges.get(process, data.ranges[:0]), metrics=numbers.assign(subject=subjects)),
+        )
+
+
+def _by_process(
+    frame: pd.DataFrame, texts: pd.Series[str], pattern: re.Pattern[str]
+) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
+    """Yield the rows of each workload, pair and side, as ``pattern`` finds them in ``texts``."""
+    found = texts.str.extract(pattern.pattern, flags=pattern.flags & re.DOTALL)
+    groups = frame.groupby([frame["workload"], found["pair"], found["side"]], sort=False)
+    for (workload, pair, side), own in groups:
+        yield (str(workload), int(str(pair)), str(side)), own
+
+
+def _totals(index: CaseIndex, case: str, profiler: str, is_command: bool, metric: str) -> KernelTotals | None:
+    """Return the kernels of one iteration, or None where the capture does not have those that the time is of."""
+    key = case, profiler
+    if not is_command:
+        count = index.iterations(case, profiler)
+        return index.totals[key].divided_by(count) if count and key in index.totals else None
+    if metric == PROCESS_WALL:
+        return None if key in index.step_totals else index.capture_totals[key]
+    return index.step_totals.get(key)
+
+
+def by_name(totals: KernelTotals, copies: Mapping[str, str]) -> dict[str, ClassTotal]:
+    """Return the kernels by name, and copies and sets, whose classes are in ``copies``.
+
+    A name with several classes has the one of the most time.
+    """
+    largest: dict[str, tuple[float, str]] = {}
+    for kernel, (_, ns) in totals.work.items():
+        if kernel.name not in largest or ns > largest[kernel.name][0]:
+            largest[kernel.name] = ns, kernel.kernel_class
+    found = {name: ClassTotal(calls, ns, largest[name][1]) for name, (calls, ns) in totals.by_name.items()}
+    return found | {name: ClassTotal(calls, ns, copies.get(name, "")) for name, (calls, ns) in totals.by_copy.items()}

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from profpipe.analysis.grouping import grouped
+
 #: (case, profiler)
 Key = tuple[str, str]
 
@@ -58,6 +60,12 @@ class KernelTotals:
     @property
     def total_ns(self) -> float:
         return sum(ns for _, ns in self.work.values())
+
+    @property
+    def by_class(self) -> dict[str, float]:
+        """The ns of kernels by class."""
+        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in self.work.items())
+        return {name: sum(own) for name, own in times.items()}
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, tuple[float, float]]:

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_captures, kernel_differences, tasks, verdict
+from profpipe.analysis import cluster, kernel_differences, verdict
 from profpipe.analysis.compare_runs import Failure
 from profpipe.analysis.findings.workloads import NotRun
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_captures import FailedCapture
-from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
+from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
 from profpipe.analysis.kernel_totals import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
@@ -81,7 +80,8 @@ class PairFindings:
     gates: tuple[Gate, ...] = ()
     undecided: Undecided = Undecided.REPORT
     is_complete: bool = True
-    failed_captures: tuple[FailedCapture, ...] = ()
+    #: Rows of `cases`: the processes under a profiler that did not end well.
+    failed_captures: tuple[Any, ...] = ()
     #: What the tasks of a cluster lack.
     pending: tuple[NotRun, ...] = ()
 
@@ -138,8 +138,8 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         () if percent is None else tuple(_gate(case, percent) for case in cases),
         run.ab.undecided,
         is_complete=run.ended is not None,
-        failed_captures=kernel_captures.failed(data),
-        pending=tasks.find_unfinished(data, run),
+        failed_captures=kernel_differences.failed_captures(data),
+        pending=cluster.find_unfinished(data, run),
     )
 
 
@@ -291,11 +291,11 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
 def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
     """Return the cases with the difference by kernel of those that have a verdict and a capture on both sides."""
     metrics = {(case.workload, case.case): case.metric for case in cases if case.judgement}
-    captures = kernel_captures.read(data, run, metrics)
+    captures = kernel_differences.read_captures(data, run, metrics)
     return tuple(_add_kernels(case, captures.get((case.workload, case.case), {})) for case in cases)
 
 
-def _add_kernels(case: CaseVerdict, captures: Mapping[str, Sequence[Capture]]) -> CaseVerdict:
+def _add_kernels(case: CaseVerdict, captures: Mapping[str, Captures]) -> CaseVerdict:
     if not case.judgement or not captures:
         return case
     found = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])

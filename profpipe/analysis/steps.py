@@ -1,44 +1,29 @@
-"""Find what a step of a program costs: from the table `steps` and the metrics `step_*`, which ingestion makes.
+"""Find what a step of a program costs and where its time goes: from the table `steps` and the metrics `step_*`.
 
-A figure of a case is the mean over its GPUs. The parts of a step are means over the steady steps, so that they add up.
+A rank is a process. A figure of a case is the mean over its GPUs, never their sum. The parts of a step are means over
+the steady steps, so that they add up. Times are nanoseconds, sizes bytes, shares between 0 and 1; None: not measured.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from profpipe.analysis.case_index import CaseIndex, Number
-from profpipe.analysis.findings.steps import (
-    IDLE_PARTS,
-    CaseSteps,
-    Contradiction,
-    CopyTraffic,
-    Measure,
-    OutlierCause,
-    RankSteps,
-    Recording,
-    SameSteps,
-    StepFindings,
-    StepOutlier,
-    StepPart,
-    StepParts,
-    StepRow,
-    UnevenSteps,
-)
+from profpipe.analysis.case_index import CaseIndex, Measure, Number
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernel_breakdown import PREFERENCE, ClassTotal
 from profpipe.analysis.kernel_totals import KernelTotals, rows
-from profpipe.analysis.nodes import differences_of_job
 from profpipe.config.items import items_of
 from profpipe.measure.statistics import mean_interval
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import (
     DEVICE_PREFIX,
     RANK_PREFIX,
@@ -51,27 +36,340 @@ from profpipe.results.schema import (
 )
 
 #: The class of the kernels that are the part ``communication``.
-_COMMUNICATION = "communication"
+_COMMUNICATION: Final = "communication"
 
-_COLUMNS = {part: f"{part.value}_ns" for part in StepPart}
-
-#: The metrics of a recording without steps.
-_CAPTURED = tuple(f"capture_{part.value}" for part in StepPart)
-
-_OUTLIER = re.compile(rf"{RANK_PREFIX}(\d+)(?: {DEVICE_PREFIX}(\d+))? step (\d+)")
-_OUTLIER_METRIC = "step_outlier_"
-
-_Place: TypeAlias = "tuple[int, int]"
-Floats = npt.NDArray[np.float64]
+_OUTLIER: Final = re.compile(rf"{RANK_PREFIX}(\d+)(?: {DEVICE_PREFIX}(\d+))? step (\d+)")
 
 #: A rank and a device of it, which is -1 where the rank has one.
-_PLACE = ["rank", "place"]
-_ONE_DEVICE = -1
+PLACE: Final = ["rank", "place"]
+ONE_DEVICE: Final = -1
 
 #: Ranks differ in a step from this share of its time on.
-_DIFFERENT = 0.01
+_DIFFERENT: Final = 0.01
 #: What is at least this share of the waiting explains it.
-_EXPLAINS = 0.5
+_EXPLAINS: Final = 0.5
+#: A profiler's overhead is known to this share of a step.
+_NEAR: Final = 0.02
+
+#: Facts with more than one value, and these values.
+Differences: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
+#: Metric to subject to its row in `metrics`, of one case under one profiler.
+_Numbers: TypeAlias = "Mapping[str, Mapping[str, Number]]"
+
+
+class StepPart(str, Enum):
+    """A part of a step. The parts of a step add up to its time."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"  # while nothing computes
+    COPY = "copy"  # while no kernel runs
+    IDLE_LAUNCH = "idle_launch"  # the host launched too late
+    IDLE_BLOCKED = "idle_blocked"  # the host waited for the GPU when the idle time began
+    IDLE_OTHER = "idle_other"  # a dependency, or not recorded
+
+    @property
+    def column(self) -> str:
+        """The column of `steps`."""
+        return f"{self.value}_ns"
+
+
+IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
+
+COLUMNS: Final = [part.column for part in StepPart]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The mean of steady steps by part. Unlike medians, means of the parts add up to the mean of the whole.
+
+    ``classes`` divides the part ``COMPUTE`` by kernel class; where kernels overlap, each class has its share.
+    """
+
+    ns: Mapping[StepPart, float]
+    classes: Mapping[str, float] = field(default_factory=dict)
+    #: The time in which communication runs, that beside computation included.
+    communication_total_ns: float | None = None
+    #: The part of ``COMMUNICATION`` that other ranks or GPUs do not have in the same step: waiting for them. None where
+    #: one GPU alone is known. The rest is the transfer, at most.
+    waiting_ns: float | None = None
+
+    @property
+    def wall_ns(self) -> float:
+        return sum(self.ns.values())
+
+    @property
+    def idle_ns(self) -> float:
+        return sum(self.ns[part] for part in IDLE_PARTS)
+
+    @property
+    def transfer_ns(self) -> float:
+        return self.ns[StepPart.COMMUNICATION] - (self.waiting_ns or 0.0)
+
+    def share(self, ns: float) -> float:
+        """Return ``ns`` as a share of the step."""
+        return ns / self.wall_ns if self.wall_ns else 0.0
+
+    def speedup_without(self, ns: float) -> float:
+        """Return how many times as fast a step would be at most if ``ns`` of it took no time.
+
+        Amdahl's law with an infinite speed-up of the share f = ns / wall: 1 / (1 - f). It is an upper bound, because
+        what runs beside that part may appear in its place.
+        """
+        return self.wall_ns / max(self.wall_ns - ns, 1.0)
+
+    def at(self, step_ns: float) -> StepParts:
+        """Return the parts of a step that takes ``step_ns`` without the profiler; the same ones if that is impossible.
+
+        Kernels and copies take the same time under a profiler, while the host launches later, and other ranks wait for
+        it. So late launches and waiting lose time in proportion, then other idle time does.
+        """
+        ns, waiting = dict(self.ns), self.waiting_ns or 0.0
+        added = max(self.wall_ns - step_ns, 0.0)
+        late = ns[StepPart.IDLE_LAUNCH] + waiting
+        taken = min(late, added)
+        of_waiting = taken * waiting / late if late else 0.0
+        ns[StepPart.COMMUNICATION] -= of_waiting
+        ns[StepPart.IDLE_LAUNCH] -= taken - of_waiting
+        added -= taken
+        for part in IDLE_PARTS[1:]:
+            taken = min(ns[part], added)
+            ns[part], added = ns[part] - taken, added - taken
+        if added > _NEAR * step_ns:
+            return self
+        return replace(self, ns=ns, waiting_ns=self.waiting_ns and waiting - of_waiting)
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steady steps of one rank, or of one device of a rank with several.
+
+    They are their median time, the mean of their parts, and the peak memory in bytes. ``device`` is None where the rank
+    has one.
+    """
+
+    rank: int
+    device: int | None
+    time: Measure
+    parts: StepParts | None
+    #: In how many of the steady steps others wait for this one; and in how many it is the slowest: the one that takes
+    #: the longest without exposed communication.
+    waited_for: int
+    slowest_in: int
+    peak_memory: float | None
+    #: The node of a cluster on which the rank ran; empty on one machine.
+    node: str = ""
+
+    @property
+    def own_ns(self) -> float | None:
+        """The mean step without exposed communication, which contains the wait for slower ranks."""
+        return self.parts.wall_ns - self.parts.ns[StepPart.COMMUNICATION] if self.parts else None
+
+
+class OutlierCause(str, Enum):
+    """What an outlier has more of than the median steady step; the metric is ``step_outlier_<cause>``."""
+
+    IDLE_LAUNCH = "idle_launch"
+    IDLE_BLOCKED = "idle_blocked"
+    IDLE_OTHER = "idle_other"
+    COPIES = "copies"
+    COMMUNICATION = "communication"
+    KERNELS = "kernels"  # the same kernels took longer
+    OTHER_KERNELS = "other_kernels"  # kernels that no steady step has
+
+
+@dataclass(frozen=True)
+class StepOutlier:
+    """A step beyond three median absolute deviations. ``excess`` is in ns over the median steady step, by cause."""
+
+    rank: int
+    device: int | None
+    step: int
+    wall_ns: float
+    median_ns: float
+    excess: Mapping[OutlierCause, float]
+
+    @property
+    def causes(self) -> tuple[OutlierCause, ...]:
+        """The causes that are at least a fifth of the excess, the largest first."""
+        least = 0.2 * abs(self.wall_ns - self.median_ns)
+        return tuple(sorted((c for c in self.excess if self.excess[c] >= least), key=lambda c: -self.excess[c]))
+
+
+@dataclass(frozen=True)
+class SameSteps:
+    """The mean time in ns of steady steps under a profiler, and of the steps with the same numbers without one.
+
+    ``differs`` is False where Student's 95 % interval of the mean difference contains 0.
+    """
+
+    ns: float
+    without_ns: float
+    differs: bool
+
+
+@dataclass(frozen=True)
+class CaseSteps:
+    """The steps of one case. ``profiler`` recorded the parts; it is ``plain`` where no profiler did.
+
+    ``table`` has the rows of `steps` of the case under every profiler, with their ``place``.
+    """
+
+    case: str
+    profiler: str
+    table: pd.DataFrame
+    #: The median step by profiler, those without a profiler first.
+    times: Mapping[str, Measure]
+    #: The spread of steady steps as a share of their median, by profiler, where they are uneven under one.
+    uneven: Mapping[str, float]
+    coverage: float | None
+    #: The number of steps that the recurring launches show.
+    pattern_count: int | None
+    parts: StepParts | None
+    #: Copies and sets of a steady step by the profiler's name, those with the most time first.
+    copies: Mapping[str, ClassTotal]
+    ranks: tuple[RankSteps, ...]
+    #: Why others wait for a rank in most of the time that they wait; None where that is unknown.
+    wait_cause: StepPart | None
+    outliers: tuple[StepOutlier, ...]
+    #: The program's own range that is the step; empty by another rule.
+    range_name: str
+    #: The recurrences of a sequence of launches that are one step.
+    stride: int
+    #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
+    unlike_nodes: Differences
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The steps of ``profiler`` by place, and the time that each steady one waits for others, ``waiting_ns``."""
+        own = self.table[self.table["profiler"] == self.profiler]
+        waits = _waiting(_steady(own)).unstack().rename("waiting_ns")
+        if waits.empty:
+            return own.assign(waiting_ns=np.nan)
+        joined = own.join(waits, on=[*PLACE, "step"])
+        return joined.assign(waiting_ns=joined["waiting_ns"].where(joined["state"] == StepState.STEADY.value))
+
+    @property
+    def rule(self) -> StepRule:
+        return StepRule(self.rows["rule"].iloc[0])
+
+    @cached_property
+    def _counts(self) -> pd.DataFrame:
+        return self.rows.groupby(PLACE)["state"].value_counts().unstack(fill_value=0)
+
+    def count(self, state: StepState) -> tuple[int, int]:
+        """Return the fewest and the most steps in ``state`` of a rank."""
+        own = self._counts.get(state.value)
+        return (0, 0) if own is None else (int(own.min()), int(own.max()))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the rank with the most: all but work between steps."""
+        return int(self._counts.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max())
+
+    def all_steps(self, profiler: str) -> int:
+        """Return the number of different steps under ``profiler``, whatever their state."""
+        own = self.table[(self.table["profiler"] == profiler) & (self.table["state"] != StepState.OTHER.value)]
+        return int(own["step"].nunique())
+
+    def steady_walls(self, profiler: str) -> pd.Series[float]:
+        """Return the times of the steady steps under ``profiler`` by their number, each the mean over the ranks."""
+        own = _steady(self.table[self.table["profiler"] == profiler]).dropna(subset="wall_ns")
+        return own.groupby("step")["wall_ns"].mean().astype(float)
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks."""
+        return len({rank.rank for rank in self.ranks})
+
+    @property
+    def parts_without_profiler(self) -> StepParts | None:
+        """Return ``parts`` without the time that the profiler adds, where the step without a profiler is known."""
+        without = self._without_profiler(self.profiler)
+        return self.parts if self.parts is None or without is None else self.parts.at(without)
+
+    @property
+    def overheads(self) -> dict[str, float]:
+        """Return what each profiler adds to a step, as a share of the step without a profiler."""
+        without = {name: self._without_profiler(name) for name in self.times if name != "plain"}
+        return {
+            name: (self.same_steps[name].ns if self.uneven else self.times[name].ns) / ns - 1
+            for name, ns in without.items()
+            if ns
+        }
+
+    def has_measured_overhead(self, profiler: str) -> bool:
+        """Return True where a step under ``profiler`` differs from one without it by more than the uncertainty."""
+        if self.uneven:
+            return profiler in self.same_steps and self.same_steps[profiler].differs
+        return "plain" in self.times and not self.times["plain"].overlaps(self.times[profiler])
+
+    def _without_profiler(self, profiler: str) -> float | None:
+        """Return the time in ns, without a profiler, of steps like those that ``profiler`` recorded, if it is known.
+
+        Even steps are all alike. Uneven steps are not: the first ones of a program may be short.
+        """
+        if self.uneven:
+            return self.same_steps[profiler].without_ns if profiler in self.same_steps else None
+        return self.times["plain"].ns if "plain" in self.times else None
+
+    @cached_property
+    def same_steps(self) -> Mapping[str, SameSteps]:
+        """The steady steps of each profiler beside the same steps without a profiler.
+
+        A profiler is left out where another rule found its steps, or where ``plain`` lacks one of them.
+        """
+        known = self.table[(self.table["state"] != StepState.OTHER.value) & self.table["wall_ns"].notna()]
+        is_plain = known["profiler"] == "plain"
+        found: dict[str, SameSteps] = {}
+        for name, own in _steady(known[~is_plain]).groupby("profiler", sort=False):
+            both = own.merge(known[is_plain], on=["rank", "step", "rule"], suffixes=("", "_plain"))
+            if len(both) == len(own):
+                ns, without_ns = both["wall_ns"].astype(float), both["wall_ns_plain"].astype(float)
+                ends = mean_interval((ns - without_ns).tolist())
+                differs = ends is not None and not ends[0] <= 0 <= ends[1]
+                found[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
+        return found
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What the recording of a profiler contradicts itself in: a number, of how many, and of which kernel or process."""
+
+    case: str
+    profiler: str
+    check: Check
+    subject: str
+    value: float
+    n: int
+
+
+@dataclass(frozen=True)
+class StepFindings:
+    """The steps of one workload, and the recordings in which none was found.
+
+    ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
+    case and name, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums
+    only, and where its launches ran ``one_by_one`` for the profiler to read its counters.
+    """
+
+    cases: tuple[CaseSteps, ...] = ()
+    without_steps: tuple[str, ...] = ()
+    #: By case and rank, or GPU of a rank (``0, GPU 1``): the parts of the whole recording, from the first operation of
+    #: the GPU to its last.
+    recordings: Mapping[str, Mapping[str, StepParts]] = field(default_factory=dict)
+    copies: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
+    has_launches: bool = True
+    one_by_one: bool = False
+    #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
+    items: Mapping[str, float] = field(default_factory=dict)
+    item_name: str = ""
+    contradictions: tuple[Contradiction, ...] = ()
+
+    def of(self, case: str) -> CaseSteps | None:
+        return next((own for own in self.cases if own.case == case), None)
+
+    def __bool__(self) -> bool:
+        return bool(self.cases)
 
 
 def find_steps(
@@ -79,35 +377,39 @@ def find_steps(
     cases: Sequence[str],
     params: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, Any],
-    run: Manifest,
-    workload: str,
+    jobs: Iterable[JobEntry] = (),
+    unlike_nodes: Mapping[str, Differences] = MappingProxyType({}),
 ) -> StepFindings:
     """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
 
-    ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline,
-    whose name ``workload`` is.
+    ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline, and ``jobs`` are
+    its jobs. ``unlike_nodes`` are by case the facts in which the nodes that ran it differ, with their values.
     """
-    by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
+    table = _with_places(index.tables.steps)
     # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
-    with_parts = index.tables.steps[index.tables.steps["compute_ns"].notna()]
-    counts = with_parts.groupby("profiler", sort=False)["case"].nunique()
+    counts = table[table["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
     profiler = max((name for name in PREFERENCE if name in counts), key=lambda name: counts[name], default="")
-    nodes = {(case, job.profiler): job.rank_nodes or {} for job in run.jobs_of(workload) for case in job.cases}
-    found = {case: _Case(index, case, profiler, by_case[case], nodes).read() for case in cases if case in by_case}
-    items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
-    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
-    kept = tuple(replace(own, unlike_nodes=unlike.get(own.case, ())) for own in found.values() if own)
-    without = tuple(case for case in cases if not found.get(case))
-    recordings = tuple(recording for case in without for recording in _recordings(index, case))
+    nodes = {(case, job.profiler): job.rank_nodes or {} for job in jobs for case in job.cases}
+    by_case = {str(case): own for case, own in table.groupby("case", sort=False)}
+    found: dict[str, CaseSteps] = {}
+    for case in (each for each in cases if each in by_case):
+        # The times without a profiler come first.
+        seen = set(by_case[case].loc[by_case[case]["state"] != StepState.OTHER.value, "profiler"])
+        if shown := next((name for name in (profiler, "plain", *PREFERENCE) if name in seen), ""):
+            own_nodes = nodes.get((case, shown), {})
+            found[case] = _read(index, case, shown, by_case[case], own_nodes, unlike_nodes.get(case, ()))
+    without = [case for case in cases if case not in found]
+    recordings = {case: own for case in without if (own := dict(_recordings(index, case)))}
     # The most trusted profiler that recorded the kernels of a case.
     recorders = {case: next((p for p in PREFERENCE if (case, p) in index.capture_totals), "") for case in without}
     totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
+    items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
     return StepFindings(
-        cases=kept,
+        cases=tuple(found.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
         copies={
-            case: tuple(CopyTraffic(name, *sums) for name, sums in sorted(own.by_copy.items(), key=lambda x: -x[1][1]))
+            case: {name: ClassTotal(*sums) for name, sums in sorted(own.by_copy.items(), key=lambda x: -x[1][1])}
             for case, own in totals.items()
             if own.by_copy
         },
@@ -116,180 +418,119 @@ def find_steps(
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
         item_name=str(declared.get("item_name") or "items"),
-        contradictions=tuple(_contradictions(index, cases)),
+        contradictions=tuple(
+            Contradiction(case, name, check, subject, number.value, int(number.n))
+            for (case, name), numbers in index.step_numbers.items()
+            if case in cases
+            for check in Check
+            for subject, number in numbers.get(check.value, {}).items()
+        ),
     )
 
 
-def _contradictions(index: CaseIndex, cases: Sequence[str]) -> Iterator[Contradiction]:
-    """Yield what the recordings of the cases contradict themselves in."""
-    for (case, profiler), numbers in index.step_numbers.items():
-        for check in Check:
-            for subject, number in numbers.get(check.value, {}).items() if case in cases else ():
-                yield Contradiction(case, profiler, check, subject, number.value, int(number.n))
-
-
-def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
-    """Yield the parts of a recording without steps, by rank."""
-    profiler = next((name for name in PREFERENCE if _CAPTURED[0] in index.step_numbers.get((case, name), {})), "")
+def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:
+    """Yield each rank of a recording without steps, and its parts."""
+    metrics = [f"capture_{part.value}" for part in StepPart]
+    profiler = next((name for name in PREFERENCE if metrics[0] in index.step_numbers.get((case, name), {})), "")
     numbers = index.step_numbers.get((case, profiler), {})
-    for rank in numbers.get(_CAPTURED[0], {}):
-        found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
+    for subject in numbers.get(metrics[0], {}):
+        found = (numbers.get(metric, {}).get(subject) for metric in metrics)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
-        yield Recording(case, _readable(rank), StepParts(parts))
+        # ``1`` of ``rank 1``, and ``0, GPU 1`` of ``rank 0 device 1``.
+        rank, has_device, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
+        yield f"{rank}, GPU {device}" if has_device else rank, StepParts(parts)
 
 
-def _readable(subject: str) -> str:
-    """Return ``1`` for ``rank 1``, and ``0, GPU 1`` for ``rank 0 device 1``."""
-    rank, has_device, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
-    return f"{rank}, GPU {device}" if has_device else rank
+def _read(
+    index: CaseIndex,
+    case: str,
+    profiler: str,
+    table: pd.DataFrame,
+    nodes: Mapping[int, str],
+    unlike_nodes: Differences,
+) -> CaseSteps:
+    """Return the steps of one case, of which ``table`` has the rows and ``profiler`` recorded the parts."""
+    every, times = ("plain", *PREFERENCE), index.step_times
+    own = table[table["profiler"] == profiler]
+    steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
+    waits = _waiting(steady)
+    parts = _parts_by_place(steady, waits)
+    has_steady = set(_steady(table).dropna(subset="wall_ns")["profiler"])
+    spreads = {
+        name: _of_case(index.step_numbers.get((case, name), {}), "step_spread") for name in every if name in has_steady
+    }
+    coverage, pattern_count = (_of_case(numbers, name) for name in ("step_coverage", "step_count_by_pattern"))
+    return CaseSteps(
+        case=case,
+        profiler=profiler,
+        table=table,
+        times={name: times[case, name].time for name in every if (case, name) in times},
+        uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
+        coverage=None if coverage is None else coverage / 100,
+        pattern_count=None if pattern_count is None else round(pattern_count),
+        parts=_mean_parts(parts, index.step_totals.get((case, profiler))),
+        copies=_copies(index, numbers),
+        ranks=tuple(_ranks(index, case, steady, parts, waits, numbers.get("step_time", {}), nodes)),
+        wait_cause=_wait_cause(own, waits),
+        outliers=tuple(_outliers(own, numbers)),
+        range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
+        stride=round(_of_case(numbers, STEP_STRIDE) or 1),
+        unlike_nodes=unlike_nodes,
+    )
 
 
-@dataclass(frozen=True)
-class _Case:
-    """The steps of one case. ``profiler`` is the one whose partition is shown."""
+def _of_case(numbers: _Numbers, metric: str) -> float | None:
+    number = numbers.get(metric, {}).get("")
+    return None if number is None else number.value
 
-    index: CaseIndex
-    id: str
-    profiler: str
-    steps: pd.DataFrame
-    #: The node of each rank, by case and profiler.
-    nodes: Mapping[tuple[str, str], Mapping[int, str]]
 
-    def read(self) -> CaseSteps | None:
-        """Return the steps; None where only work between steps is known."""
-        # The times without a profiler come first.
-        every, times = ("plain", *PREFERENCE), self.index.step_times
-        seen = set(self.steps.loc[self.steps["state"] != StepState.OTHER.value, "profiler"])
-        profiler = next((name for name in (self.profiler, *every) if name in seen), None)
-        if profiler is None:
-            return None
-        own = self.steps[self.steps["profiler"] == profiler]
-        # A single process may not know its rank.
-        own = _with_places(own)
-        steady = own[own["state"] == StepState.STEADY.value]
-        numbers = self.index.step_numbers.get((self.id, profiler), {})
-        by_rank = own.groupby(_PLACE)["state"].value_counts().unstack(fill_value=0)
-        uneven = dict(self._uneven(every))
-        waits = _waiting(steady)
-        parts = _parts_by_place(steady, waits)
-        return CaseSteps(
-            case=self.id,
-            profiler=profiler,
-            rule=StepRule(own["rule"].iloc[0]),
-            times={name: times[self.id, name].time for name in every if (self.id, name) in times},
-            counts={
-                state: (int(by_rank[state.value].min()), int(by_rank[state.value].max()))
-                for state in StepState
-                if state.value in by_rank
-            },
-            steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
-            all_steps=self._all_steps(),
-            coverage=None if (percent := _of_case(numbers, "step_coverage")) is None else percent / 100,
-            pattern_count=None if (count := _of_case(numbers, "step_count_by_pattern")) is None else round(count),
-            uneven=uneven,
-            same_steps=self._same_steps() if uneven else {},
-            parts=self._mean_parts(parts),
-            copies=tuple(self._copies(numbers)),
-            ranks=tuple(self._ranks(profiler, steady, parts, waits, numbers.get("step_time", {}))),
-            wait_cause=_wait_cause(own, waits),
-            outliers=tuple(_outliers(own, steady, numbers)),
-            rows=tuple(_rows(own, waits)),
-            range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
-            stride=round(_of_case(numbers, STEP_STRIDE) or 1),
+def _with_places(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the columns ``PLACE``, by place and in the order of time.
+
+    A process that does not know its rank is rank 0. Idle time without a cause is ``idle_other``, whether or not the
+    tool recorded the host.
+    """
+    own = steps.assign(rank=steps["rank"].fillna(0).astype(int))
+    has_several = own.groupby(["case", "profiler", "rank"])["device"].transform("nunique") > 1
+    causes = own[[part.column for part in IDLE_PARTS[:-1]]].fillna(0.0)
+    own = own.assign(
+        place=own["device"].where(has_several).fillna(ONE_DEVICE).astype(int),
+        **causes,
+        idle_other_ns=own["idle_ns"] - causes.sum(axis=1),
+    )
+    return own.sort_values([*PLACE, "start_ns", "step"], kind="stable")
+
+
+def _steady(steps: pd.DataFrame) -> pd.DataFrame:
+    return steps[steps["state"] == StepState.STEADY.value]
+
+
+def _parts_by_place(steady: pd.DataFrame, waits: pd.DataFrame) -> dict[tuple[int, int], StepParts]:
+    """Return the mean of the steady steps of each rank and device; empty where no profiler recorded the parts."""
+    names = [*COLUMNS, "communication_total_ns"]
+    means = steady[steady["compute_ns"].notna()].groupby(PLACE)[names].mean().astype(float).reset_index()
+    waiting = waits.mean()
+    return {
+        (rank, place): StepParts(
+            dict(zip(StepPart, parts, strict=True)), {}, total, float(waiting[rank, place]) if len(waits) else None
         )
+        for rank, place, *parts, total in rows(means, *PLACE, *names)
+    }
 
-    def _all_steps(self) -> dict[str, int]:
-        """Count the different steps under each profiler, whatever their state."""
-        steps = self.steps[self.steps["state"] != StepState.OTHER.value]
-        return {str(name): int(n) for name, n in steps.groupby("profiler")["step"].nunique().items()}
 
-    def _uneven(self, profilers: Iterable[str]) -> Iterator[tuple[str, UnevenSteps]]:
-        """Yield the profilers under which steady steps are uneven."""
-        steady = self.steps[(self.steps["state"] == StepState.STEADY.value) & self.steps["wall_ns"].notna()]
-        for name in profilers:
-            spread = _of_case(self.index.step_numbers.get((self.id, name), {}), "step_spread")
-            own = steady[steady["profiler"] == name]
-            if spread and spread > UNEVEN_STEPS and len(own):
-                walls = own.astype({"wall_ns": float}).groupby("step")["wall_ns"].mean()
-                yield name, UnevenSteps(spread / 100, walls.median(), int(walls.idxmax()), walls.max())
-
-    def _same_steps(self) -> dict[str, SameSteps]:
-        """Return the steady steps of each profiler beside the same steps without a profiler.
-
-        A profiler is left out where another rule found its steps, or where ``plain`` lacks one of them.
-        """
-        key = ["rank", "step"]
-        steps = self.steps[(self.steps["state"] != StepState.OTHER.value) & self.steps["wall_ns"].notna()]
-        steps = steps.assign(rank=steps["rank"].fillna(0))
-        plain = steps[steps["profiler"] == "plain"]
-        steady = steps[(steps["profiler"] != "plain") & (steps["state"] == StepState.STEADY.value)]
-        found: dict[str, SameSteps] = {}
-        for name, own in steady.groupby("profiler", sort=False):
-            both = own.merge(plain, on=[*key, "rule"], suffixes=("", "_plain"))
-            if len(both) == len(own):
-                ns, without_ns = both["wall_ns"].astype(float), both["wall_ns_plain"].astype(float)
-                ends = mean_interval((ns - without_ns).tolist())
-                differs = ends is not None and not ends[0] <= 0 <= ends[1]
-                found[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
-        return found
-
-    def _mean_parts(self, places: Mapping[_Place, StepParts]) -> StepParts | None:
-        """Return the mean over ranks and devices of the means over their steady steps."""
-        if not places:
-            return None
-        mean = {part: _mean([own.ns[part] for own in places.values()]) for part in StepPart}
-        total = _mean([own.communication_total_ns or 0.0 for own in places.values()])
-        waits = [own.waiting_ns for own in places.values() if own.waiting_ns is not None]
-        return StepParts(mean, self._classes(mean[StepPart.COMPUTE]), total, _mean(waits) if waits else None)
-
-    def _classes(self, compute_ns: float) -> dict[str, float]:
-        """Divide the time in which the GPU computes by the kernels' sums, the largest class first."""
-        own = self.index.step_totals.get((self.id, self.profiler), KernelTotals()).kernels
-        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in own.items())
-        return divide_compute({name: sum(each) for name, each in times.items()}, compute_ns)
-
-    def _copies(self, numbers: Mapping[str, Mapping[str, Number]]) -> Iterator[CopyTraffic]:
-        """Yield the copies and sets of a step, those with the most time first."""
-        launches, moved = (numbers.get(name, {}) for name in ("step_launches", "step_copy_bytes"))
-        times = numbers.get("step_kernel_time", {})
-        for name in sorted(times, key=lambda name: -times[name].value):
-            if name in self.index.copies:
-                size = moved[name].value if name in moved else None
-                yield CopyTraffic(name, launches[name].value if name in launches else 0.0, times[name].value, size)
-
-    def _ranks(
-        self,
-        profiler: str,
-        steady: pd.DataFrame,
-        parts: Mapping[_Place, StepParts],
-        waits: pd.DataFrame,
-        times: Mapping[str, Number],
-    ) -> Iterator[RankSteps]:
-        nodes = self.nodes.get((self.id, profiler), {})
-        waited_for, slowest = _waited_for(steady, waits).value_counts(), _slowest(steady).value_counts()
-        ranks: set[int] = set()
-        for rank, device in rows(steady[_PLACE].drop_duplicates(), *_PLACE):
-            own = steady[(steady["rank"] == rank) & (steady["place"] == device)]
-            name, is_lone = f"{RANK_PREFIX}{rank}", device == _ONE_DEVICE
-            yield RankSteps(
-                rank=rank,
-                device=_device(device),
-                time=times[name].time if is_lone and name in times else Measure(own["wall_ns"].median(), len(own)),
-                parts=parts.get((rank, device)),
-                waited_for=int(waited_for.get((rank, device), 0)),
-                slowest_in=int(slowest.get((rank, device), 0)),
-                # Of a process with several devices, the memory of all of them stands beside the first.
-                peak_memory=None if rank in ranks else self._peak_memory(rank),
-                node=nodes.get(rank, ""),
-            )
-            ranks.add(rank)
-
-    def _peak_memory(self, rank: int) -> float | None:
-        """Return the peak of the memory that torch allocated in the process ``rank`` without a profiler."""
-        own = self.index.by_rank.get((self.id, "plain"), {}).get(f"{RANK_PREFIX}{rank}", {})
-        if not own and rank == 0:
-            own = self.index.numbers.get((self.id, "plain", ""), {})
-        return own["peak_allocated"].value if "peak_allocated" in own else None
+def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTotals | None) -> StepParts | None:
+    """Return the mean over ranks and devices, with the time in which a GPU computes divided by the kernels' classes."""
+    if not places:
+        return None
+    every = list(places.values())
+    ns = {part: sum(own.ns[part] for own in every) / len(every) for part in StepPart}
+    waits = [own.waiting_ns for own in every if own.waiting_ns is not None]
+    return StepParts(
+        ns,
+        divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels and kernels.kernels else {},
+        sum(own.communication_total_ns or 0.0 for own in every) / len(every),
+        sum(waits) / len(waits) if waits else None,
+    )
 
 
 def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, float]:
@@ -299,50 +540,84 @@ def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, fl
     return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
-def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> float | None:
-    number = numbers.get(metric, {}).get("")
-    return None if number is None else number.value
-
-
-def _with_idle_other(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps with the idle time that no cause explains, whether or not the tool recorded the host."""
-    causes = steps[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
-    return steps.assign(**causes, idle_other_ns=steps["idle_ns"] - causes.sum(axis=1))
-
-
-def _with_places(own: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the columns ``_PLACE``, by place and in the order of time."""
-    # A single process may not know its rank.
-    own = own.assign(rank=own["rank"].fillna(0).astype(int))
-    has_several = own.groupby("rank")["device"].transform("nunique") > 1
-    own = own.assign(place=own["device"].where(has_several).fillna(_ONE_DEVICE).astype(int))
-    return own.sort_values([*_PLACE, "start_ns", "step"], kind="stable")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _parts_by_place(steady: pd.DataFrame, waits: pd.DataFrame) -> dict[_Place, StepParts]:
-    """Return the mean of the steady steps of each rank and device; empty where no profiler recorded the parts."""
-    known = _with_idle_other(steady[steady["compute_ns"].notna()])
-    names = [*_COLUMNS.values(), "communication_total_ns"]
-    means = known.groupby(_PLACE, sort=True)[names].mean().astype(float).reset_index()
-    waiting = waits.mean()
+def _copies(index: CaseIndex, numbers: _Numbers) -> dict[str, ClassTotal]:
+    """Return the copies and sets of a step, those with the most time first."""
+    times, launches, sizes = (
+        {name: number.value for name, number in numbers.get(metric, {}).items()}
+        for metric in ("step_kernel_time", "step_launches", "step_copy_bytes")
+    )
     return {
-        (rank, device): StepParts(
-            dict(zip(StepPart, parts, strict=True)), {}, total, float(waiting[rank, device]) if len(waits) else None
-        )
-        for rank, device, *parts, total in rows(means, *_PLACE, *names)
+        name: ClassTotal(launches.get(name, 0.0), ns, bytes=sizes.get(name))
+        for name, ns in sorted(times.items(), key=lambda item: -item[1])
+        if name in index.copies
     }
+
+
+def _outliers(own: pd.DataFrame, numbers: _Numbers) -> Iterator[StepOutlier]:
+    """Yield the outliers, the longest first, without the ranks that took no other time than in steady steps."""
+    typical = _steady(own).groupby(PLACE)["wall_ns"].agg(["min", "median", "max"]).astype(float)
+    excess = grouped(
+        ((int(match[1]), int(match[2] or ONE_DEVICE), int(match[3])), (cause, number.value))
+        for cause in OutlierCause
+        for subject, number in numbers.get(f"step_outlier_{cause.value}", {}).items()
+        if (match := _OUTLIER.fullmatch(subject))
+    )
+    outliers = own[own["state"] == StepState.OUTLIER.value].sort_values("wall_ns", ascending=False)
+    for rank, place, step, wall in rows(outliers, *PLACE, "step", "wall_ns"):
+        if (rank, place) in typical.index:
+            least, median, most = typical.loc[(rank, place)].tolist()
+            if not least <= wall <= most:
+                causes = dict(excess.get((rank, place, int(step)), ()))
+                yield StepOutlier(rank, _device(place), int(step), wall, median, causes)
+
+
+def _device(place: int) -> int | None:
+    return None if place == ONE_DEVICE else place
 
 
 # --- several ranks ---------------------------------------------------------------------------------------------------
 
 
+def _ranks(
+    index: CaseIndex,
+    case: str,
+    steady: pd.DataFrame,
+    parts: Mapping[tuple[int, int], StepParts],
+    waits: pd.DataFrame,
+    times: Mapping[str, Number],
+    nodes: Mapping[int, str],
+) -> Iterator[RankSteps]:
+    waited_for, slowest = _waited_for(steady, waits).value_counts(), _slowest(steady).value_counts()
+    seen: set[int] = set()
+    for rank, place in rows(steady[PLACE].drop_duplicates(), *PLACE):
+        own = steady[(steady["rank"] == rank) & (steady["place"] == place)]
+        name, at = f"{RANK_PREFIX}{rank}", (rank, place)
+        is_lone = place == ONE_DEVICE and name in times
+        yield RankSteps(
+            rank=rank,
+            device=_device(place),
+            time=times[name].time if is_lone else Measure(own["wall_ns"].median(), len(own)),
+            parts=parts.get(at),
+            waited_for=int(waited_for.get(at, 0)),
+            slowest_in=int(slowest.get(at, 0)),
+            # Of a process with several devices, the memory of all of them stands beside the first.
+            peak_memory=None if rank in seen else _peak_memory(index, case, rank),
+            node=nodes.get(rank, ""),
+        )
+        seen.add(rank)
+
+
+def _peak_memory(index: CaseIndex, case: str, rank: int) -> float | None:
+    """Return the peak of the memory that torch allocated in the process ``rank`` without a profiler."""
+    own = index.by_rank.get((case, "plain"), {}).get(f"{RANK_PREFIX}{rank}", {})
+    if not own and rank == 0:
+        own = index.numbers.get((case, "plain", ""), {})
+    return own["peak_allocated"].value if "peak_allocated" in own else None
+
+
 def _by_place(steps: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the values of the steps that all places have: a row for each step, a column for each place."""
-    return steps.pivot_table(index="step", columns=_PLACE, values=column, aggfunc="mean").astype(float).dropna()
+    return steps.pivot_table(index="step", columns=PLACE, values=column, aggfunc="mean").astype(float).dropna()
 
 
 def _waiting(steady: pd.DataFrame) -> pd.DataFrame:
@@ -381,73 +656,27 @@ def _wait_cause(own: pd.DataFrame, waits: pd.DataFrame) -> StepPart | None:
     host was late or blocked for at least half of that time, in this step or before its first operation, which is idle
     time at the end of the step before.
     """
-    late = _waited_for(steady := own[own["state"] == StepState.STEADY.value], waits)
+    late = _waited_for(_steady(own), waits)
     if late.empty:
         return None
-    idle = [_COLUMNS[part] for part in IDLE_PARTS[:2]]
-    filled = _with_idle_other(own)
-    filled[idle] += filled.groupby(_PLACE)[idle].shift(1).fillna(0.0)
+    idle = [part.column for part in IDLE_PARTS[:2]]
+    # The idle time of the step before counts too.
+    before = own.groupby(PLACE)[idle].shift(1).fillna(0.0)
+    steady = _steady(own.assign(**(own[idle] + before)))
     others = len(waits.columns) - 1
     waited = (waits.loc[late.index].sum(axis=1) / others).to_numpy()
     at = np.arange(len(late)), waits.columns.get_indexer(pd.Index(late))
-
-    def of_late(part: StepPart) -> Floats:
-        """Return the time of the place that is waited for, of work over the mean of the others, by step."""
-        by_place = _by_place(filled.loc[steady.index], _COLUMNS[part]).loc[late.index, waits.columns].to_numpy()
-        own_ns: Floats = by_place[at]
-        return own_ns if part in IDLE_PARTS else own_ns - (by_place.sum(axis=1) - own_ns) / others
-
     explained = np.zeros(len(late), dtype=bool)
     time: dict[StepPart, float] = {}
     for parts in ((StepPart.COMPUTE, StepPart.COPY), IDLE_PARTS[:2]):
-        found = np.stack([of_late(part) for part in parts])
-        enough = (found.max(axis=0) >= _EXPLAINS * waited) & ~explained
-        time |= {part: waited[enough & (found.argmax(axis=0) == i)].sum() for i, part in enumerate(parts)}
+        # By part, the time of the place that is waited for, of work over the mean of the others, by step.
+        tables = (_by_place(steady, part.column).loc[late.index, waits.columns].to_numpy() for part in parts)
+        of_late = np.stack([
+            table[at] if parts[0] in IDLE_PARTS else table[at] - (table.sum(axis=1) - table[at]) / others
+            for table in tables
+        ])  # fmt: skip
+        enough = (of_late.max(axis=0) >= _EXPLAINS * waited) & ~explained
+        time |= {part: waited[enough & (of_late.argmax(axis=0) == i)].sum() for i, part in enumerate(parts)}
         explained |= enough
     cause = max(time, key=lambda part: time[part])
     return cause if time[cause] >= _EXPLAINS * waited.sum() else None
-
-
-def _outliers(
-    own: pd.DataFrame, steady: pd.DataFrame, numbers: Mapping[str, Mapping[str, Number]]
-) -> Iterator[StepOutlier]:
-    """Yield the outliers, the longest first, without the ranks that took no other time than in steady steps."""
-    typical = steady.groupby(_PLACE)["wall_ns"].agg(["min", "median", "max"]).astype(float)
-    excess: dict[tuple[_Place, int], dict[OutlierCause, float]] = {}
-    for cause in OutlierCause:
-        for subject, number in numbers.get(f"{_OUTLIER_METRIC}{cause.value}", {}).items():
-            if match := _OUTLIER.fullmatch(subject):
-                place = int(match[1]), int(match[2] or _ONE_DEVICE)
-                excess.setdefault((place, int(match[3])), {})[cause] = number.value
-    outliers = own[own["state"] == StepState.OUTLIER.value].sort_values("wall_ns", ascending=False)
-    for rank, device, step, wall in rows(outliers, *_PLACE, "step", "wall_ns"):
-        if (rank, device) not in typical.index:
-            continue
-        least, median, most = typical.loc[(rank, device)].tolist()
-        if not least <= wall <= most:
-            causes = excess.get(((rank, device), int(step)), {})
-            yield StepOutlier(rank, int(step), wall, median, causes, _device(device))
-
-
-def _device(place: int) -> int | None:
-    return None if place == _ONE_DEVICE else place
-
-
-def _rows(own: pd.DataFrame, waits: pd.DataFrame) -> Iterator[StepRow]:
-    """Yield every step and the work between steps."""
-    filled = _with_idle_other(own)
-    names = (*_PLACE, "step", "state", "wall_ns", "kernels", *_COLUMNS.values())
-    are_known = filled[list(_COLUMNS.values())].notna().all(axis=1).tolist()
-    waiting = {(step, place): ns for place in waits for step, ns in waits[place].items()}
-    for has_parts, row in zip(are_known, rows(filled, *names), strict=True):
-        rank, device, step, state, wall, kernels, *parts = row
-        own_waiting = waiting.get((step, (rank, device))) if state == StepState.STEADY.value else None
-        yield StepRow(
-            rank=rank,
-            device=_device(device),
-            step=int(step),
-            state=StepState(state),
-            wall_ns=wall,
-            kernels=None if pd.isna(kernels) else int(kernels),
-            parts=StepParts(dict(zip(StepPart, parts, strict=True)), waiting_ns=own_waiting) if has_parts else None,
-        )

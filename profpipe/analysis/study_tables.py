@@ -18,16 +18,8 @@ import pandas as pd
 from profpipe.analysis import kernel_breakdown, ranks
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings.workloads import (
-    Basis,
-    CaseResult,
-    Cell,
-    ClassTotal,
-    Grid,
-    KernelBreakdown,
-    NoValue,
-    Study,
-)
+from profpipe.analysis.findings.workloads import Basis, CaseResult, Cell, Grid, NoValue, Study
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.kernel_categories import CATEGORIES
 from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value

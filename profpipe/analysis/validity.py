@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from profpipe.analysis import ranks, tasks
+from profpipe.analysis import cluster, ranks
 from profpipe.analysis.case_index import Number, WorkloadData
 from profpipe.analysis.findings.workloads import (
     Coverage,
@@ -48,7 +48,7 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     names = ("workload", "case", "profiler", "status", "reason")
     # Such a case is among those that `pending` returns.
-    unfinished = {(task.workload, case) for task in tasks.open_tasks(run) for case in task.cases}
+    unfinished = {(task.workload, case) for task in cluster.open_tasks(run) for case in task.cases}
     for workload, case, profiler, status, reason in rows(tables.cases, *names):
         every.setdefault(workload, set()).add(case)
         is_pending = status == Status.INTERRUPTED and (workload, case) in unfinished
@@ -97,7 +97,7 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     if run.ended:
         return ()
     if run.tasks:
-        return tasks.find_unfinished(tables, run)
+        return cluster.find_unfinished(tables, run)
     done: dict[tuple[str, str], set[str]] = {}
     for job in run.jobs:
         done.setdefault(_key(job), set()).update(job.cases)

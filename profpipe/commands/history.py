@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe.analysis import history
     from profpipe.commands import recording
-    from profpipe.report import history_pages
+    from profpipe.report.sections import history as pages
     from profpipe.results import atomic, database, noise
 
     recording.record_missing(args.out)
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.html:
         print(_write_html(args, found))
     elif args.page:
-        atomic.write_text(args.page, history_pages.markdown(found))
+        atomic.write_text(args.page, pages.markdown(found))
         print(args.page)
     else:
         shown = {row["run"] for row in runs[: args.n]}
@@ -71,21 +71,21 @@ def main(args: argparse.Namespace) -> int:
 def _write_html(args: argparse.Namespace, found: Sequence[PipelineHistory]) -> Path:
     """Write the page of the results folder, and return its path."""
     from profpipe.commands import rendering
-    from profpipe.report.html import page
-    from profpipe.report.markdown import SUMMARY
+    from profpipe.report import html_page
+    from profpipe.report.document import SUMMARY
     from profpipe.report.sections import history as section
 
     target: Path = args.out / arguments.HISTORY_PAGE if args.html == arguments.IN_RESULTS else args.html
     if target.is_dir():
         raise ConfigError(str(target), "is a folder.", f"Name a file: --html {target / arguments.HISTORY_PAGE}.")
-    reports = (page.REPORT, SUMMARY)
+    reports = (html_page.REPORT, SUMMARY)
 
     def report(run: str) -> str:
         existing = next((args.out / run / name for name in reports if (args.out / run / name).is_file()), None)
         return "" if existing is None else os.path.relpath(existing, target.parent)
 
     document = section.document(found, args.out.resolve().name, report)
-    page.write(document, target.parent, rendering.find_templates().page, target.name)
+    html_page.write(document, target.parent, rendering.find_templates().page, target.name)
     return target
 
 
@@ -97,7 +97,7 @@ def text(
     ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first. ``found`` has
     the courses, which may cover more runs.
     """
-    from profpipe.report import history_pages
+    from profpipe.report.sections import history as pages
 
     courses = {pipeline.name: pipeline.courses for pipeline in found}
     parts = []
@@ -107,14 +107,14 @@ def text(
         lines = [f"Pipeline {name}", *_run_lines(own)]
         if own_times := [row for row in times if row["run"] in ids]:
             lines += ["", *_time_lines(own_times, ids)]
-        if own_courses := list(history_pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
+        if own_courses := list(pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
             lines += ["", *own_courses]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No runs."
 
 
 def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
-    from profpipe.report.formatting import column_width
+    from profpipe.report.text import column_width
 
     width = column_width(row["run"] for row in runs)
     yield f"{'run':{width}}  {'started':25}  cases ok"
@@ -126,7 +126,7 @@ def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
 def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
     """Yield a line for each case, with a column for each of ``runs`` that has a time."""
     from profpipe.job import readable
-    from profpipe.report.formatting import column_width
+    from profpipe.report.text import column_width
     from profpipe.report.units import time_unit
 
     timed = {str(row["run"]) for row in times}

@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from profpipe import errors, plugins, stdio
-from profpipe.analysis import analyze, kernel_captures, pairs
+from profpipe.analysis import analyze, kernel_differences, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import render, results_json
-from profpipe.report.html import page
+from profpipe.report import html_page, pages, render, results_json, text as page_text
 from profpipe.report.sections import verdicts
-from profpipe.report.text import first_screen
-from profpipe.results import long_texts, schema
+from profpipe.results import schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 from profpipe.stdio import visible_line
@@ -51,7 +50,7 @@ class Templates:
     """The files that make the pages: the template of SUMMARY.md and details.md, and those of report.html."""
 
     summary: Path
-    page: page.PageFiles
+    page: Mapping[str, Path]
 
 
 def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> Templates:
@@ -68,7 +67,7 @@ def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = No
             raise ConfigError(f"templates/{name}", "is missing.", "Install profpipe again.")
         return found
 
-    return Templates(find(TEMPLATE), page.find_files(find))
+    return Templates(find(TEMPLATE), {name: find(name) for name in html_page.FILES})
 
 
 def write_report(
@@ -83,17 +82,17 @@ def write_report(
     The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
     """
     templates = templates or find_templates()
-    data = long_texts.shorten(data)
+    data = page_text.shorten_tables(data)
     if manifest.ab is not None:
         found = found or pairs.analyze(data, manifest)
         document = render.build_pairs(found, data, manifest)
-        render.write(document, folder, templates.summary)
-        page.write(document, folder, templates.page)
-        return replace(_judge_pairs(folder, data, manifest, found), first_screen=first_screen(document))
+        pages.write(document, folder, templates.summary)
+        html_page.write(document, folder, templates.page)
+        return replace(_judge_pairs(folder, data, manifest, found), first_screen=pages.first_screen(document))
     findings = analyze.analyze(data, manifest)
     document = render.render(findings, data, manifest, folder, templates.summary)
-    page.write(document, folder, templates.page)
-    return replace(judge(folder, data, manifest, findings), first_screen=first_screen(document))
+    html_page.write(document, folder, templates.page)
+    return replace(judge(folder, data, manifest, findings), first_screen=pages.first_screen(document))
 
 
 def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
@@ -112,7 +111,7 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     # A capture that failed costs no verdict: the page names it.
-    is_bad = is_bad or not all(kernel_captures.is_of_capture(refused.source) for refused in manifest.refused)
+    is_bad = is_bad or not all(kernel_differences.is_of_capture(refused.source) for refused in manifest.refused)
     code = errors.SOME_FAILED if is_bad else errors.OK
     if findings.gate is Gate.FAILED:
         code = errors.GATE_FAILED

@@ -186,7 +186,8 @@ def _why_no_pairs(known: Session) -> str:
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     from profpipe.commands import cluster, execution, recording, rendering
-    from profpipe.results import folders, long_texts, store
+    from profpipe.report import text
+    from profpipe.results import folders, store
     from profpipe.runner import session
     from profpipe.runner.request import RunRequest
     from profpipe.runner.slurm import records
@@ -210,7 +211,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         recording.record_missing(args.out)
         if args.csv:
             store.save_csv(folder, known.data)
-        result = rendering.judge(folder, long_texts.shorten(known.data), known.manifest)
+        result = rendering.judge(folder, text.shorten_tables(known.data), known.manifest)
         if args.json or args.quiet:
             rendering.print_result(result, args)
         else:

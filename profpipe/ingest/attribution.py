@@ -13,6 +13,7 @@ All times are integers of nanoseconds on one clock of any origin.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,11 +58,16 @@ class Launches:
 
 
 class Paths:
-    """A tree of nested ranges; a node is a path, node 0 the empty one."""
+    """A tree of nested ranges; a node is a path, node 0 the empty one.
+
+    ``case`` and ``phase`` of a node are those of ``schema.split_path``.
+    """
 
     def __init__(self) -> None:
         self.parent = [0]
         self.name = [""]
+        self.case = [""]
+        self.phase = [""]
         self.in_case = [False]
         self.depth = [0]
         #: How many ranges lie around a node inside its case.
@@ -104,12 +110,18 @@ class Paths:
             node = self._children[parent, name] = len(self.parent)
             self.parent.append(parent)
             self.name.append(name)
+            self.case.append(name.removeprefix(schema.CASE_PREFIX) if is_case else self.case[parent])
+            self.phase.append("" if is_case else self._phase(parent, schema.range_name(name)))
             self.in_case.append(self.in_case[parent] or is_case)
             self.depth.append(self.depth[parent] + 1)
             self._inside.append(0 if is_case else self._inside[parent] + 1)
         if given != (parent, name) and len(self._children) < bounds.MOST_CASES:
             self._children[given] = node
         return node
+
+    def _phase(self, parent: int, name: str) -> str:
+        is_outermost = not parent or self.name[parent].startswith(schema.CASE_PREFIX)
+        return name if is_outermost else f"{self.phase[parent]}{schema.PATH_SEPARATOR}{name}"
 
     def notes(self) -> list[str]:
         """Return what a report says about ranges that share a node."""
@@ -150,9 +162,11 @@ class Attribution:
     range_path: Ints
     by_time: Bools
 
-    def cases_and_phases(self, paths: Ints) -> tuple[list[str], list[str]]:
-        split = [schema.split_path(self.paths.names_of(int(node))) for node in paths]
-        return [case for case, _ in split], [phase for _, phase in split]
+    @functools.cached_property
+    def in_case(self) -> Bools:
+        """Return for each launch whether it lies in a case."""
+        found: Bools = np.array(self.paths.in_case)[self.path]
+        return found
 
 
 @dataclass(frozen=True)

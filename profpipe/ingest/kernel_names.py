@@ -27,11 +27,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from profpipe.ingest import bounds
-from profpipe.results import budget
 
 _ANONYMOUS = "(anonymous namespace)"
 _INTEGERS = {"int", "bool", "unsigned", "signed", "long", "short", "char", "__int64"}
@@ -97,16 +95,12 @@ class _Unbalanced(Exception):
     """The brackets of the name do not close: it was cut."""
 
 
-@dataclass
 class _Parser:
     """Read a C++ name by its brackets alone, and write it in the one spelling."""
 
-    text: str
-    at: int = 0
-    tokens: list[tuple[str, str]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(self.text)]
+    def __init__(self, text: str) -> None:
+        self.tokens = [(m.lastgroup or "", m[0]) for m in _TOKEN.finditer(text)]
+        self.at = 0
 
     def name(self) -> str:
         """Return the whole name, or "" where it is cut."""
@@ -158,7 +152,7 @@ class _Parser:
                 raise _Unbalanced
             if kind == "space":
                 written.space = True
-            elif token == "<" and written.takes_arguments():
+            elif token == "<" and written.ends_with(_TAKES_ARGUMENTS):
                 written.arguments(self._items(">", depth + 1))
             elif token == "(":
                 self._parenthesis(written, self._items(")", depth + 1))
@@ -170,7 +164,7 @@ class _Parser:
         return written.text()
 
     def _parenthesis(self, written: _Item, inner: list[str]) -> None:
-        if not written.callable():
+        if not written.ends_with(_CALLABLE):
             written.parenthesised(inner, before_number=bool(_NUMBER_BEGINS.match(self._peek())))
             return
         mark = self.at
@@ -182,16 +176,15 @@ class _Parser:
         written.parameters(inner, is_scope)
 
 
-@dataclass
 class _Item:
     """One name, type or value: its ``pieces``, and the state that decides the spelling of the next piece."""
 
-    depth: int
-    pieces: list[str] = field(default_factory=list)
-    space: bool = False
-    #: Where the qualified name begins; the pieces before it are a return type or a cv-qualifier.
-    start: int = 0
-    templated: bool = False
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.pieces: list[str] = []
+        self.space = self.templated = False
+        #: Where the qualified name begins; the pieces before it are a return type or a cv-qualifier.
+        self.start = 0
 
     def _add(self, piece: str) -> None:
         self.pieces.append(piece)
@@ -211,11 +204,9 @@ class _Item:
         else:
             self._add(token)
 
-    def takes_arguments(self) -> bool:
-        return bool(self.pieces) and not self.space and bool(_TAKES_ARGUMENTS.search(self.pieces[-1]))
-
-    def callable(self) -> bool:
-        return bool(self.pieces) and not self.space and bool(_CALLABLE.search(self.pieces[-1]))
+    def ends_with(self, pattern: re.Pattern[str]) -> bool:
+        """Return True where ``pattern`` finds the last piece, and no space follows it."""
+        return bool(self.pieces) and not self.space and bool(pattern.search(self.pieces[-1]))
 
     def arguments(self, arguments: list[str]) -> None:
         self._add(f"<{', '.join(arguments)}>")
@@ -300,34 +291,30 @@ def _without_namespaces(pieces: Sequence[str], keep_all: bool) -> Sequence[str]:
     return kept
 
 
+# --- demangling ------------------------------------------------------------------------------------------------------
+
 #: A substitution or a template parameter.
 _REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
 #: Characters of a demangled name.
 _LONGEST = 1 << 20
 #: Limits of the process that demangles a name by itself. Composable Kernel's longest names take 0.2 s.
-_CPU_S, _MEMORY = 2, 1 << 29
-_TIMEOUT_S = 20.0
-#: CPU time of all these processes of a file. Beyond it, its names are shortened.
+_CPU_S, _MEMORY, _TIMEOUT_S = 2, 1 << 29, 20.0
+#: CPU time of all such processes. Beyond it, names are shortened.
 MOST_S = 3.0
 #: The length of an identifier, and the name of an anonymous namespace.
 _LENGTH, _ANONYMOUS_NAME = re.compile(r"[1-9]\d{0,3}"), re.compile(r"_GLOBAL__N_\d*")
 
 
 def demangle(name: str) -> str:
-    """Demangle an Itanium-mangled ``name``; return ``name`` where no demangler knows its grammar.
+    """Demangle an Itanium-mangled ``name`` in bounded time and memory; return ``name`` where its grammar is unknown.
 
     cxxfilt (the system's libstdc++) comes first: only it knows local names, such as PyTorch's lambdas.
     itanium-demangler 1.1 reads Composable Kernel's longest names, and serves systems without libstdc++.
 
-    A name whose substitutions double it again and again, for which a demangler would take all memory, is shortened. So
-    are long names that take too much time. See ``shorten``.
+    A mangled name of 250 bytes may stand for gigabytes. Where that cannot be excluded, another process demangles it
+    with little time and memory, and a name that takes more is shortened (``shorten``).
     """
-    if _longest_demangled(name) <= _LONGEST:
-        return _demangled(name)
-    # A name that was not demangled may be in a file with more time left.
-    if name not in _by_processes and (text := _demangled_by_process(name)) != name:
-        _by_processes[name] = text
-    return _by_processes.get(name) or shorten(name)
+    return _demangled(name) if _longest_demangled(name) <= _LONGEST else _demangled_apart(name)
 
 
 def shorten(name: str) -> str:
@@ -347,9 +334,6 @@ def shorten(name: str) -> str:
         return name
     shown = "::".join(_ANONYMOUS if _ANONYMOUS_NAME.fullmatch(word) else word for word in words)
     return f"{shown}<…{hashlib.sha256(name.encode()).hexdigest()[:8]}>"
-
-
-_by_processes: dict[str, str] = {}
 
 
 @functools.lru_cache(maxsize=65536)
@@ -383,59 +367,50 @@ def _longest_demangled(name: str) -> int:
 def _by_libstdcpp(name: str) -> str | None:
     try:
         import cxxfilt
-    except ImportError:
-        return None
-    try:
+
         return str(cxxfilt.demangle(name))
-    except (cxxfilt.Error, UnicodeError):
+    except (ImportError, UnicodeError):
+        return None
+    except cxxfilt.Error:
         return None
 
 
 def _by_python(name: str) -> str | None:
     try:
         import itanium_demangler
-    except ImportError:
-        return None
-    try:
+
         parsed = itanium_demangler.parse(name)
-        return None if parsed is None else str(parsed)
     # Unknown grammar raises any error of its tables.
-    except (NotImplementedError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+    except (ImportError, NotImplementedError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
+    return None if parsed is None else str(parsed)
 
 
-#: The file that is being read, and what it has spent of ``MOST_S``.
-_spent: tuple[object, float] = (None, 0.0)
+_spent_s = 0.0
 
 
-def _demangled_by_process(name: str) -> str:
-    global _spent
-    file = budget.reading()
-    spent_s = _spent[1] if file is not None and _spent[0] is file else 0.0
-    if spent_s > MOST_S:
-        return name
-    text, cpu_s = _demangled_apart(name)
-    _spent = (file, spent_s + cpu_s)
-    return text
-
-
-def _demangled_apart(name: str) -> tuple[str, float]:
-    """Return the name that another process gives, and the CPU time of that process."""
-    command = (
-        [sys.executable, "-P", "-m", __name__] if sys.version_info >= (3, 11) else [sys.executable, "-m", __name__]
-    )
+@functools.cache
+def _demangled_apart(name: str) -> str:
+    """Return the name that another process gives, shortened where this takes too much."""
+    global _spent_s
+    if _spent_s > MOST_S:
+        return shorten(name)
+    isolated = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *isolated, "-m", __name__]
     root = Path(__file__).resolve().parents[2]
     try:
         ended = subprocess.run(
             command, input=name.encode(), capture_output=True, timeout=_TIMEOUT_S, cwd=root, start_new_session=True
         )
     except (OSError, subprocess.TimeoutExpired):
-        return name, _CPU_S
-    if ended.returncode:
-        return name, _CPU_S
-    text = ended.stdout.decode("utf-8", "replace") if len(ended.stdout) <= _LONGEST else name
+        ended = None
+    if ended is None or ended.returncode:
+        _spent_s += _CPU_S
+        return shorten(name)
     # The process writes its CPU time last. A warning may stand before it.
-    return text, float(ended.stderr.split()[-1])
+    _spent_s += float(ended.stderr.split()[-1])
+    text = ended.stdout.decode("utf-8", "replace")
+    return text if text != name and len(text) <= _LONGEST else shorten(name)
 
 
 def main() -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest.attribution import NO_THREAD, Attribution, Launches, Paths, Ranges
-from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups, union
+from profpipe.ingest.attribution import NO_THREAD, Attribution, Launches, Ranges
+from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, combine_columns, groups, union
 from profpipe.ingest.operations import Operations
 from profpipe.ingest.steps import windows
 from profpipe.results import schema
@@ -20,6 +19,17 @@ from profpipe.results.schema import StepRule
 #: The columns that identify a row of `kernels` within one file. A class follows from the name, if the file does not say
 #: more: a launch with a class is one row with others of its class only.
 LAUNCH_KEYS: Final = ("case", "process", "device", "stream", "phase", "kind", "kernel", "kernel_class")
+
+#: The columns of single launches. ``iteration`` counts from 0 within case and process; outside every case it is the
+#: step, -1 between steps. ``grid`` and ``block`` are ``32x2x16``.
+COLUMNS: Final = ("case", "process", "iteration", "kernel", "grid", "block", "start_ns", "duration_ns")
+
+#: The rules of steps that profpipe marks in the program itself.
+_MARKED: Final = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
 
 
 def kernel_rows(launches: pd.DataFrame) -> pd.DataFrame:
@@ -31,7 +41,7 @@ def kernel_rows(launches: pd.DataFrame) -> pd.DataFrame:
     if launches.empty:
         return schema.empty(schema.KERNELS)
     keys = [key for key in LAUNCH_KEYS if key in launches.columns]
-    codes, first_rows = _combinations([launches[key] for key in keys], len(launches))
+    codes, first_rows = combine_columns(launches, keys)
     duration = launches["duration_ns"].to_numpy(dtype=np.float64)
     result = launches[keys].iloc[first_rows].reset_index(drop=True)
     # The launches of a caller that keeps no name for them are freed before the sort: of a million 16 MB.
@@ -56,29 +66,6 @@ def kernel_rows(launches: pd.DataFrame) -> pd.DataFrame:
     return schema.frame(schema.KERNELS, result)
 
 
-def _combinations(keys: list[pd.Series[Any]], rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the number of each row's combination of keys, in order of appearance, and each one's first row."""
-    codes, size = np.zeros(rows, dtype=np.int64), 1
-    for key in keys:
-        if isinstance(key.dtype, pd.CategoricalDtype):
-            # The code of a missing value is -1.
-            code, values, first = key.cat.codes.to_numpy(), len(key.cat.categories) + 1, -1
-        else:
-            code, found = pd.factorize(key, use_na_sentinel=False)
-            values, first = len(found), 0
-        if size * values > 2**62:
-            codes, kept = pd.factorize(codes)
-            size = len(kept)
-        codes *= values
-        codes += code
-        codes -= first
-        size *= values
-    codes, kept = pd.factorize(codes)
-    first_rows = np.zeros(len(kept), dtype=np.int64)
-    first_rows[codes[::-1]] = np.arange(rows - 1, -1, -1)
-    return codes, first_rows
-
-
 def _sorted_within(
     codes: np.ndarray[Any, Any], duration: np.ndarray[Any, np.dtype[np.float64]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.float64]]]:
@@ -98,7 +85,7 @@ def _sorted_within(
     return codes[order], duration[order]
 
 
-_NEVER = np.iinfo(np.int64).max
+# --- ranges ----------------------------------------------------------------------------------------------------------
 
 
 def range_rows(
@@ -110,53 +97,70 @@ def range_rows(
     pids: Callable[[Int64s], Any],
     on_gpu: bool = True,
 ) -> pd.DataFrame:
-    """Return the table `ranges`. ``pids`` turns numbers of processes into process ids, negative where unknown.
-
-    Without ``on_gpu`` the times of the GPU, which was not recorded, are missing.
-    """
-    rows = sum_ranges(ranges, launches, placed, start_ns, end_ns)
-    process = pd.Series(pd.array(pids(rows["process"].to_numpy()), dtype="Int64"))
-    rows["process"] = process.where(process >= 0)
-    if not on_gpu:
-        rows[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
-    return schema.frame(schema.RANGES, rows)
-
-
-def sum_ranges(
-    ranges: Ranges, launches: Launches, placed: Attribution, start_ns: Int64s, end_ns: Int64s
-) -> pd.DataFrame:
-    """Return rows of ``ranges`` (without run, workload, profiler and source), ordered by their first instance.
+    """Return the table `ranges`, ordered by the first instance of each range.
 
     ``start_ns`` and ``end_ns`` are when each launch ran on the GPU. Only kernels and whole graphs count; a graph that
-    was traced as one counts as one kernel.
+    was traced as one counts as one kernel. ``pids`` turns numbers of processes into process ids, negative where
+    unknown. Without ``on_gpu`` the times of the GPU, which was not recorded, are missing.
     """
-    rows = _Rows(placed.paths)
-    opened = rows.of_ranges(ranges, placed.range_path)
+    paths, number = placed.paths, _Numbers()
+
+    def row_of(process: int, node: int) -> int:
+        return number[process, paths.case[node], paths.phase[node]]
+
+    combination, firsts = combine(ranges.process, placed.range_path)
+    rows = [row_of(int(ranges.process[i]), int(placed.range_path[i])) for i in firsts]
+    opened = np.array(rows, dtype=np.int64)[combination]
     kernels = np.flatnonzero(launches.is_kernel & (placed.path != 0))
     # Not in the order of their starts, in which the kernels of several processes alternate.
-    combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
+    process, path = launches.process[kernels], placed.path[kernels]
+    combination, firsts = combine(process, path)
+    chains = [[row_of(int(process[i]), node) for node in paths.ancestors(int(path[i]))] for i in firsts]
+    levels = _levels(chains)
     # In few bytes, and without arrays that nothing needs any more: with ten million kernels each takes 80 MB.
-    combination = combination.astype(np.min_scalar_type(max(levels.shape[1], 1)))
+    combination = combination.astype(np.min_scalar_type(max(len(chains), 1)))
     order = np.argsort(start_ns[kernels], kind="stable")
     kernels, combination = kernels[order], combination[order]
-    del order
+    del order, process, path
     start_ns, end_ns = start_ns[kernels], end_ns[kernels]
-    frame = rows.frame()
-    frame["instances"] = np.bincount(opened, minlength=len(rows))
-    frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
-    frame["kernel_ns"] = _sum_levels(np.bincount(combination, weights=end_ns - start_ns), levels, len(rows))
-    frame["kernels"] = _sum_levels(np.bincount(combination), levels, len(rows)).astype(np.int64)
-    frame["busy_ns"] = _busy(combination, levels, start_ns, end_ns, len(rows))
-    cases = np.flatnonzero((frame["case"] != "") & (frame["range"] == ""))
-    span_ns = np.full(len(rows), np.nan)
-    for level in levels[np.isin(levels, cases).any(axis=1)]:
-        called = launches.start[kernels]
-        found = _spans(len(rows), cases, level[combination], called, start_ns, end_ns, opened, ranges.start)
-        span_ns = np.where(np.isnan(span_ns), found, span_ns)
-    frame["span_ns"] = span_ns
-    first = np.full(len(rows), _NEVER)
+    frame = pd.DataFrame(list(number), columns=["process", "case", "range"])
+    frame["instances"] = np.bincount(opened, minlength=len(frame))
+    frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(frame))
+    if on_gpu:
+        durations = np.bincount(combination, weights=end_ns - start_ns)
+        frame["kernel_ns"] = _sum_levels(durations, levels, len(frame))
+        frame["kernels"] = _sum_levels(np.bincount(combination), levels, len(frame)).astype(np.int64)
+        frame["busy_ns"] = _busy(combination, levels, start_ns, end_ns, len(frame))
+        cases = np.flatnonzero((frame["case"] != "") & (frame["range"] == ""))
+        span_ns = np.full(len(frame), np.nan)
+        for level in levels[np.isin(levels, cases).any(axis=1)]:
+            called = launches.start[kernels]
+            found = _spans(len(frame), cases, level[combination], called, start_ns, end_ns, opened, ranges.start)
+            span_ns = np.where(np.isnan(span_ns), found, span_ns)
+        frame["span_ns"] = span_ns
+    first = np.full(len(frame), _NEVER)
     np.minimum.at(first, opened, ranges.start)
-    return frame.iloc[np.lexsort((np.arange(len(rows)), first))].reset_index(drop=True)
+    pid = pd.Series(pd.array(pids(frame["process"].to_numpy(dtype=np.int64)), dtype="Int64"))
+    frame["process"] = pid.where(pid >= 0)
+    return schema.frame(schema.RANGES, frame.iloc[np.argsort(first, kind="stable")].reset_index(drop=True))
+
+
+class _Numbers(dict[tuple[int, str, str], int]):
+    """Number keys in the order of their first use."""
+
+    def __missing__(self, key: tuple[int, str, str]) -> int:
+        self[key] = len(self)
+        return self[key]
+
+
+def _levels(chains: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    """Return the rows around each combination, depth x combinations; -1 where one has fewer ranges around it."""
+    # A case nested in itself is one row, and counts a launch once.
+    distinct = [list(dict.fromkeys(chain)) for chain in chains]
+    levels = np.full((max(map(len, distinct), default=0), len(distinct)), -1, dtype=np.int32)
+    for column, chain in enumerate(distinct):
+        levels[: len(chain), column] = chain
+    return levels
 
 
 def _sum_levels(values: Ints, levels: Ints, rows: int) -> npt.NDArray[np.float64]:
@@ -214,161 +218,66 @@ def _spans(
     return found
 
 
-class _Rows:
-    """Number the rows (process, case, path inside the case) of a table of ranges."""
-
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-        self._row: dict[tuple[int, str, str], int] = {}
-        self._label: dict[int, tuple[str, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def _number(self, process: int, node: int) -> int:
-        if node not in self._label:
-            self._label[node] = schema.split_path(self._paths.names_of(node))
-        return self._row.setdefault((process, *self._label[node]), len(self._row))
-
-    def of_ranges(self, ranges: Ranges, range_path: Ints) -> Ints:
-        """Return the row of each range instance."""
-        combination, firsts = combine(ranges.process, range_path)
-        rows = [self._number(int(ranges.process[i]), int(range_path[i])) for i in firsts]
-        return np.array(rows, dtype=np.int64)[combination]
-
-    def around(self, process: Int64s, path: Ints) -> tuple[Ints, Ints]:
-        """Return (number of each launch's combination of process and path, rows around each combination).
-
-        The second array is depth x combinations, -1 where a combination has fewer ranges around it.
-        """
-        combination, firsts = combine(process, path)
-        chains = []
-        for i in firsts:
-            rows = [self._number(int(process[i]), node) for node in self._paths.ancestors(int(path[i]))]
-            # A case nested in itself is one row, and counts a launch once.
-            chains.append(list(dict.fromkeys(rows)))
-        levels = np.full((max(map(len, chains), default=0), len(chains)), -1, dtype=np.int32)
-        for c, chain in enumerate(chains):
-            levels[: len(chain), c] = chain
-        return combination, levels
-
-    def frame(self) -> pd.DataFrame:
-        process, case, name = zip(*self._row, strict=True) if self._row else ((), (), ())
-        return pd.DataFrame({"process": np.array(process, dtype=np.int64), "case": list(case), "range": list(name)})
+# --- communication ---------------------------------------------------------------------------------------------------
 
 
-#: Time in ns in which a device communicates, computes, and does both.
-_Busy = tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels, one row each, times in ns; ``case`` indexes ``cases``. A whole graph traced as one computes.
-
-    ``process`` and ``device`` are the tool's numbers, -1 where unknown.
-    """
-
-    case: Ints
-    cases: Sequence[str]
-    process: Ints
-    device: Ints
-    start: Ints
-    end: Ints
-    communicates: Bools
-
-
-def kernels(done: Operations, placed: Attribution, pids: Callable[[Ints], Ints]) -> Kernels:
-    """Return the kernels and whole graphs among the operations; none where no kernel communicates.
-
-    ``pids`` turns numbers of processes into those that distinguish devices of one number.
-    """
-    kernel, graph = map(schema.KINDS.index, ("kernel", "graph"))
-    # Most files have no communication, and a column of ten million kernels is 80 MB.
-    has_any = done.are_collective.any()
-    rows = np.flatnonzero(np.isin(done.kind, (kernel, graph))) if has_any else np.zeros(0, dtype=np.int64)
-    path, paths = pd.factorize(placed.path[rows])
-    cases, _ = placed.cases_and_phases(paths)
-    number, different = pd.factorize(np.array(cases, dtype=object))
-    return Kernels(
-        number[path] if len(rows) else path,
-        list(different),
-        pids(done.process[rows]),
-        done.device[rows],
-        done.start[rows],
-        done.end[rows],
-        done.are_collective[done.name[rows]] & (done.kind[rows] == kernel),
-    )
-
-
-def count_iterations(ranges: pd.DataFrame) -> dict[str, int]:
-    """Count how often each case ran in one process: the instances of the case's range."""
-    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
-    return {case: int(count) for case, count in own.groupby("case")["instances"].max().items()}
-
-
-def metrics(launched: Kernels, iterations: Mapping[str, int]) -> list[dict[str, Any]]:
+def overlap_rows(
+    done: Operations, placed: Attribution, pids: Callable[[Ints], Ints], ranges: pd.DataFrame
+) -> pd.DataFrame:
     """Return rows of `metrics` for each case and device with communication.
 
-    ``communication_busy`` and ``compute_busy`` (ns) are the time in which at least one kernel of that sort ran: in one
-    iteration where ``iterations`` has the case, else in the whole file. ``communication_overlap`` (%) is the part of
-    ``communication_busy`` in which a compute kernel ran too. Several devices also get a row with their mean.
+    A communication kernel (NCCL, RCCL) runs from when its process is ready until the other processes have sent: its
+    time is work and waiting. A compute kernel on the same device hides that time. ``communication_busy`` and
+    ``compute_busy`` (ns) are the time in which at least one kernel of that sort ran: in one iteration where ``ranges``,
+    the table, has the case, else in the whole file. ``communication_overlap`` (%) is the part of
+    ``communication_busy`` in which a compute kernel ran too. Several devices also get a row with their mean. A whole
+    graph that was traced as one computes. ``pids`` tells devices of one number apart.
     """
-    found = []
-    for case, devices in _by_case(launched).items():
-        n = iterations.get(case) or None
-        every = np.array([busy for _, busy in devices])
-        rows = [(f"{schema.DEVICE_PREFIX}{name}", busy) for name, busy in devices]
-        if len(devices) > 1:
-            rows.append(("", every.mean(axis=0)))
-        found += [row for subject, busy in rows for row in _overlap_rows(case, subject, busy, n)]
-    return found
+    if not done.are_collective.any():
+        return schema.empty(schema.METRICS)
+    kernel, graph = map(schema.KINDS.index, ("kernel", "graph"))
+    rows = np.flatnonzero((done.kind == kernel) | (done.kind == graph))
+    rows = rows[np.argsort(done.start[rows], kind="stable")]
+    communicates = done.are_collective[done.name[rows]] & (done.kind[rows] == kernel)
+    if not communicates.any():
+        return schema.empty(schema.METRICS)
+    case_of_node, cases = pd.factorize(np.array(placed.paths.case, dtype=object))
+    case, process, device = case_of_node[placed.path[rows]], pids(done.process[rows]), done.device[rows]
+    place, firsts = combine(case, process, device)
+
+    def busy(chosen: Bools) -> Any:
+        return union(place[chosen], done.start[rows[chosen]], done.end[rows[chosen]], len(firsts))
+
+    one, other, either = busy(communicates), busy(~communicates), busy(np.ones(len(rows), dtype=bool))
+    columns = {"communicates": one, "computes": other, "both": one + other - either}
+    of = {"case": cases[case[firsts]], "device": device[firsts], "process": process[firsts]}
+    found = pd.DataFrame({**of, **columns}).query("communicates > 0")
+    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
+    iterations = own.groupby("case")["instances"].max().to_dict()
+    metrics = (
+        row
+        for name, devices in found.groupby("case", sort=False)
+        for row in _overlap_rows(str(name), devices.sort_values(["device", "process"]), iterations.get(name) or None)
+    )
+    return schema.frame(schema.METRICS, metrics)
 
 
-def _overlap_rows(case: str, subject: str, busy_ns: Sequence[float], n: int | None) -> Iterator[dict[str, Any]]:
-    communicates, computes, both = busy_ns
-    of = {"case": case, "subject": subject, "n": n}
-    yield {**of, "metric": "communication_busy", "value": communicates / (n or 1), "unit": "ns"}
-    yield {**of, "metric": "compute_busy", "value": computes / (n or 1), "unit": "ns"}
-    yield {**of, "metric": "communication_overlap", "value": both / communicates * 100, "unit": "%"}
+def _overlap_rows(case: str, devices: pd.DataFrame, n: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a case. Where processes give one number to different devices, names hold the process."""
+    number = devices["device"].astype(str).where(devices["device"] >= 0, "?")
+    of_process = number + " of process " + devices["process"].astype(str)
+    names = schema.DEVICE_PREFIX + number.where(~devices["device"].duplicated(keep=False), of_process)
+    times = devices[["communicates", "computes", "both"]]
+    if len(devices) > 1:
+        times, names = pd.concat([times, times.mean().to_frame().T]), pd.concat([names, pd.Series([""])])
+    for subject, (communicates, computes, both) in zip(names, times.to_numpy().tolist(), strict=True):
+        of = {"case": case, "subject": subject, "n": n}
+        yield {**of, "metric": "communication_busy", "value": communicates / (n or 1), "unit": "ns"}
+        yield {**of, "metric": "compute_busy", "value": computes / (n or 1), "unit": "ns"}
+        yield {**of, "metric": "communication_overlap", "value": both / communicates * 100, "unit": "%"}
 
 
-def _by_case(launched: Kernels) -> dict[str, list[tuple[str, _Busy]]]:
-    """Return by case the devices that communicate and their busy times."""
-    if not launched.communicates.any():
-        return {}
-    order = np.argsort(launched.start, kind="stable")
-    place, firsts = combine(launched.case[order], launched.process[order], launched.device[order])
-    start, end, communicates = launched.start[order], launched.end[order], launched.communicates[order]
-
-    def busy(rows: Bools) -> Any:
-        return union(place[rows], start[rows], end[rows], len(firsts))
-
-    one, other, any_of_them = busy(communicates), busy(~communicates), busy(np.ones(len(order), dtype=bool))
-    found: dict[str, dict[tuple[int, int], _Busy]] = {}
-    for at, row in enumerate(order[firsts]):
-        if one[at] > 0:
-            times = (float(one[at]), float(other[at]), float(one[at] + other[at] - any_of_them[at]))
-            place_of = int(launched.device[row]), int(launched.process[row])
-            found.setdefault(launched.cases[launched.case[row]], {})[place_of] = times
-    return {case: _named(places) for case, places in found.items()}
-
-
-def _named(places: Mapping[tuple[int, int], _Busy]) -> list[tuple[str, _Busy]]:
-    """Name devices by number, with the process where two processes give one number to different devices."""
-    numbers = [device for device, _ in places]
-    found = []
-    for (device, process), busy in sorted(places.items()):
-        name = str(device) if device >= 0 else "?"
-        found.append((name if numbers.count(device) == 1 else f"{name} of process {process}", busy))
-    return found
-
-
-#: The rules of steps that profpipe marks in the program itself.
-_MARKED: Final = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
-
-#: ``iteration`` counts from 0 within case and process; outside every case it is the step, -1 between steps. ``grid``
-#: and ``block`` are ``32x2x16``.
-COLUMNS: Final = ("case", "process", "iteration", "kernel", "grid", "block", "start_ns", "duration_ns")
+# --- single launches, of which another tool profiles one -------------------------------------------------------------
 
 
 def no_launches() -> pd.DataFrame:
@@ -392,11 +301,8 @@ def in_order(
     ``seen`` has the columns ``kernel``, ``grid``, ``block`` and ``duration_ns`` of those rows. ``start_ns``, when they
     ran, replaces the time of a missing call, and orders the kernels of one call (a graph).
     """
-    path, paths = pd.factorize(placed.path[rows])
-    cases, _ = placed.cases_and_phases(paths)
-    process = calls.process[rows]
+    process, case = calls.process[rows], np.array(placed.paths.case, dtype=object)[placed.path[rows]]
     when = np.where(calls.thread[rows] == NO_THREAD, start_ns, calls.start[rows])
-    case = np.array(cases, dtype=object)[path]
     frame = seen.assign(case=case, process=process, start_ns=when)
     frame["iteration"] = _iterations(ranges, placed, case, process, when)
     order = np.lexsort((start_ns, when))
@@ -405,10 +311,9 @@ def in_order(
 
 def _iterations(ranges: Ranges, placed: Attribution, case: Ints, process: Int64s, when: Int64s) -> Int64s:
     """Return the instance of its case's range that each launch lies in: the last one that its process opened."""
-    code, nodes = pd.factorize(placed.range_path)
-    cases, phases = placed.cases_and_phases(nodes)
-    own = ["" if inside else name for name, inside in zip(cases, phases, strict=True)]
-    case_of_range = np.array([*own, ""], dtype=object)[code]
+    paths = placed.paths
+    own = [name if not phase else "" for name, phase in zip(paths.case, paths.phase, strict=True)]
+    case_of_range = np.array(own, dtype=object)[placed.range_path]
     found = np.zeros(len(when), dtype=np.int64)
     for name in set(own) - {""}:
         instances = np.flatnonzero(case_of_range == name)

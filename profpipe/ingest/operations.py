@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -83,9 +82,10 @@ class Operations:
     read_sizes: Callable[[], Ints] | None = None
     checks: Sequence[Mapping[str, Any]] = ()
 
-    def reading_once(self) -> Operations:
-        """Return the operations with a reader of sizes that reads once, whatever the number of devices."""
-        return replace(self, read_sizes=self.read_sizes and functools.cache(self.read_sizes))
+    @cached_property
+    def sizes(self) -> Ints | None:
+        """Return the bytes that each row copies or sets; None where the tool records none."""
+        return self.read_sizes() if self.read_sizes else None
 
     @cached_property
     def are_collective(self) -> Bools:
@@ -161,7 +161,7 @@ def timeline(operations: Operations, rows: Ints) -> Timeline:
 class Recording:
     """The operations of the GPUs, the calls and ranges of the host, and what joins them; times in ns on one clock.
 
-    ``case`` indexes ``cases`` for each operation, ``call`` indexes ``calls``, -1 where the call is not in the file.
+    ``placed`` has the case of each operation. ``call`` indexes ``calls``, -1 where the call is not in the file.
     ``waits`` are the calls in which the host waited for the GPU. ``pids`` turns numbers of processes into process ids,
     ``tids`` the threads of ``ranges`` into thread ids; both are negative where they are unknown. ``latest`` is the end
     that the parser gave to ranges without one. ``offset_ns`` leads from the clock of the file to one that files of
@@ -169,8 +169,7 @@ class Recording:
     """
 
     operations: Operations
-    case: Ints
-    cases: Sequence[str]
+    placed: attribution.Attribution
     call: Ints
     calls: Calls
     ranges: attribution.Ranges

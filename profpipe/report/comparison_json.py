@@ -8,13 +8,13 @@ from typing import Any
 
 from profpipe.analysis.compare_recordings import RecordingChange, RecordingComparison
 from profpipe.analysis.compare_runs import Change, Comparison
-from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.steps import StepPart
 from profpipe.analysis.verdict import Gate
 from profpipe.report import comparison_text, document as doc, results_json
 from profpipe.report.sections import recording_changes
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.results.schema import Tables, Verdict
+from profpipe.results.schema import StepState, Tables, Verdict
 
 
 def document(
@@ -91,7 +91,9 @@ def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dic
 def _recording(change: RecordingChange) -> dict[str, Any]:
     sides = {
         name: {
-            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches", "steady", "steps")},
+            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches")},
+            "steady": own.steps.count(StepState.STEADY)[1] if own.steps else 0,
+            "steps": own.steps.steps if own.steps else 0,
             "kernel_ns": own.kernel_ns if change.has_times else None,
         }
         for name, own in (("a", change.a), ("b", change.b))

@@ -9,9 +9,8 @@ from profpipe.analysis.compare_recordings import RecordingComparison
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause
 from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.job import count_cases
-from profpipe.report.formatting import column_width
 from profpipe.report.sections import recording_changes
-from profpipe.report.text import write_section
+from profpipe.report.text import column_width, write_section
 from profpipe.report.units import time_unit
 
 #: What a difference of two runs is worth, by whether it is beyond the noise.

@@ -47,6 +47,8 @@ class Strong:
     content: Text
 
 
+#: The pages of a report.
+SUMMARY, DETAILS = "SUMMARY.md", "details.md"
 #: What the targets of links to cases begin with.
 _CASE: Final = "case:"
 
@@ -319,6 +321,11 @@ class Column:
     def is_numeric(self) -> bool:
         return not (self.is_label or self.is_words)
 
+    @property
+    def unit_name(self) -> str:
+        """The name of the unit, which follows the title; empty without a unit."""
+        return self.unit.name if self.unit else ""
+
 
 def _titled(id: str, title: Text | None = None, **kind: Any) -> Column:
     """Return a column; its title is its id where none is given."""
@@ -350,6 +357,12 @@ class Cell:
     @property
     def is_empty(self) -> bool:
         return self.value is None and not self.text and not self.flags and not self.note
+
+    def number(self, column: Column) -> str:
+        """Return the number, or the word that stands for a missing one; empty for a cell of text."""
+        if self.missing or self.value is None:
+            return self.missing
+        return (self.unit or column.unit or NO_UNIT).of(self.value)
 
 
 #: What a cell may be given as.
@@ -389,6 +402,10 @@ class CodeBlock:
     placement: Placement = Placement.SUMMARY
 
 
+#: A table with more flags in its cells shows each as a letter, which a line below the table explains.
+_MOST_WORDS = 4
+
+
 @dataclass(frozen=True)
 class Table:
     """A table. ``id`` is unique in its section. One that is not divisible stays whole: its last rows are sums."""
@@ -399,6 +416,19 @@ class Table:
     title: Text = ""
     placement: Placement = Placement.SUMMARY
     is_divisible: bool = True
+
+    def flag_letters(self) -> dict[str, str]:
+        """Return the letter of each flag of a table with many flags, or an empty dict.
+
+        A flag has its first letter. Flags that begin alike have the first letters that differ, such as ``th`` and
+        ``to``.
+        """
+        flags = [flag for row in self.rows for cell in row for flag in cell.flags]
+        if len(flags) <= _MOST_WORDS:
+            return {}
+        names = sorted(set(flags))
+        return {name: next(name[:n] for n in range(1, len(name) + 1) if [f[:n] for f in names].count(name[:n]) == 1
+                           or n == len(name)) for name in names}  # fmt: skip
 
     def without_empty_columns(self) -> Table:
         """Return the table without the number columns in which every cell is empty."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from profpipe.report import document as doc
-from profpipe.report.formatting import flag_letters, format_cell, format_head, shortened
+from profpipe.report.document import DETAILS, SUMMARY
+from profpipe.report.text import shortened
 from profpipe.stdio import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
@@ -51,8 +52,6 @@ def slug(heading: str) -> str:
 
 #: Characters of the name of a picture without its ending; file systems allow 255 bytes.
 _LONGEST_STEM = 120
-#: The pages of a report.
-SUMMARY, DETAILS = "SUMMARY.md", "details.md"
 
 #: (page, workload, section id) to the anchor of its heading.
 Anchors = Mapping[tuple[str, str, str], str]
@@ -149,11 +148,11 @@ class Markdown:
         if not table.rows:
             return ""
         head = [
-            " ".join(filter(None, [self.text(column.title, in_table=True), escape_inline(format_head(column))]))
+            " ".join(filter(None, [self.text(column.title, in_table=True), escape_inline(column.unit_name)]))
             for column in table.columns
         ]
         align = ["---:" if column.is_numeric else "---" for column in table.columns]
-        letters = flag_letters(table)
+        letters = table.flag_letters()
         rows = [[self._cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
                 for row in table.rows]  # fmt: skip
         lines = "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
@@ -162,7 +161,7 @@ class Markdown:
         return "\n\n".join(filter(None, [title, lines, legend]))
 
     def _cell(self, cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
-        content = escape_inline(format_cell(cell, column)) or self.text(cell.text, in_table=True)
+        content = escape_inline(cell.number(column)) or self.text(cell.text, in_table=True)
         content = f"**{content}**" if cell.is_strong and content else content
         flags = f"*{', '.join(letters.get(flag) or escape(flag) for flag in cell.flags)}*" if cell.flags else ""
         return " ".join(filter(None, [content, self.text(cell.note, in_table=True), flags]))

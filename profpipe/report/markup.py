@@ -11,7 +11,7 @@ from html import escape as escape_text
 
 from markupsafe import Markup, escape
 
-from profpipe.report.formatting import shortened
+from profpipe.report.text import shortened
 from profpipe.stdio import visible
 
 #: Attributes whose names are words of Python.

@@ -1,4 +1,4 @@
-"""Divide a document into SUMMARY.md and details.md, and keep SUMMARY.md short.
+"""Divide a document into SUMMARY.md and details.md, keep SUMMARY.md short, and write both.
 
 Every block stands on one of the two pages. What does not fit on SUMMARY.md moves to details.md, the least important
 sections first; a table that is too long leaves its first rows.
@@ -6,13 +6,22 @@ sections first; a table that is too long leaves its first rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from profpipe.report import document as doc
-from profpipe.report.formatting import flag_letters
+import jinja2
+import jinja2.sandbox
+
+from profpipe.errors import ProfpipeError, one_line
+from profpipe.report import charts, document as doc
+from profpipe.report.document import DETAILS, SUMMARY, Section
 from profpipe.report.labels import plural
-from profpipe.report.markdown import DETAILS, Markdown
+from profpipe.report.markdown import Markdown, anchors
+from profpipe.report.text import write_section
+from profpipe.results import atomic
 
 #: The longest SUMMARY.md, in lines.
 MOST_LINES = 150
@@ -28,6 +37,9 @@ IMPORTANCE = (
 #: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.
 FINDINGS = ("accuracy", "agreement")
 
+#: The sections that a run prints when it ends.
+FIRST_SCREEN = ("first_studies", "overview", "headline", "times", "flags", "warnings")
+
 #: The rows of a table where the page is too short for all: tried in this order until every block finds room.
 _ROWS = (None, 24, 12)
 
@@ -37,13 +49,18 @@ _LEAST_ROWS = 3
 #: The lines of the title and of the links to details.md.
 _FRAME = 4
 
+_PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
+
+
+# --- dividing --------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class _Divided:
     """A section's parts for the two pages, the lines of the first, and whether a block found no room there."""
 
-    kept: doc.Section
-    moved: doc.Section
+    kept: Section
+    moved: Section
     lines: int
     overflows: bool
 
@@ -58,21 +75,18 @@ def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.
         divided = _divide_all(document.sections, most_lines - _FRAME, most_rows)
         if not any(each.overflows for each in divided):
             break
-    summary = replace(document, sections=tuple(each.kept for each in divided if each.kept))
-    details = replace(document, sections=tuple(each.moved for each in divided if each.moved))
-    if details.sections:
-        summary = replace(summary, sections=(*summary.sections, _contents(details)))
-    return summary, details
+    summary = tuple(each.kept for each in divided if each.kept)
+    details = tuple(each.moved for each in divided if each.moved)
+    if details:
+        # One line with the titles of the sections of details.md.
+        titles = {section.id: section for section in reversed(details) if section.title}
+        links = doc.join(doc.Link(titles[id].title, f"{DETAILS}#{id}") for id in reversed(titles))
+        more = doc.concat("More in ", doc.Link(DETAILS, DETAILS), ": ", links, ".")
+        summary = (*summary, Section("details", "", summary=more))
+    return replace(document, sections=summary), replace(document, sections=details)
 
 
-def _contents(details: doc.Document) -> doc.Section:
-    """Return one line with the titles of the sections of ``details``, linked where they are of the whole run."""
-    titles = {section.id: section for section in reversed(details.sections) if section.title}
-    links = doc.join(doc.Link(titles[id].title, f"{DETAILS}#{id}") for id in reversed(titles))
-    return doc.Section("details", "", summary=doc.concat("More in ", doc.Link(DETAILS, DETAILS), ": ", links, "."))
-
-
-def _divide_all(sections: Sequence[doc.Section], room: int, most_rows: int | None) -> list[_Divided]:
+def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -> list[_Divided]:
     """Divide the sections, which take their lines in the order of their importance."""
     rank = {id: i for i, id in enumerate(IMPORTANCE)}
     if any(section.id == "overview" for section in sections):
@@ -85,9 +99,9 @@ def _divide_all(sections: Sequence[doc.Section], room: int, most_rows: int | Non
     return [found[i] for i in range(len(sections))]
 
 
-def _divide(section: doc.Section, room: int, most_rows: int | None) -> _Divided:
+def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     """Keep blocks of ``section`` while there is room; after the first that does not fit, all others move."""
-    head = (2 if section.title else 0) + (2 if section.summary else 0)
+    head = 2 * bool(section.title) + 2 * bool(section.summary)
     kept: list[doc.Block] = []
     moved: list[doc.Block] = []
     used, overflows = head, False
@@ -123,7 +137,7 @@ def _divide(section: doc.Section, room: int, most_rows: int | None) -> _Divided:
 def _lines(block: doc.Block) -> int:
     """Return the lines of ``block`` on the page, the blank line after it included."""
     if isinstance(block, doc.Table):
-        return len(block.rows) + 3 + 2 * (bool(block.title) + bool(flag_letters(block))) if block.rows else 0
+        return len(block.rows) + 3 + 2 * (bool(block.title) + bool(block.flag_letters())) if block.rows else 0
     text = Markdown().block(block)
     return text.count("\n") + 2 if text else 0
 
@@ -148,3 +162,76 @@ def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[l
 
 def _more(number: int, noun: str, id: str) -> doc.Text:
     return f"{plural(number, f'more {noun}')}: ", doc.Link(DETAILS, f"{DETAILS}#{id}")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def first_screen(document: doc.Document) -> str:
+    """Return what SUMMARY.md begins with, for the terminal: tables asked for first, headline, times and warnings."""
+    summary, _ = paginate(document)
+    shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
+    several = len(document.workloads) > 1
+    return "\n\n".join(filter(None, (write_section(s, s.workload if several else "") for s in shown)))
+
+
+def write(document: doc.Document, folder: Path, template: Path) -> None:
+    """Write SUMMARY.md, details.md and the plots, each file whole or not at all.
+
+    Raise ProfpipeError where a template of the user is wrong or out of date.
+    """
+    pages = dict(zip((SUMMARY, DETAILS), paginate(document), strict=True))
+    has_names = len(document.workloads) > 1
+    linked = anchors(pages, has_names)
+    texts = {
+        name: _fill(template, page, Markdown(name, linked, lambda path: (folder / path).exists(), has_names))
+        for name, page in pages.items()
+        if page.sections or name == SUMMARY
+    }
+    # A user may have edited the pages.
+    shown = [folder / name for name in pages if (folder / name).is_file()]
+    former = {plot for page in shown for plot in _PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))}
+    charts.write_files(document, folder)
+    if DETAILS not in texts:
+        atomic.remove(folder / DETAILS)
+    for name in sorted(texts, reverse=True):
+        atomic.write_text(folder / name, texts[name])
+    # Other pictures in the folder belong to the user.
+    for plot in former - set(_PLOT.findall("".join(texts.values()))):
+        atomic.remove(folder / plot)
+
+
+def _fill(template: Path, document: doc.Document, writer: Markdown) -> str:
+    """Return the page that ``template`` makes of the document, with one blank line between blocks."""
+    values = {"document": document, "page": writer.page}
+    text = fill_template(
+        template, values, markdown=lambda v: writer.section(v) if isinstance(v, Section) else writer.text(v)
+    )
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
+
+
+def fill_template(
+    template: Path, values: Mapping[str, object], autoescape: bool = False, **filters: Callable[[Any], str]
+) -> str:
+    """Return the text that ``template`` makes of ``values``.
+
+    Raises ProfpipeError where a template of the user is wrong or out of date.
+    """
+    # A template may come from somebody else: in the sandbox it reads the values and reaches nothing else.
+    jinja = jinja2.sandbox.SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=autoescape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    jinja.filters.update(filters)
+    try:
+        return jinja.get_template(template.name).render(values)
+    except jinja2.TemplateError as error:
+        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        remedy = "Compare it with the template of this version of profpipe; the tables are written."
+        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # of an expression in it
+        raise ProfpipeError(f"{template}: {one_line(error)}. Correct the template; the tables are written.") from error

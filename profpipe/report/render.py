@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.report import selection, text_files
+from profpipe.report import pages, selection, text_files
 from profpipe.report.document import Document, Section
 from profpipe.report.labels import has_no_gpu
-from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
-from profpipe.report.pages import paginate
 from profpipe.report.sections import (
     agreement,
     case_pages,
     cases,
     classification,
-    commands,
     environment,
     explorer,
-    files,
     headline,
     kernel_differences,
     kernel_share,
@@ -32,7 +27,6 @@ from profpipe.report.sections import (
     plots,
     ranks,
     recording,
-    recordings,
     roofline,
     step_times,
     steps,
@@ -43,14 +37,11 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
-from profpipe.report.svg import charts
-from profpipe.report.templates import fill_template
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 _NO_RAW_FILES = raw_files.RawFiles()
-_PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
 
 
 def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, template: Path) -> Document:
@@ -58,7 +49,7 @@ def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, temp
     for name, text in text_files.texts(findings, tables, run).items():
         atomic.write_text(folder / name, text)
     document = build(findings, tables, run, raw_files.read(folder, run))
-    write(document, folder, template)
+    pages.write(document, folder, template)
     return document
 
 
@@ -75,7 +66,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
         verdicts.spread(findings, run),
         kernel_differences.kernel_differences(findings),
         environment.environment(run),
-        commands.commands(run),
+        environment.commands(run),
     )
     title = environment.title(workloads, len(findings.cases), run, tables)
     shown = tuple(section for section in sections if section)
@@ -95,7 +86,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
     sections = (
         *first,
         headline.overview(findings.workloads),
-        recordings.recordings(findings, run),
+        recording.recordings(findings, run),
         *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),
@@ -109,10 +100,10 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         warnings.failures(findings),
         warnings.unfinished(findings),
         warnings.skipped(findings),
-        files.launch_counts(findings),
-        files.files(findings, run),
+        environment.launch_counts(findings),
+        environment.files(findings, run),
         environment.environment(run),
-        commands.commands(run),
+        environment.commands(run),
         case_pages.logs(run, raw),
     )  # fmt: skip
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
@@ -153,39 +144,3 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield ranks.ranks(part)
     yield kernels.kernels(part)
     yield step_times.every_step(workload)
-
-
-def write(document: Document, folder: Path, template: Path) -> None:
-    """Write SUMMARY.md, details.md and the plots, each file whole or not at all.
-
-    Raise ProfpipeError where a template of the user is wrong or out of date.
-    """
-    pages = dict(zip((SUMMARY, DETAILS), paginate(document), strict=True))
-    has_names = len(document.workloads) > 1
-    linked = anchors(pages, has_names)
-    texts = {
-        name: _fill(template, page, Markdown(name, linked, lambda path: (folder / path).exists(), has_names))
-        for name, page in pages.items()
-        if page.sections or name == SUMMARY
-    }
-    # A user may have edited the pages.
-    shown = [folder / name for name in pages if (folder / name).is_file()]
-    former = {plot for page in shown for plot in _PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))}
-    charts.write_files(document, folder)
-    if DETAILS not in texts:
-        atomic.remove(folder / DETAILS)
-    for name in sorted(texts, reverse=True):
-        atomic.write_text(folder / name, texts[name])
-    # Other pictures in the folder belong to the user.
-    for plot in former - set(_PLOT.findall("".join(texts.values()))):
-        atomic.remove(folder / plot)
-
-
-def _fill(template: Path, document: Document, writer: Markdown) -> str:
-    """Return the page that ``template`` makes of the document, with one blank line between blocks."""
-    values = {"document": document, "page": writer.page}
-    text = fill_template(
-        template, values, markdown=lambda v: writer.section(v) if isinstance(v, Section) else writer.text(v)
-    )
-    lines = "\n".join(line.rstrip() for line in text.splitlines())
-    return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"

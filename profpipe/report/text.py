@@ -1,23 +1,48 @@
-"""Write the document as plain text: for the text files beside SUMMARY.md and for the terminal."""
+"""Write the document as plain text, for the text files beside SUMMARY.md and the terminal; and shorten long texts.
+
+Names of a megabyte would make every page as slow as a huge file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from profpipe.report import document as doc, pages
-from profpipe.report.formatting import (
-    column_width,
-    display_width,
-    flag_letters,
-    format_cell,
-    format_head,
-    shortened,
-)
-from profpipe.report.markdown import SUMMARY
+import pandas as pd
+
+from profpipe.report import document as doc
+from profpipe.results import budget, schema
+from profpipe.results.schema import Tables
 from profpipe.stdio import visible, visible_line
 
-#: The sections that a run prints when it ends.
-FIRST_SCREEN = ("first_studies", "overview", "headline", "times", "flags", "warnings")
+#: Characters of a cell that the analysis sees, and of a text on a page. The files keep all of them.
+LONGEST: Final = 10_000
+#: Columns that hold JSON: their texts are shortened one by one.
+_JSON: Final = ("params", "flags")
+#: Columns of plain text are aligned up to this width: one longer cell would make every row as long.
+_WIDEST: Final = 200
+
+
+def shortened(text: str) -> str:
+    """Return ``text``; of a longer one than any honest name its beginning and its length."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+
+
+def column_width(cells: Iterable[str]) -> int:
+    """Return the width to which the cells of a column are padded. A very long cell is wider, and widens no other."""
+    return min(max(map(display_width, cells), default=0), _WIDEST)
+
+
+def display_width(text: str) -> int:
+    """Return the columns of a terminal that ``text`` takes: two for a letter of Chinese, none for a combining mark."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
 
 
 def write_text(text: doc.Text) -> str:
@@ -28,7 +53,7 @@ def write_text(text: doc.Text) -> str:
             parts.append(write_text(inline.content))
         elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
-            parts.append(write_text(inline.content) + (f" in {SUMMARY}" if inline.target.startswith("#") else ""))
+            parts.append(write_text(inline.content) + (f" in {doc.SUMMARY}" if inline.target.startswith("#") else ""))
         elif isinstance(inline, doc.Number):
             parts.append(inline.unit.with_name(inline.value))
         else:
@@ -40,8 +65,8 @@ def write_table(table: doc.Table) -> str:
     """Return aligned columns below the title and above the legend of the flags; empty without rows."""
     if not table.rows:
         return ""
-    letters = flag_letters(table)
-    head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
+    letters = table.flag_letters()
+    head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
     rows = [[_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
             for row in table.rows]  # fmt: skip
     rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
@@ -65,7 +90,7 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
 
 
 def _cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
-    content = format_cell(cell, column) or write_text(cell.text)
+    content = cell.number(column) or write_text(cell.text)
     flags = f"({', '.join(letters.get(flag) or flag for flag in cell.flags)})" if cell.flags else ""
     return visible_line(" ".join(filter(None, [content, write_text(cell.note), flags])))
 
@@ -95,9 +120,48 @@ def write_section(section: doc.Section, workload: str = "") -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def first_screen(document: doc.Document) -> str:
-    """Return what SUMMARY.md begins with, for the terminal: tables asked for first, headline, times and warnings."""
-    summary, _ = pages.paginate(document)
-    shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
-    several = len(document.workloads) > 1
-    return "\n\n".join(filter(None, (write_section(s, s.workload if several else "") for s in shown)))
+# --- long texts ------------------------------------------------------------------------------------------------------
+
+
+def shorten_tables(data: Tables) -> Tables:
+    """Return the tables with the beginning of each longer text, which stays different from other texts."""
+    frames = {table.name: _shorten_frame(getattr(data, table.name), table) for table in schema.ALL}
+    changed: dict[str, Any] = {name: frame for name, frame in frames.items() if frame is not getattr(data, name)}
+    return replace(data, **changed) if changed else data
+
+
+def _shorten_frame(frame: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
+    texts = [column.name for column in table.columns if column.dtype == "str"]
+    long = [name for name in texts if _longest(frame[name]) > LONGEST]
+    if not long:
+        return frame
+    return frame.assign(**{name: frame[name].map(_shorten_json if name in _JSON else _shorten_text) for name in long})
+
+
+def _longest(texts: pd.Series[Any]) -> int:
+    if not len(texts):
+        return 0
+    if isinstance(texts.dtype, pd.StringDtype):
+        # Each text of such a column is made anew, which takes a hundred times as long as to measure it in place.
+        return int(texts.str.len().max())
+    return max(map(len, texts))
+
+
+def _shorten_text(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    checksum = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    end = f"… ({len(text):,} characters, {checksum})"
+    return f"{text[: LONGEST - len(end)]}{end}"
+
+
+def _shorten_json(text: str) -> str:
+    return text if len(text) <= LONGEST else json.dumps(_node(budget.load_json(text)))
+
+
+def _node(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {_shorten_text(key): _node(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return list(map(_node, node))
+    return _shorten_text(node) if isinstance(node, str) else node

@@ -131,18 +131,23 @@ def temporary_name(name: str) -> str:
     return f".{name[:40]}.{secrets.token_hex(8)}.partial"
 
 
+def is_temporary(path: Path) -> bool:
+    """Return True for a name that ``temporary_name`` gives."""
+    return _PARTIAL.fullmatch(path.name) is not None
+
+
 def remove_partial_files(folder: Path) -> None:
     """Remove the temporary files that a killed process left in a run's folder and in the folders of its jobs."""
     for place in (folder, *(path for path in (folder / "raw").rglob("*") if path.is_dir() and not path.is_symlink())):
         for path in place.glob(".*.partial"):
-            if _PARTIAL.fullmatch(path.name) and not path.is_dir():
+            if is_temporary(path) and not path.is_dir():
                 path.unlink()
 
 
 def remove_partial_folders(place: Path) -> None:
     """Remove the folders with a temporary name that a killed process left below ``place``."""
     for path in list(place.rglob(".*.partial")):
-        if _PARTIAL.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+        if is_temporary(path) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,8 +1,9 @@
-"""``profpipe.db``: the tables of every run in one SQLite database, and the queries of ``profpipe history``."""
+"""``profpipe.db``: the cases and verdicts of all runs, the noise of cases, and the queries of ``profpipe history``."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -23,41 +24,37 @@ from profpipe.results.schema import Tables
 FILE = "profpipe.db"
 
 #: The number that SQLite keeps in the file as ``user_version``. Increase it where a table changes.
-VERSION: Final = 1
+VERSION: Final = 2
 
 _TYPES: Final = {"str": str, "Int64": int, "Float64": float}
+_KEY: Final = ["workload", "case"]
+NOISE_KEY: Final = ("source", "origin", "workload", "case", "name", "device", "driver")
 
-#: Tables of the whole results folder, by name: their columns.
-_COMMON: Final[dict[str, dict[str, type]]] = {
-    "runs": dict.fromkeys(("run", "name", "started", "ended", "device", "driver", "torch", "git_commit"), str),
-    #: Of each case of a run: a hash of what its time depends on, and which row of `metrics` has the time.
-    "fingerprints": dict.fromkeys(("run", "workload", "case", "metric", "subject", "fingerprint"), str),
-    "noise": {
-        **dict.fromkeys(("source", "origin", "workload", "case", "name", "device", "driver", "run"), str),
-        "n": int,
-        "degrees": float,
-        "spread": float,
-    },
-}
-_KEYS: Final = {
-    "runs": ("run",),
-    "noise": ("source", "origin", "workload", "case", "name", "device", "driver"),
-}
-NOISE_KEY: Final = _KEYS["noise"]
-_INDEXES: Final = {"fingerprints": (("run",), ("fingerprint",))}
 
-_NAME: Final = r"""(?:\w+|"[^"]+"|\[[^]]+\])"""
-_NAMES: Final = rf"\( *{_NAME}(?:, *{_NAME})* *\)"
-_COLUMN: Final = rf"{_NAME}(?: (?:TEXT|INTEGER|FLOAT|REAL))?(?: PRIMARY KEY)?"
-#: A table or an index without anything that SQLite computes: no check, default, generated column or expression. White
-#: space counts as one space.
-_PLAIN: Final = re.compile(
-    rf"CREATE TABLE {_NAME} ?\( ?{_COLUMN}(?:, ?{_COLUMN})*(?:, ?PRIMARY KEY {_NAMES})? ?\)"
-    rf"|CREATE INDEX {_NAME} ON {_NAME} ?{_NAMES}",
-    re.IGNORECASE,
-)
-#: Tables that a message names.
-_MOST_NAMED: Final = 4
+def _columns(table: schema.Table) -> dict[str, type]:
+    return {column.name: _TYPES[column.dtype] for column in table.columns}
+
+
+#: The tables: their columns, primary key and indexes. Of each case of a run ``cases`` has the times in ns without a
+#: profiler, of the case and of the first process that repeats it, and a hash of what they depend on.
+_TABLES: Final[dict[str, tuple[dict[str, type], tuple[str, ...] | None, tuple[tuple[str, ...], ...]]]] = {
+    "runs": (
+        dict.fromkeys(("run", "name", "started", "ended", "device", "driver", "torch", "git_commit"), str),
+        ("run",),
+        (),
+    ),
+    "cases": (
+        {**_columns(schema.CASES), "time_ns": float, "first_ns": float, "fingerprint": str},
+        None,
+        (("run", "workload", "case"), ("fingerprint",)),
+    ),
+    "verdicts": (_columns(schema.VERDICTS), None, (("run", "workload", "case"),)),
+    "noise": (
+        {**dict.fromkeys((*NOISE_KEY, "run"), str), "n": int, "degrees": float, "spread": float},
+        NOISE_KEY,
+        (),
+    ),
+}
 
 #: In the folder of a run that could not be stored: its name.
 _MISSING: Final = Path("raw") / "not-in-history"
@@ -66,10 +63,10 @@ _COMPANIONS: Final = ("-journal", "-wal", "-shm")
 #: The last bytes of a journal that names another journal, which SQLite would remove wherever it lies. profpipe changes
 #: one database at a time, and then there is none.
 _NAMES_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
-#: A run may take the budget of its database once more for so many rows, which take a fifth of it.
-_ROWS: Final = 100_000
 #: SQLITE_BUSY and SQLITE_LOCKED.
 _LOCKED: Final = re.compile(r"database( table| schema)? is locked", re.IGNORECASE)
+#: Tables that a message names.
+_MOST_NAMED: Final = 4
 
 _RUNS = """
 select r.*, count(c.run) as cases, coalesce(sum(c.status = 'ok'), 0) as ok
@@ -78,69 +75,57 @@ group by r.run
 order by r.started desc, r.run desc
 """
 
-#: The median times without a profiler of cases that did not fail, with the parameters of the case. A command without
-#: steps has the wall time of its process only.
 _TIMES = """
-select m.workload, m."case", r.run, r.name, r.started, r.device, r.driver, r.torch, r.git_commit, m.value,
-  max(c.params) as params
-from metrics m join runs r using (run)
-left join cases c
-  on c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler
-where m.profiler = 'plain' and m.subject = '' and r.run in ({runs}) and (m.metric = 'time' or (
-  m.metric = 'process_wall' and not exists (
-    select 1 from metrics t where t.run = m.run and t.workload = m.workload and t."case" = m."case"
-    and t.profiler = 'plain' and t.subject = '' and t.metric = 'time')))
-group by m.rowid
-having coalesce(sum(c.status in ({failed})), 0) = 0
-order by m.workload, m."case", r.started, r.run
+select c.workload, c."case", r.run, r.name, r.started, r.device, r.driver, r.torch, r.git_commit, c.time_ns as value,
+  c.params, c.fingerprint
+from cases c join runs r using (run)
+where c.time_ns is not null and c.status not in ({failed}) and r.run in ({runs})
+order by c.workload, c."case", r.started, r.run
 """
-
-_FINGERPRINTS = 'select run, workload, "case", fingerprint from fingerprints where run in ({runs})'
 
 
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
-    """Store the tables of a run in the database of the results folder. They replace earlier rows of the run."""
-    rows = sum(len(getattr(data, table.name)) for table in schema.ALL)
-    with connect(out, rows) as database, database.conn:
+    """Store a run in the database of the results folder, in place of earlier rows of the run."""
+    device, driver = manifest.device
+    about = {"name": manifest.name, "started": manifest.started, "ended": manifest.ended, "device": device}
+    about |= {"driver": driver, "torch": manifest.packages.get("torch") or "", "git_commit": manifest.git.commit}
+    with connect(out) as database, database.conn:
         # One transaction: a disk that fails leaves no run without its cases.
         database.execute("begin immediate")
-        database["runs"].upsert(_describe_run(folder.name, manifest), pk="run")
-        for table in schema.ALL:
-            _replace(database, table, folder.name, getattr(data, table.name))
-        database["fingerprints"].delete_where("run = ?", [folder.name])
-        database["fingerprints"].insert_all(_fingerprints(folder.name, data, manifest))
+        database["runs"].upsert({"run": folder.name, **about}, pk="run")
+        for name, frame in (("cases", _cases(data, manifest)), ("verdicts", data.verdicts)):
+            database[name].delete_where("run = ?", [folder.name])
+            # SQLite knows None, not pandas' NA.
+            rows = frame.astype(object).where(frame.notna(), None).assign(run=folder.name)
+            database[name].insert_all(rows.to_dict("records"))
 
 
-def _describe_run(run: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the row of a run in the table ``runs``."""
-    device, driver = manifest.device
-    named = {"run": run, "name": manifest.name, "started": manifest.started, "ended": manifest.ended}
-    torch = manifest.packages.get("torch") or ""
-    return {**named, "device": device, "driver": driver, "torch": torch, "git_commit": manifest.git.commit}
-
-
-def _fingerprints(run: str, data: Tables, manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield for each case a hash of all that its times without a profiler depend on, and which row has such a time.
-
-    That row is the first process where several repeat the case. A job that another run measured is no new sample.
-    """
-    keys: dict[tuple[str, str], list[str]] = {}
-    for job in manifest.jobs:
-        for case in job.cases if job.profiler == "plain" else ():
-            keys.setdefault((job.workload, case), []).append("" if job.reused_from else job.key)
+def _cases(data: Tables, manifest: Manifest) -> pd.DataFrame:
+    """Return the rows of `cases` with their times without a profiler, and what these depend on."""
     times = data.metrics[(data.metrics["profiler"] == "plain") & data.metrics["metric"].isin(schema.TIMES)]
-    known: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for workload, case, metric, subject in times[["workload", "case", "metric", "subject"]].itertuples(index=False):
-        known.setdefault((workload, case), set()).add((metric, subject))
-    for key, own in keys.items():
-        rows = known.get(key, set())
-        places = [(metric, subject) for metric in schema.TIMES for subject in (f"{schema.PROCESS_PREFIX}1", "")]
-        place = next((each for each in places if each in rows), None)
-        if place and all(own):
-            text = "\n".join(sorted(own))
-            fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-            named = dict(zip(("workload", "case", "metric", "subject"), (*key, *place), strict=True))
-            yield {"run": run, **named, "fingerprint": fingerprint}
+    times = times.assign(place=times["metric"].map(schema.TIMES.index)).sort_values("place", kind="stable")
+    is_own, is_first = times["subject"] == "", times["subject"] == f"{schema.PROCESS_PREFIX}1"
+    # A case that one process measured has no subject for it.
+    first = times[is_own | is_first].assign(is_own=is_own).sort_values(["place", "is_own"], kind="stable")
+    columns = {"time_ns": times[is_own].drop_duplicates(_KEY), "first_ns": first.drop_duplicates(_KEY)}
+    keys = data.cases[_KEY].itertuples(index=False, name=None)
+    prints: Any = [_fingerprint(manifest, *key) for key in keys]
+    cases = data.cases.assign(fingerprint=prints)
+    for name, rows in columns.items():
+        cases = cases.merge(rows[[*_KEY, "value"]].rename(columns={"value": name}), on=_KEY, how="left")
+    is_plain = cases["profiler"] == "plain"
+    return cases.assign(**{name: cases[name].where(is_plain) for name in (*columns, "fingerprint")})
+
+
+def _fingerprint(manifest: Manifest, workload: str, case: str) -> str | None:
+    """Return a hash of all that the times of a case without a profiler depend on.
+
+    A job that another run measured is no new sample, and a job without a key may depend on anything.
+    """
+    jobs = [job for job in manifest.jobs_of(workload) if job.profiler == "plain" and case in job.cases]
+    if not jobs or not all(job.key and not job.reused_from for job in jobs):
+        return None
+    return hashlib.sha256("\n".join(sorted(job.key for job in jobs)).encode()).hexdigest()[:32]
 
 
 def mark_missing(folder: Path) -> None:
@@ -162,11 +147,11 @@ def unmark(folder: Path) -> None:
 
 
 @contextmanager
-def connect(out: Path, rows: int = 0) -> Iterator[Any]:
+def connect(out: Path) -> Iterator[Any]:
     """Open the database of a results folder, which is made where there is none.
 
-    The budget of the file is for everything until the database is closed; ``rows`` is how many rows will be written.
-    Raises ConfigError where the file is no database of profpipe or one of another version, or the budget is spent.
+    The budget of the file is for everything until the database is closed. Raises ConfigError where the file is no
+    database of profpipe or one of another version, or the budget is spent.
     """
     import sqlite_utils
 
@@ -174,7 +159,7 @@ def connect(out: Path, rows: int = 0) -> Iterator[Any]:
     _check_files(path)
     try:
         database = sqlite_utils.Database(path)
-        with budget.limit(path, 1 + rows / _ROWS), budget.interrupting(database.conn):
+        with budget.limit(path), budget.interrupting(database.conn):
             _prepare(database, path)
             yield database
     except budget.TooLarge as error:
@@ -190,52 +175,6 @@ def connect(out: Path, rows: int = 0) -> Iterator[Any]:
             database.close()
 
 
-def _prepare(database: Any, path: Path) -> None:
-    """Create the tables of a new database. Raises ConfigError for a database that this version did not make."""
-    _check_schema(database, path)
-    wanted = {
-        **_COMMON,
-        **{table.name: {column.name: _TYPES[column.dtype] for column in table.columns} for table in schema.ALL},
-    }
-    # The version is read last: another process may create the tables meanwhile.
-    is_new, version = not database.table_names(), database.execute("pragma user_version").fetchone()[0]
-    if is_new and version == 0:
-        with database.conn:
-            # Another process may create the same database: wait for it, then look at what it left to do.
-            database.execute("begin immediate")
-            for name, columns in wanted.items() if not database.table_names() else ():
-                _create(database, name, columns)
-            database.execute(f"pragma user_version = {VERSION}")
-        version = VERSION
-    known, names = {name: _columns(database, name) for name in wanted}, sorted(database.table_names())
-    if names and not {"run", "name", "started", "ended"} <= known["runs"]:
-        what = f"is a database of another program: it has the tables {', '.join(names[:_MOST_NAMED])}."
-        raise ConfigError(str(path), what, "Move it away, or choose another --out.")
-    if version != VERSION or any(not set(columns) <= known[name] for name, columns in wanted.items()):
-        what = f"is of another version of profpipe (schema {version}; this one writes {VERSION})."
-        raise ConfigError(str(path), what, "Use that version, or move the file away: the next run makes a new one.")
-
-
-def _check_schema(database: Any, path: Path) -> None:
-    """Raise ConfigError for what profpipe never makes: SQLite would run its code while it reads or writes a table."""
-    for kind, name, sql in database.execute("select type, name, sql from sqlite_master"):
-        if sql is not None and not _PLAIN.fullmatch(" ".join(str(sql).split())):
-            what = f"is not what profpipe wrote: the {kind} {str(name)[:80]} is none of its tables and indexes."
-            raise ConfigError(str(path), what, "Move the file away, or choose another --out.")
-
-
-def _columns(database: Any, table: str) -> set[str]:
-    return set(database[table].columns_dict) if database[table].exists() else set()
-
-
-def _create(database: Any, name: str, columns: dict[str, type]) -> None:
-    table = database[name]
-    table.create(columns, pk=_KEYS.get(name))
-    of_tables = () if name in _COMMON else (("run", "workload", "case"),)
-    for index in _INDEXES.get(name, of_tables):
-        table.create_index(index)
-
-
 def _check_files(path: Path) -> None:
     """Raise ConfigError where SQLite would change a file outside of the folder of the database ``path``."""
     for suffix in ("", *_COMPANIONS):
@@ -246,12 +185,56 @@ def _check_files(path: Path) -> None:
         raise ConfigError(str(journal), what, f"Move it and {path.name} away.")
 
 
-def _replace(database: Any, table: schema.Table, run: str, frame: pd.DataFrame) -> None:
-    target = database[table.name]
-    target.delete_where("run = ?", [run])
-    # SQLite knows None, not pandas' NA.
-    rows = frame.astype(object).where(frame.notna(), None).assign(run=run)
-    target.insert_all(rows.to_dict("records"))
+def _prepare(database: Any, path: Path) -> None:
+    """Create the tables of a new database. Raises ConfigError for a database that this version did not make.
+
+    SQLite runs the code of views, triggers and expressions while it reads or writes a table, so nothing may be there
+    but what ``_create`` makes.
+    """
+    if not _described(database) and not _version(database):
+        with database.conn:
+            # Another process may create the same database: wait for it, then look at what it left to do.
+            database.execute("begin immediate")
+            if not _described(database):
+                _create(database)
+    found, version = _described(database), _version(database)
+    if found == _expected() and version == VERSION:
+        return
+    names = sorted(name for kind, name in found if kind == "table")
+    runs = found.get(("table", "runs")) or ""
+    if not all(name in runs for name in ("run", "name", "started", "ended")):
+        what = f"is a database of another program: it has the tables {', '.join(names[:_MOST_NAMED])}."
+        raise ConfigError(str(path), what, "Move it away, or choose another --out.")
+    what = f"is of another version of profpipe (schema {version}; this one writes {VERSION})."
+    raise ConfigError(str(path), what, "Use that version, or move the file away: the next run makes a new one.")
+
+
+def _described(database: Any) -> dict[tuple[str, str], str | None]:
+    """Return the statement that made each table, index, view and trigger of the database."""
+    rows = database.execute("select type, name, sql from sqlite_master").fetchall()
+    return {(str(kind), str(name)[:80]): sql for kind, name, sql in rows}
+
+
+def _version(database: Any) -> int:
+    return int(database.execute("pragma user_version").fetchone()[0])
+
+
+@functools.cache
+def _expected() -> dict[tuple[str, str], str | None]:
+    """Return what ``_described`` returns of a new database."""
+    import sqlite_utils
+
+    database = sqlite_utils.Database(memory=True)
+    _create(database)
+    return _described(database)
+
+
+def _create(database: Any) -> None:
+    for name, (columns, key, indexes) in _TABLES.items():
+        table = database[name].create(columns, pk=key)
+        for index in indexes:
+            table.create_index(index)
+    database.execute(f"pragma user_version = {VERSION}")
 
 
 def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -268,12 +251,7 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
         runs = list(database.query(_RUNS, [last]))
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))
-        times = list(database.query(query, [*names, *schema.FAILED]))
-        # Joined here: the index of the table finds all rows of a run for each of its times.
-        rows = database.execute(_FINGERPRINTS.format(runs=_placeholders(names)), names)
-        known = {tuple(key): fingerprint for *key, fingerprint in rows}
-        for row in times:
-            row["fingerprint"] = known.get((row["run"], row["workload"], row["case"]))
+        times = list(database.query(query, [*schema.FAILED, *names]))
     try:
         _check_types([*runs, *times])
         return runs, _distinguish(times)

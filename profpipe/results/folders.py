@@ -24,11 +24,10 @@ _SALT = ".salt"
 _MAX_FOLDERS = 999
 #: Some file systems of clusters have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-#: A folder that is being filled, and how long it may be empty.
-_UNFINISHED = re.compile(r"\.\d{8}T\d{6}Z-")
-_NEW_S = 60.0
-#: Where a run has temporary files.
-_PARTIAL = ("[!.]*/.*.partial", "[!.]*/*/.*.partial", "[!.]*/raw/*/*/.*.partial")
+#: From this age on a temporary file or folder is left over.
+_OLD_S = 3600.0
+#: Where they lie.
+_PARTIAL = (".*.partial", "[!.]*/.*.partial", "[!.]*/*/.*.partial", "[!.]*/raw/*/*/.*.partial")
 #: How far the clocks of machines that share a results folder may lie apart.
 _CLOCK_ERROR = timedelta(days=1)
 
@@ -47,11 +46,9 @@ def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) 
     temporary = out / atomic.temporary_name(stem)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(out)
         temporary.mkdir()
-        with _locked(temporary):
-            fill(temporary)
-            return _rename(temporary, out, stem)
+        fill(temporary)
+        return _rename(temporary, out, stem)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         what = f"cannot hold results: {error.strerror or error}."
@@ -72,52 +69,18 @@ def _rename(temporary: Path, out: Path, stem: str) -> Path:
     raise ConfigError(str(out), f"holds {_MAX_FOLDERS} runs named {stem}.", "Choose another --out.")
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Keep other processes from removing a folder that is being filled. Yield False if another one fills it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield _take_lock(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _take_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # Without locks a folder in progress looks like one that a killed process left. NFS locks only files
-        # that are open for writing, and refuses a folder with EBADF.
-        if error.errno not in (errno.EWOULDBLOCK, errno.EBADF, *_NO_LOCKS):
-            raise
-        return False
-    return True
-
-
-def _remove_unfinished(out: Path) -> None:
-    """Remove the folders that killed processes began to fill. An empty one may be just made, before it is locked."""
-    for folder in out.glob(".*-*"):
-        if not _UNFINISHED.match(folder.name) or folder.is_symlink() or not folder.is_dir():
-            continue
-        with suppress(OSError), _locked(folder) as is_abandoned:
-            is_new = time.time() - folder.stat().st_mtime < _NEW_S
-            if is_abandoned and (not is_new or any(folder.iterdir())):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
 def remove_litter(out: Path) -> None:
-    """Remove the temporary files that killed processes left in the results folder and in its runs."""
-    for path in out.glob(".*.partial"):
-        # Another process may be about to rename a new one.
-        if time.time() - path.lstat().st_mtime > _NEW_S and (path.is_symlink() or path.is_file()):
-            atomic.remove(path)
-    left = {path for pattern in _PARTIAL for path in out.glob(pattern)}
-    for folder in {out / path.relative_to(out).parts[0] for path in left}:
-        # A run that another process works on, and a folder of ingested files, keep theirs.
-        with suppress(ConfigError, FileNotFoundError):
-            if not folder.is_symlink():
-                with lock(folder):
-                    atomic.remove_partial_files(folder)
+    """Remove the temporary files and folders that killed processes left in the results folder and in its runs."""
+    for path in {path for pattern in _PARTIAL for path in out.glob(pattern)}:
+        is_inside = path.parent.resolve().is_relative_to(out.resolve())
+        with suppress(FileNotFoundError):
+            # Another process may still write a young one.
+            if not is_inside or not atomic.is_temporary(path) or time.time() - path.lstat().st_mtime < _OLD_S:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def discard(folder: Path) -> None:

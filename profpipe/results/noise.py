@@ -90,13 +90,11 @@ order by workload, "case", source
 
 #: The times of the first process of each case, in all runs that measured the same as a run did.
 _REPEATED = """
-select f.fingerprint, f.workload, f."case", f.run, m.value from fingerprints mine
-join fingerprints f on f.fingerprint = mine.fingerprint and f.workload = mine.workload and f."case" = mine."case"
-join runs r on r.run = f.run
-join metrics m on m.run = f.run and m.workload = f.workload and m."case" = f."case"
-  and m.profiler = 'plain' and m.metric = f.metric and m.subject = f.subject
-where mine.run = ? and m.value > 0
-order by f.workload, f."case", r.started, f.run
+select c.fingerprint, c.workload, c."case", c.run, c.first_ns as value from cases mine
+join cases c on c.fingerprint = mine.fingerprint and c.workload = mine.workload and c."case" = mine."case"
+join runs r on r.run = c.run
+where mine.run = ? and c.first_ns > 0
+order by c.workload, c."case", r.started, c.run
 """
 
 

@@ -90,22 +90,32 @@ class Table:
         return [column.name for column in self.columns]
 
 
-_KEY: Final = (
-    Column("run", "str", "name of the run's folder; empty for files read by `profpipe ingest`"),
-    Column("workload", "str", "entry of the pipeline file; for `profpipe ingest` the name of the file"),
-    Column("case", "str", "name of the case; empty for kernels and ranges outside every case"),
-    Column("profiler", "str", "plain, torch, nsys, ncu or rocprof"),
-)
-#: The file and the process of a row, and the device that it is about.
-_ORIGIN: Final = (
-    Column("source", "str", "file that the row comes from, relative to the run's folder"),
-    Column("process", "Int64", "process id; NA if the tool does not record it"),
-)
-_DEVICE: Final = Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it")
+_KEY: Final = """
+    run      str     name of the run's folder; empty for files read by `profpipe ingest`
+    workload str     entry of the pipeline file; for `profpipe ingest` the name of the file
+    case     str     name of the case; empty for kernels and ranges outside every case
+    profiler str     plain, torch, nsys, ncu or rocprof
+    """
+_ORIGIN: Final = """
+    source   str     file that the row comes from, relative to the run's folder
+    process  Int64   process id; NA if the tool does not record it
+    """
+_RANK: Final = """
+    rank     Int64   number of the process among those of the job, from 0
+    """
+_DEVICE: Final = """
+    device   Int64   device ordinal in that process; NA if the tool does not record it
+    """
+_COLUMN: Final = re.compile(r"\n    (\w+) +(\w+) +(.+(?:\n      .+)*)")
 
 
-def _table(name: str, row: str, *columns: Column, is_new: bool = False, is_picture: bool = False) -> Table:
-    return Table(name, row, (*_KEY, *columns), is_new, is_picture)
+def _table(
+    name: str, row: str, columns: str, is_new: bool = False, is_picture: bool = False, **values: tuple[str, ...]
+) -> Table:
+    """Read the columns from their text: name, type and meaning, which may go on in further lines."""
+    found = (match.groups() for match in _COLUMN.finditer(_KEY + columns))
+    read = tuple(Column(key, dtype, " ".join(text.split()), values.get(key, ())) for key, dtype, text in found)
+    return Table(name, row, read, is_new, is_picture)
 
 
 def _values(of: type[Enum]) -> tuple[str, ...]:
@@ -115,63 +125,66 @@ def _values(of: type[Enum]) -> tuple[str, ...]:
 CASES: Final = _table(
     "cases",
     "one workload's case under one profiler",
-    Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted", STATUSES),
-    Column("reason", "str", "why the status is not ok, and what to do"),
-    Column("params", "str", "all parameters of the case, as a JSON object"),
-    Column("seconds", "Float64", "wall time of the case in its process, with set-up and warm-up"),
-    Column("flags", "str", "validity flags, as a JSON list"),
+    """
+    status  str     ok, oom, failed, crashed, timeout, skipped or interrupted
+    reason  str     why the status is not ok, and what to do
+    params  str     all parameters of the case, as a JSON object
+    seconds Float64 wall time of the case in its process, with set-up and warm-up
+    flags   str     validity flags, as a JSON list
+    """,
+    status=STATUSES,
 )
 
 KERNELS: Final = _table(
     "kernels",
     "one kernel name, launch context and case",
-    *_ORIGIN,
-    _DEVICE,
-    Column("stream", "Int64", "stream, or queue where rocprof records no stream; NA if the tool does not record it"),
-    Column("phase", "str", "path of the user's ranges inside the case, outermost first, joined by ` > `"),
-    Column("kind", "str", "kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it"),
-    Column("kernel", "str", "kernel name, demangled, with the same spelling for all tools"),
-    Column("kernel_class", "str", "what the kernel does: attention, gemm, copy, add, ..."),
-    Column("kernel_family", "str", "implementation: fa2, cudnn, sage1, ...; may be empty"),
-    Column("calls", "Int64", "number of launches"),
-    Column("total_ns", "Float64", "sum of the launches' times"),
-    Column("mean_ns", "Float64", "mean of single launches"),
-    Column("median_ns", "Float64", "median of single launches; NA if the file has only sums"),
-    Column("min_ns", "Float64", "shortest launch"),
-    Column("max_ns", "Float64", "longest launch"),
-    Column("stddev_ns", "Float64", "standard deviation (n - 1) of single launches; NA for fewer than two"),
+    _ORIGIN
+    + _DEVICE
+    + """
+    stream        Int64   stream, or queue where rocprof records no stream; NA if the tool does not record it
+    phase         str     path of the user's ranges inside the case, outermost first, joined by ` > `
+    kind          str     kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it
+    kernel        str     kernel name, demangled, with the same spelling for all tools
+    kernel_class  str     what the kernel does: attention, gemm, copy, add, ...
+    kernel_family str     implementation: fa2, cudnn, sage1, ...; may be empty
+    calls         Int64   number of launches
+    total_ns      Float64 sum of the launches' times
+    mean_ns       Float64 mean of single launches
+    median_ns     Float64 median of single launches; NA if the file has only sums
+    min_ns        Float64 shortest launch
+    max_ns        Float64 longest launch
+    stddev_ns     Float64 standard deviation (n - 1) of single launches; NA for fewer than two
+    """,
 )
 
 RANGES: Final = _table(
     "ranges",
     "one range path and case",
-    *_ORIGIN,
-    Column("range", "str", "path of ranges inside the case; empty: the case's own range"),
-    Column("instances", "Int64", "number of times that the range was entered"),
-    Column("wall_ns", "Float64", "sum of the instances' durations on the CPU"),
-    Column("kernel_ns", "Float64", "time of the kernels launched in it and its nested ranges, on any thread"),
-    Column("kernels", "Int64", "number of those launches"),
-    Column("busy_ns", "Float64", "time in which at least one of those kernels runs"),
-    Column(
-        "span_ns", "Float64", "of a case's own range: from the first kernel's start to the last one's end, by instance"
-    ),
+    _ORIGIN
+    + """
+    range     str     path of ranges inside the case; empty: the case's own range
+    instances Int64   number of times that the range was entered
+    wall_ns   Float64 sum of the instances' durations on the CPU
+    kernel_ns Float64 time of the kernels launched in it and its nested ranges, on any thread
+    kernels   Int64   number of those launches
+    busy_ns   Float64 time in which at least one of those kernels runs
+    span_ns   Float64 of a case's own range: from the first kernel's start to the last one's end, by instance
+    """,
 )
 
 METRICS: Final = _table(
     "metrics",
     "one number",
-    Column(
-        "subject",
-        "str",
-        "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
-        "`device 0`, `process 2`",
-    ),
-    Column("metric", "str", "name of the quantity"),
-    Column("value", "Float64", "value, in `unit`"),
-    Column("unit", "str", "ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool"),
-    Column("n", "Int64", "number of samples behind the value"),
-    Column("ci_low", "Float64", "lower end of the 95 % confidence interval"),
-    Column("ci_high", "Float64", "upper end of the 95 % confidence interval"),
+    """
+    subject str     empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file,
+                    `rank 1`, `device 0`, `process 2`
+    metric  str     name of the quantity
+    value   Float64 value, in `unit`
+    unit    str     ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool
+    n       Int64   number of samples behind the value
+    ci_low  Float64 lower end of the 95 % confidence interval
+    ci_high Float64 upper end of the 95 % confidence interval
+    """,
 )
 
 
@@ -245,39 +258,31 @@ STEP_STRIDE: Final = "step_stride"
 STEPS: Final = _table(
     "steps",
     "one step of a program, by process and device",
-    *_ORIGIN,
-    Column("rank", "Int64", "number of the process among those of the job, from 0"),
-    _DEVICE,
-    Column(
-        "step",
-        "Int64",
-        "number of the step, as in the name of its range, else from 0; of other work, of the step before it",
-    ),
-    Column(
-        "state",
-        "str",
-        "warmup, steady, outlier, last (its end is unknown), other (work between two steps) or unmatched (some ranks"
-        " lack the step)",
-        _values(StepState),
-    ),
-    Column(
-        "rule",
-        "str",
-        "what says where the step begins: marker, optimizer, forward, framework, range or pattern",
-        _values(StepRule),
-    ),
-    Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),
-    Column("wall_ns", "Float64", "from there to the first GPU operation of what follows"),
-    Column("compute_ns", "Float64", "part of `wall_ns` in which a kernel runs that is no communication"),
-    Column("communication_ns", "Float64", "part in which communication runs and nothing computes: exposed"),
-    Column("copy_ns", "Float64", "part in which only copies and sets run: exposed"),
-    Column("idle_ns", "Float64", "part in which nothing runs; the four parts add up to `wall_ns`"),
-    Column("idle_launch_ns", "Float64", "part of `idle_ns` before launches that the host made too late"),
-    Column("idle_blocked_ns", "Float64", "part of `idle_ns` that began while the host waited for the GPU"),
-    Column("idle_other_ns", "Float64", "rest of `idle_ns`: dependencies, waits of streams, or not recorded"),
-    Column("communication_total_ns", "Float64", "time in which communication runs, computation beside it or not"),
-    Column("kernel_ns", "Float64", "sum of the times of its kernels"),
-    Column("kernels", "Int64", "number of its kernel launches"),
+    _ORIGIN
+    + _RANK
+    + _DEVICE
+    + """
+    step                   Int64   number of the step, as in the name of its range, else from 0; of other work, of the
+                                   step before it
+    state                  str     warmup, steady, outlier, last (its end is unknown), other (work between two steps)
+                                   or unmatched (some ranks lack the step)
+    rule                   str     what says where the step begins: marker, optimizer, forward, framework, range or
+                                   pattern
+    start_ns               Float64 start of its first GPU operation, since the first one in the file
+    wall_ns                Float64 from there to the first GPU operation of what follows
+    compute_ns             Float64 part of `wall_ns` in which a kernel runs that is no communication
+    communication_ns       Float64 part in which communication runs and nothing computes: exposed
+    copy_ns                Float64 part in which only copies and sets run: exposed
+    idle_ns                Float64 part in which nothing runs; the four parts add up to `wall_ns`
+    idle_launch_ns         Float64 part of `idle_ns` before launches that the host made too late
+    idle_blocked_ns        Float64 part of `idle_ns` that began while the host waited for the GPU
+    idle_other_ns          Float64 rest of `idle_ns`: dependencies, waits of streams, or not recorded
+    communication_total_ns Float64 time in which communication runs, computation beside it or not
+    kernel_ns              Float64 sum of the times of its kernels
+    kernels                Int64   number of its kernel launches
+    """,
+    state=_values(StepState),
+    rule=_values(StepRule),
     is_new=True,
 )
 
@@ -303,24 +308,23 @@ class EventKind(str, Enum):
 TIMELINE: Final = _table(
     "timeline",
     "one event of the step, or of the iteration of a case, that the timeline shows",
-    *_ORIGIN,
-    Column("rank", "Int64", "number of the process among those of the job, from 0"),
-    _DEVICE,
-    Column("stream", "Int64", "stream of an operation; NA if the tool does not record it"),
-    Column("thread", "Int64", "thread of a call of the host; NA if the tool does not record it"),
-    Column("step", "Int64", "number of the step, or of the iteration; NA: the beginning of a recording without them"),
-    Column(
-        "kind",
-        "str",
-        "kernel, memcpy, memset or graph: an operation; launch or wait: a call of the host; idle_launch, idle_blocked "
-        "or idle_other: nothing runs; step, iteration or beginning: the time that is shown",
-    ),
-    Column("name", "str", "kernel or copy; of a launch, the operation that it starts; of a wait, the call"),
-    Column("kernel_class", "str", "what the kernel does; of a launch, what the launched kernel does"),
-    Column("start_ns", "Float64", "start, since the window of the first rank of the file; may lie before the window"),
-    Column("duration_ns", "Float64", "duration"),
-    Column("launched_ns", "Float64", "of an operation: when its launch call began; NA if that is not recorded"),
-    Column("bytes", "Float64", "of a copy or set: its size; NA if that is not recorded"),
+    _ORIGIN
+    + _RANK
+    + _DEVICE
+    + """
+    stream       Int64   stream of an operation; NA if the tool does not record it
+    thread       Int64   thread of a call of the host; NA if the tool does not record it
+    step         Int64   number of the step, or of the iteration; NA: the beginning of a recording without them
+    kind         str     kernel, memcpy, memset or graph: an operation; launch or wait: a call of the host;
+                         idle_launch, idle_blocked or idle_other: nothing runs; step, iteration or beginning: the time
+                         that is shown
+    name         str     kernel or copy; of a launch, the operation that it starts; of a wait, the call
+    kernel_class str     what the kernel does; of a launch, what the launched kernel does
+    start_ns     Float64 start, since the window of the first rank of the file; may lie before the window
+    duration_ns  Float64 duration
+    launched_ns  Float64 of an operation: when its launch call began; NA if that is not recorded
+    bytes        Float64 of a copy or set: its size; NA if that is not recorded
+    """,
     is_new=True,
     is_picture=True,
 )
@@ -361,41 +365,32 @@ NOT_IN_KERNELS: Final = "(not in kernels)"
 VERDICTS: Final = _table(
     "verdicts",
     "one case of `profpipe ab` on the sides A and B, or one kernel of it",
-    Column("kernel", "str", f"empty: the case; else a kernel's name, or `{NOT_IN_KERNELS}`: idle time, launch gaps"),
-    Column(
-        "verdict",
-        "str",
-        "faster, slower, same or inconclusive: B compared with A; empty: too few captures",
-        ("", *_values(Verdict)),
-    ),
-    Column("a_ns", "Float64", "median over the processes of A of their median times; of a kernel, by iteration"),
-    Column("b_ns", "Float64", "the same of B"),
-    Column("ratio", "Float64", "time of B over time of A: the estimate over the pairs"),
-    Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
-    Column("ci_high", "Float64", "upper end of that interval"),
-    Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
-    Column("pairs", "Int64", "number of pairs of processes behind the verdict; of a kernel, of captures"),
-    Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
-    Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: none up to 1000"),
-    Column(
-        "further_pairs", "Int64", "`pairs` where these are further ones; 0: the verdict is that of an earlier block"
-    ),
-    Column(
-        "part_ns", "Float64", "B - A: of the case `a_ns` times (`ratio` - 1), and the rows of its kernels add up to it"
-    ),
-    Column("part_low_ns", "Float64", "smallest B - A of one pair of captures"),
-    Column("part_high_ns", "Float64", "largest B - A of one pair of captures"),
-    Column(
-        "cause",
-        "str",
-        "exchanged, appeared, vanished, class, launches, time, unchanged or not_in_kernels; empty: the case",
-        ("", *_values(KernelChange)),
-    ),
-    Column("b_kernel", "str", "name of the kernel on B where it is exchanged, else empty"),
-    Column("kernel_class", "str", "class of the kernel on A, or where it appeared"),
-    Column("b_class", "str", "its class on B, or where it vanished"),
-    Column("a_calls", "Float64", "launches by iteration on A"),
-    Column("b_calls", "Float64", "the same on B"),
+    """
+    kernel        str     empty: the case; else a kernel's name, or `(not in kernels)`: idle time, launch gaps
+    verdict       str     faster, slower, same or inconclusive: B compared with A; empty: too few captures
+    a_ns          Float64 median over the processes of A of their median times; of a kernel, by iteration
+    b_ns          Float64 the same of B
+    ratio         Float64 time of B over time of A: the estimate over the pairs
+    ci_low        Float64 lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs
+    ci_high       Float64 upper end of that interval
+    p             Float64 two-sided p value of the exact signed-rank test
+    pairs         Int64   number of pairs of processes behind the verdict; of a kernel, of captures
+    floor         Float64 smallest difference that counts, as a ratio minus 1
+    pairs_more    Int64   pairs that would decide an inconclusive case; 0: decided; NA: none up to 1000
+    further_pairs Int64   `pairs` where these are further ones; 0: the verdict is that of an earlier block
+    part_ns       Float64 B - A: of the case `a_ns` times (`ratio` - 1), and the rows of its kernels add up to it
+    part_low_ns   Float64 smallest B - A of one pair of captures
+    part_high_ns  Float64 largest B - A of one pair of captures
+    cause         str     exchanged, appeared, vanished, class, launches, time, unchanged or not_in_kernels; empty: the
+                          case
+    b_kernel      str     name of the kernel on B where it is exchanged, else empty
+    kernel_class  str     class of the kernel on A, or where it appeared
+    b_class       str     its class on B, or where it vanished
+    a_calls       Float64 launches by iteration on A
+    b_calls       Float64 the same on B
+    """,
+    verdict=("", *_values(Verdict)),
+    cause=("", *_values(KernelChange)),
     is_new=True,
 )
 
@@ -405,14 +400,16 @@ ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE)
 STEP_FIGURES: Final = _table(
     "step_figures",
     "one number of a process and device",
-    *_ORIGIN,
-    _DEVICE,
-    Column("step", "Int64", "number of the step; NA: of all steady steps"),
-    Column("subject", "str", "name of a kernel, or empty"),
-    Column("metric", "str", "name of the quantity"),
-    Column("value", "Float64", "value, in `unit`"),
-    Column("unit", "str", "ns, byte, % or 1"),
-    Column("n", "Int64", "number of steps behind the value"),
+    _ORIGIN
+    + _DEVICE
+    + """
+    step    Int64   number of the step; NA: of all steady steps
+    subject str     name of a kernel, or empty
+    metric  str     name of the quantity
+    value   Float64 value, in `unit`
+    unit    str     ns, byte, % or 1
+    n       Int64   number of steps behind the value
+    """,
 )
 
 #: What a parser returns.
@@ -527,7 +524,7 @@ class Tables:
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
 
-    def with_columns(self, **values: str) -> Tables:
+    def with_columns(self, **values: Any) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
         changed: dict[str, Any] = {}
         for table in PARSED:

@@ -55,9 +55,9 @@ class Builder:
         number = done.table_names[1]
         self._classes = [own[code] or done.classes[at] for at, code in enumerate(number.tolist())]
         self._origin = int(done.start.min()) if len(done.start) else 0
-        given = recording.ranges, recording.waits, recording.latest, step_range
-        #: Rows of the table `steps`.
-        self.steps = search.find(done, *given).steps
+        given = recording.ranges, recording.waits
+        #: Rows of the table `steps`, by the numbers of processes.
+        self.steps = search.find(done, *given, unclosed=recording.latest, own=step_range).steps
 
     def processes(self, selection: Selection, name: Callable[[int | None, list[int]], str]) -> Iterator[Process]:
         """Yield the processes that hold something; ``name`` makes their names from the process id and the devices."""
@@ -81,7 +81,8 @@ class Builder:
             yield Process(name(known, devices), known, tuple(tracks)).since(-self._recording.offset_ns)
 
     def _cases(self, rows: Ints) -> Any:
-        return np.array(self._recording.cases, dtype=object)[self._recording.case[rows]]
+        placed = self._recording.placed
+        return np.array(placed.paths.case, dtype=object)[placed.path[rows]]
 
     def _window(self, process: int, rows: Ints, selection: Selection) -> tuple[int, int]:
         """Return the time of the wanted step of a process; with the launches of its operations."""
@@ -142,29 +143,28 @@ class Builder:
         waits = self._recording.waits
         own = waits.process == process
         anything = Union(line.start, line.end)
-        found = gaps(line, anything, Union(waits.start[own], waits.end[own]))
+        opened, closed, cause = gaps(line, anything, Union(waits.start[own], waits.end[own]))
         following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
         of_line = np.isin(line.rows, rows[chosen])
         # A gap after the last operation of a case belongs to what follows.
         ends = np.sort(line.end[of_line])
-        at = np.searchsorted(ends, found.start).clip(max=max(len(ends) - 1, 0))
-        kept = of_line[following] | (found.end >= window[1])
-        kept &= (ends[at] == found.start) & (found.start >= window[0]) & (found.start < window[1])
-        cause = (found.is_late + 2 * found.is_blocked)[kept]
-        start, end = found.start[kept], np.minimum(found.end[kept], window[1])
-        return Slices(start, end, cause, IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
+        at = np.searchsorted(ends, opened).clip(max=max(len(ends) - 1, 0))
+        kept = of_line[following] | (closed >= window[1])
+        kept &= (ends[at] == opened) & (opened >= window[0]) & (opened < window[1])
+        start, end = opened[kept], np.minimum(closed[kept], window[1])
+        return Slices(start, end, cause[kept], IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
 
     def _operations(self, rows: Ints) -> Slices:
         done = self._recording.operations
         names, number = done.table_names
         duration = done.end[rows] - done.start[rows]
         details: dict[str, list[Any]] = {}
-        if any(self._recording.cases):
+        if any(self._recording.placed.paths.case):
             details["case"] = [case or None for case in self._cases(rows).tolist()]
         known = done.launched[rows] != operations.UNKNOWN
         queued = (done.start[rows] - done.launched[rows]).tolist()
         details["ns_since_launch"] = [ns if is_known else None for ns, is_known in zip(queued, known, strict=True)]
-        if done.read_sizes is not None and (sizes := done.read_sizes()[rows]).any():
+        if done.sizes is not None and (sizes := done.sizes[rows]).any():
             details["bytes"] = [size or None for size in sizes.tolist()]
             rates = (sizes / np.maximum(duration, 1)).tolist()
             details["GB/s"] = [round(rate, 2) if rate else None for rate in rates]

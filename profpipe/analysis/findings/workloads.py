@@ -12,9 +12,12 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final
 
+from profpipe.analysis.case_index import Basis as Basis, Measure as Measure
+from profpipe.analysis.cases import Axes as Axes
 from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
-from profpipe.analysis.findings.steps import Measure, StepFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
+from profpipe.analysis.kernel_breakdown import KernelBreakdown as KernelBreakdown, SwitchCost as SwitchCost
+from profpipe.analysis.steps import StepFindings
 from profpipe.config.study_values import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
@@ -68,9 +71,6 @@ class Agreement:
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
-
-#: Pairs of an axis and a value.
-Axes = tuple[tuple[str, Any], ...]
 
 
 class NoValue(str, Enum):
@@ -356,84 +356,11 @@ class TimedCase:
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
 
-#: The least change of a category that is reported, as a share of the call.
-CHANGE = 0.02
-
 #: Up to this multiple of the lowest peak memory, cases count as needing the same.
 _AS_MUCH = 1.01
 
 #: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
 _AS_LONG = 0.9
-
-
-@dataclass(frozen=True)
-class ClassTotal:
-    """Launches and kernel time of a class or a category of kernels, per call."""
-
-    calls: float = 0.0
-    ns: float = 0.0
-
-    def __add__(self, other: ClassTotal) -> ClassTotal:
-        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
-
-
-@dataclass(frozen=True)
-class KernelBreakdown:
-    """The kernel time of one case under one profiler, by category and by class.
-
-    ``iterations`` is None where it is unknown: then all numbers are sums over all of them. ``kind`` is ``kernel``, or
-    ``cpu_op`` for the self time of CPU operators. ``idle_share`` is the share of the case's range, or of the time from
-    its first kernel to the last if that is longer, in which no kernel ran.
-    """
-
-    profiler: str
-    kind: str
-    iterations: int | None
-    categories: Mapping[str, ClassTotal]
-    total: ClassTotal
-    #: The same time by kernel class.
-    classes: Mapping[str, ClassTotal] = field(default_factory=dict)
-    idle_share: float | None = None
-    #: Per call: the time in which some kernel ran, and the time of the case's range on the host.
-    busy_ns: float | None = None
-    range_ns: float | None = None
-    #: Kernels without a category, by class.
-    other_classes: Mapping[str, ClassTotal] = field(default_factory=dict)
-    #: Per call: from the first kernel's start to the last one's end, gaps included.
-    span_ns: float | None = None
-    #: memcpy and memset, which are not in ``total``.
-    copies: ClassTotal = ClassTotal()
-    #: The ranks whose mean the numbers are.
-    ranks: int = 1
-
-    def category(self, name: str) -> ClassTotal:
-        return self.categories.get(name, ClassTotal())
-
-    def least_change(self, other: KernelBreakdown) -> float:
-        """Return the least change of a category in ns that is reported: a share of the shorter call."""
-        return CHANGE * min(self.total.ns, other.total.ns)
-
-    @property
-    def is_fused(self) -> bool:
-        """True if an attention kernel ran, not gemm, softmax and gemm."""
-        return self.category("attention").ns > 0
-
-
-@dataclass(frozen=True)
-class Basis:
-    """The quantity that a workload's times are.
-
-    ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command
-    without steps), ``kernel`` or ``cpu_op`` (sums).
-    """
-
-    profiler: str
-    quantity: str
-
-    @property
-    def is_timed(self) -> bool:
-        """True if calls, steps or processes were timed, not kernels summed."""
-        return self.quantity in ("time", "step", "wall")
 
 
 class Iteration(str, Enum):
@@ -618,31 +545,6 @@ class Win:
     def lead(self) -> float:
         """The time of the next case over that of the best; 1 without a next case."""
         return self.second.ns / self.best.ns if self.second and self.second.ns and self.best.ns else 1.0
-
-
-@dataclass(frozen=True)
-class SwitchCost:
-    """The effect of replacing the baseline by ``variant``; ratios above 1 are faster.
-
-    All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
-    attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
-    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
-    """
-
-    variant: str
-    attention: float | None
-    with_helpers: float | None
-    call: float
-    measured_call: float | None
-    amdahl_limit: float | None
-    changes: tuple[tuple[str, float, float], ...] = ()
-    mark: str = ""
-
-    @property
-    def faster_kernel_slower_call(self) -> bool:
-        """True if the kernel is over 1 % faster and the call over 1 % slower."""
-        call = self.measured_call if self.measured_call is not None else self.call
-        return self.attention is not None and self.attention > 1.01 and call < 0.99
 
 
 @dataclass(frozen=True)

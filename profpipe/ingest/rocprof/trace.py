@@ -118,29 +118,27 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     given_ranges = codes.ranges(ranges)
     given = codes.launches(launches)
     placed = attribution.attribute(given_ranges, given)
-    cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
-    launches["case"] = np.array(cases, dtype=object)[placed.path]
-    launches["phase"] = np.array(phases, dtype=object)[placed.path]
+    launches["case"] = np.array(placed.paths.case, dtype=object)[placed.path]
+    launches["phase"] = np.array(placed.paths.phase, dtype=object)[placed.path]
     launches["duration_ns"] = (launches["end"] - launches["start"]).astype("int64")
     start, end = (launches[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     range_rows = launch_tables.range_rows(given_ranges, given, placed, start, end, codes.find_pids, len(launches) > 0)
-    in_case = np.array(placed.paths.in_case)[placed.path]
-    steps = search.Found()
+    steps = schema.Tables()
     if len(launches) and not recording.has_counters:
         known = (how != schema.Placement.RUN_TIME).to_numpy()
         called = replace(given, start=np.where(known, given.start, operations.UNKNOWN))
-        done = replace(_operations(launches, called, in_case), checks=checks)
+        done = replace(_operations(launches, called, placed.in_case), checks=checks)
         waits = codes.waits(recording.calls)
-        steps = search.find(done, given_ranges, waits, own=recording.step_range).of_processes(codes.find_pids)
+        steps = search.find(done, given_ranges, waits, codes.find_pids, own=recording.step_range)
     counted = {"launches": impossible, "ranges": impossible_ranges}
     notes = [f"{count} {what} with an impossible time left out" for what, count in counted.items() if count]
     notes += [bounds.note_of_names(folded)] if folded else []
     notes += placed.paths.notes()
     return Placed(
-        schema.Tables(
+        replace(
+            steps,
             kernels=kernel_classes.annotate(launch_tables.kernel_rows(launches.rename(columns={"name": "kernel"}))),
             ranges=range_rows,
-            **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
         ),
         launches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
 from profpipe.ingest.operations import Calls, Operations, Timeline, timeline
-from profpipe.ingest.steps.accounting import Gaps, gaps
+from profpipe.ingest.steps.accounting import gaps
 from profpipe.results import schema
 from profpipe.results.schema import EventKind, StepState
 
@@ -123,11 +123,10 @@ class Excerpts:
             end = int(np.partition(line.start[near], window.most)[window.most])
             near = near[line.start[near] <= end]
         part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
-        found = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
+        opened, closed, cause = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
-            rest = (np.array([value]) for value in (last, end, True, False))
-            found = Gaps(*(np.append(own, more) for own, more in zip(astuple(found), rest, strict=True)))
+            opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
         waits = self._waits.get(place["process"], Calls.none())
         rows = (
@@ -135,7 +134,7 @@ class Excerpts:
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),
             _launches(window, self._operations, line, calls[: window.most], waits),
             _wait_rows(window, waits, (waits.start < end) & (waits.end > window.begin)),
-            _gaps(window, found.start, np.minimum(found.end, end), found.is_late + 2 * found.is_blocked, end),
+            _gaps(window, opened, np.minimum(closed, end), cause, end),
         )
         self._parts += [{**own, **place} for own in rows if len(own["start_ns"])]
 
@@ -179,8 +178,8 @@ def _rows(window: Window, start: Int64s, end: Int64s, kind: Any, **more: Any) ->
 def _operation_rows(window: Window, operations: Operations, part: Timeline, shown: Ints) -> Rows:
     rows = part.rows[shown]
     sizes = np.full(len(rows), np.nan)
-    if operations.read_sizes is not None and (copies := part.copies[shown]).any():
-        sizes[copies] = operations.read_sizes()[rows[copies]]
+    if (copies := part.copies[shown]).any() and operations.sizes is not None:
+        sizes[copies] = operations.sizes[rows[copies]]
     return _rows(
         window,
         part.start[shown],

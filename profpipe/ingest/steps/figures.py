@@ -8,152 +8,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Ints, combine, groups
 from profpipe.ingest.operations import Operations, Timeline
-from profpipe.ingest.steps.accounting import Accounts
+from profpipe.ingest.steps.accounting import Accounts, of_ranks, spread, walls_by_rank
 from profpipe.measure import statistics
 from profpipe.results import schema
 from profpipe.results.schema import StepState
-
-#: Steps further from the median than so many median absolute deviations are outliers.
-DEVIATIONS: Final = 3
-#: Makes the median absolute deviation of normal times their standard deviation (scipy.stats.median_abs_deviation).
-_NORMAL: Final = 1.4826
-#: The least deviation, relative to the median: equal times would make any other time an outlier.
-_LEAST_DEVIATION: Final = 0.01
-#: So many outliers are exceptions, or this share of the steps. More that differ by half of the median are a second kind
-#: of step, such as every fourth one that waits for one of four workers of a data loader: then none is left out.
-_MOST_OUTLIERS: Final = 2
-_LARGEST_SHARE: Final = 0.1
-_OTHER_KIND: Final = 0.5
-#: A warm-up of a larger share of the steps has to stand out from the spread of all of them.
-_LONG_WARMUP: Final = 1 / 3
-
-#: Long steps are regular from so many on, where these shares have one distance, and an excess this near to the median.
-_LEAST_REGULAR: Final = 3
-_REGULAR: Final = 0.9
-_EQUAL: Final = 0.5
-
-Floats = npt.NDArray[np.float64]
-
-
-def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
-    """Return the state of each step, in their order.
-
-    The warm-up lasts until the time settles, and at least one step where there are several.
-    """
-    found = np.full(len(wall_ns), StepState.STEADY.value, dtype=object)
-    warm = max(count_warmup(wall_ns), least_warmup)
-    found[:warm] = StepState.WARMUP.value
-    rest = wall_ns[warm:]
-    if len(rest):
-        median, deviation = spread(rest)
-        is_outlier = np.abs(rest - median) > DEVIATIONS * deviation
-        is_other_kind = is_outlier & (np.abs(rest - median) > _OTHER_KIND * median)
-        if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
-            found[warm:][is_outlier] = StepState.OUTLIER.value
-    return found
-
-
-def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
-    """Return the states of rows of `steps` of one case: a step has the same state on all ranks and devices.
-
-    The mean over the ranks decides, since it does not depend on which rank waits for which: of two ranks that are late
-    in turn, one has steps of 30 and 80 ms and the other has 80 and 30 ms. The warm-up is at least as long as the
-    shortest one that the rows have, which may be the user's. A step that is an outlier on every rank stays one. Steps
-    that some ranks lack are ``unmatched``. The rows of one device stay as they are.
-    """
-    state: pd.Series[Any] = rows["state"]
-    if len(rows[["rank", "device"]].drop_duplicates()) < 2:
-        return state
-    walls = walls_by_rank(rows)
-    # The end of the last step is unknown on all ranks where it is on one.
-    last = walls.dropna().index.intersection(rows.loc[state == StepState.LAST.value, "step"])
-    common = walls.dropna().drop(index=last)
-    warm = rows[(state == StepState.WARMUP.value) & rows["step"].isin(common.index)]
-    least = warm.groupby("rank")["step"].nunique().reindex(walls.columns, fill_value=0).min()
-    agreed = pd.Series(StepState.UNMATCHED.value, index=walls.index)
-    agreed[last] = StepState.LAST.value
-    agreed[common.index] = states(common.mean(axis=1).to_numpy(), int(least))
-    are_outliers = (state == StepState.OUTLIER.value).groupby(rows["step"]).all()
-    agreed[(agreed == StepState.STEADY.value) & are_outliers.reindex(agreed.index, fill_value=False)] = (
-        StepState.OUTLIER.value
-    )
-    return state.where(state == StepState.OTHER.value, rows["step"].map(agreed))
-
-
-def walls_by_rank(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the time in ns of each step of a case: a row for each number, a column for each rank."""
-    own = (_walls(each).rename(rank) for rank, each in rows.groupby("rank", sort=True))
-    return pd.concat(own, axis=1).sort_index().astype(np.float64)
-
-
-def _walls(rows: pd.DataFrame) -> pd.Series[Any]:
-    """Return the time of each step of one rank by its number.
-
-    The step of a process with several devices begins with the first operation on any of them.
-    """
-    is_other = rows["state"] == StepState.OTHER.value
-    if rows["device"].nunique(dropna=False) < 2:
-        return rows[~is_other].groupby("step")["wall_ns"].mean()
-    ends = rows.assign(is_other=is_other, end_ns=rows["start_ns"] + rows["wall_ns"])
-    whole = ends.groupby(["step", "is_other"]).agg({"start_ns": "min", "end_ns": "max"}).sort_values("start_ns")
-    following = whole["start_ns"].shift(-1).fillna(whole["end_ns"])
-    return (following - whole["start_ns"]).xs(False, level="is_other")
-
-
-def count_warmup(wall_ns: Floats) -> int:
-    """Return the change point: before which step the time has settled, at least 1 where there are several steps.
-
-    A time is settled if it is no outlier beside the second half. From the first such step on whose two successors at
-    least one is settled too, the program counts as warm. A second half that is quieter by chance makes no warm-up of
-    more than a third of the steps: then times may vary as much as those of all steps but the first.
-    """
-    half = len(wall_ns) // 2
-    if not half:
-        return 0
-    median, deviation = spread(wall_ns[half:])
-    warm = _count_unsettled(wall_ns, median, deviation)
-    if warm > _LONG_WARMUP * len(wall_ns):
-        warm = _count_unsettled(wall_ns, median, max(deviation, spread(wall_ns[1:])[1]))
-    return warm
-
-
-def _count_unsettled(wall_ns: Floats, median: float, deviation: float) -> int:
-    half = len(wall_ns) // 2
-    settled = np.abs(wall_ns - median) <= DEVIATIONS * deviation
-    after = np.append(settled[1:], [True, True])
-    stays = settled & (after[: len(settled)] | after[1 : len(settled) + 1])
-    return 1 + int(np.argmax(np.append(stays[1:half], True)))
-
-
-def spread(wall_ns: Floats) -> tuple[float, float]:
-    """Return the median, and the median absolute deviation from it, scaled for normal times."""
-    median = float(np.median(wall_ns))
-    return median, max(_NORMAL * float(np.median(np.abs(wall_ns - median))), _LEAST_DEVIATION * median)
-
-
-def regular_stride(wall_ns: Floats) -> tuple[int, int] | None:
-    """Return (the first long step, how many steps lie from one to the next), None where long steps are not regular.
-
-    Long steps are outliers, longer by nearly the same, at one distance from each other, three of them at least.
-    """
-    if len(wall_ns) < 2 * _LEAST_REGULAR:
-        return None
-    median, deviation = spread(wall_ns)
-    long = np.flatnonzero(wall_ns - median > DEVIATIONS * deviation)
-    distance = np.diff(long)
-    if len(long) < _LEAST_REGULAR or distance.min() < 2:
-        return None
-    length = int(np.median(distance))
-    excess = wall_ns[long] - median
-    is_regular = (distance == length).mean() >= _REGULAR and long[0] < length and len(wall_ns) - long[-1] <= length
-    is_equal = (np.abs(excess - np.median(excess)) <= _EQUAL * np.median(excess)).mean() >= _REGULAR
-    return (int(long[0]), length) if is_regular and is_equal else None
-
 
 #: The steps that the launches recur in, where ranges say that there are more or fewer.
 COUNT_BY_PATTERN: Final = "step_count_by_pattern"
@@ -183,8 +45,9 @@ _OUTLIER_PARTS: Final = {
 # --- of one device: rows of schema.STEP_FIGURES ----------------------------------------------------------------------
 
 
-def of_device(operations: Operations, own: Timeline, accounts: Accounts, steps: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the figures of one device. ``steps`` are its rows of the table `steps`, with states."""
+def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the figures of one device. ``steps`` are its rows of the table `steps`, with the states of all ranks."""
+    own = accounts.line
     duration = own.end - own.start
     names, number = operations.table_names
     name = number[own.name]
@@ -224,9 +87,9 @@ def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
 
 def _copied(operations: Operations, own: Timeline, name: Any, steady: Bools, names: int) -> Any:
     """Return the bytes that the steady steps copied or set, by name."""
-    if operations.read_sizes is None or not (copies := steady & own.copies).any():
+    if not (copies := steady & own.copies).any() or operations.sizes is None:
         return np.zeros(names)
-    return np.bincount(name[copies], weights=operations.read_sizes()[own.rows[copies]], minlength=names)
+    return np.bincount(name[copies], weights=operations.sizes[own.rows[copies]], minlength=names)
 
 
 def _outliers(

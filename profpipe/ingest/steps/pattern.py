@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -58,13 +57,32 @@ _TRIES: Final = 3
 _ENOUGH: Final = 1 << 17
 _MOST: Final = 1 << 21
 
+# --- what parts have in common ---
+#: A kernel belongs to each step if its number is the usual one in this share of them.
+_REGULAR: Final = 0.9
+#: Steps have this share of their kernels in equal number at least; inputs choose the others.
+_LEAST_REGULAR: Final = 0.4
+#: A part holds the usual kernels but for this share. It may hold others too: up to the second share they count as its.
+_MISSING: Final = 0.1
+_MORE: Final = 0.25
+#: What parts have in common to be compared at first. Where inputs choose many of the kernels, two steps have less in
+#: common than a step alone and a step with an evaluation elsewhere.
+_COMMON: Final = (0.9, 0.75, 0.5, 0.3)
+_LEAST_PARTS: Final = 3
 
-@dataclass(frozen=True)
-class _Parts:
-    """Steps as parts [begin, end) of the sequence of kernels, ascending and without overlap."""
+# --- loops inside a step ---
+_STRIDES: Final = 0.75
+_LEAST_MORE: Final = 0.05
+#: What comes after the last layer of a step: the least and the largest share of kernels that no other part holds, and
+#: how many there may be beside those of a part; by name, and by name and grid. What an evaluation adds are mostly
+#: kernels of the step itself, or all grids are others if its batches have another size.
+_OTHER_NAMES: Final = (0.3, np.inf, np.inf)
+_OTHER_SHAPES: Final = (0.1, 0.75, 0.25)
 
-    begin: Ints
-    end: Ints
+Tokens = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+#: Steps as parts [begin, end) of the sequence of kernels, ascending and without overlap.
+_Parts = tuple[Ints, Ints]
 
 
 def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments | None:
@@ -85,9 +103,9 @@ def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments
         kernels, name, grids = kernels[order], name[order], grids[order]
         tokens, shapes = _tokens(name, np.zeros_like(grids), launched), _tokens(name, grids, launched)
         parts = _by_anchor(tokens, shapes, ~timeline.communicates[kernels], launched) or _by_repetition(shapes)
-    if parts is None or len(parts.begin) < LEAST_STEPS:
+    if parts is None or len(parts[0]) < LEAST_STEPS:
         return None
-    found = _segments(parts, launched)
+    found = _segments(*parts, launched)
     place = found.place(launched)
     inside = (place >= 0) & found.is_step[place]
     duration = (timeline.end - timeline.start)[kernels]
@@ -95,17 +113,16 @@ def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments
     return found if is_loop and duration[inside].sum() >= LEAST_COVERAGE * duration.sum() else None
 
 
-def _segments(parts: _Parts, launched: Int64s) -> Segments:
+def _segments(begin: Ints, end: Ints, launched: Int64s) -> Segments:
     """Return the parts as times of the host. A step ends with its last launch, or where the next one begins."""
     # Repetitions inside one launch, a graph's, are one step.
-    alone = np.append(launched[parts.begin[1:]] > launched[parts.begin[:-1]], True)
-    parts = _Parts(parts.begin[alone], parts.end[alone])
-    begin, last = launched[parts.begin], launched[parts.end - 1] + 1
-    end = np.append(np.minimum(last[:-1], begin[1:]), last[-1])
+    alone = np.append(launched[begin[1:]] > launched[begin[:-1]], True)
+    begin, end = begin[alone], end[alone]
+    first, last = launched[begin], launched[end - 1] + 1
+    last[:-1] = np.minimum(last[:-1], first[1:])
     # Copies and sets between two steps that follow each other belong to the second one.
-    joined = parts.begin[1:] == parts.end[:-1]
-    begin = np.append(begin[0], np.where(joined, end[:-1], begin[1:]))
-    return windows.with_gaps(StepRule.PATTERN, begin, end, np.arange(len(begin)))
+    first[1:] = np.where(begin[1:] == end[:-1], last[:-1], first[1:])
+    return windows.with_gaps(StepRule.PATTERN, first, last, np.arange(len(first)))
 
 
 def _graph_order(name: Int64s, launched: Int64s) -> Ints:
@@ -132,9 +149,14 @@ def _by_optimizer(name: Tokens, shape: Tokens, places: Ints) -> _Parts | None:
     # A long evaluation makes one distance much longer than a step, and an optimizer of many kernels, some of which are
     # not known as such, has short distances inside.
     tried = [_at_ends(name, shape, places, largest) for largest in (int(far.max()), int(np.median(far)))]
-    lengths = [(parts, parts.end - parts.begin) for parts in tried if parts is not None]
-    regular = [(np.abs(each - np.median(each)) <= _LONGER * np.median(each)).mean() for _, each in lengths]
-    return lengths[int(np.argmax(regular))][0] if lengths else None
+    return max((parts for parts in tried if parts is not None), key=_regularity, default=None)
+
+
+def _regularity(parts: _Parts) -> float:
+    """Return the share of steps that are about as long as the typical one."""
+    begin, end = parts
+    length, typical = end - begin, np.median(end - begin)
+    return float((np.abs(length - typical) <= _LONGER * typical).mean())
 
 
 def _at_ends(name: Tokens, shape: Tokens, places: Ints, largest: int) -> _Parts | None:
@@ -175,7 +197,7 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
     regular, period = np.flatnonzero((usual > 0)[name]), int(usual.sum())
     first, after = np.searchsorted(regular, begin), np.searchsorted(regular, end)
     if not period:
-        return _Parts(begin, end)
+        return begin, end
     more = np.maximum((after - first) / period, (end - begin) / np.median(end - begin))
     longer = np.flatnonzero((more > 1 + _LONGER) & (after >= period))
     ahead = int(np.median(regular[np.minimum(first, len(regular) - 1)] - begin))
@@ -186,7 +208,7 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
     opens = opening[np.searchsorted(opening, begin[longer])]
     begin[longer] = np.where(whole, start, np.where(opens < end[longer], opens, begin[longer]))
     cut = int(after[0] - first[0] < (1 - _LONGER) * period)
-    return _Parts(begin[cut:], end[cut:])
+    return begin[cut:], end[cut:]
 
 
 # --- anchors ---------------------------------------------------------------------------------------------------------
@@ -207,9 +229,9 @@ def _by_anchor(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s
             # Only the kernels that each step launches equally often are compared.
             regular = np.flatnonzero(np.isin(tokens, np.flatnonzero(usual)))
             at = np.searchsorted(regular, _launches(tokens, token, near))
-            parts = _around(tokens[regular], at[at < len(regular)], places[regular], launched)
-            if len(parts.begin) >= LEAST_STEPS and (parts.end - parts.begin).sum() >= LEAST_COVERAGE * len(computes):
-                return parts
+            begin, end = _around(tokens[regular], at[at < len(regular)], places[regular], launched)
+            if len(begin) >= LEAST_STEPS and (end - begin).sum() >= LEAST_COVERAGE * len(computes):
+                return begin, end
     return None
 
 
@@ -294,7 +316,7 @@ def _with_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
     follows = follows & (between <= ahead + _TOLERANCE * np.median(end - begin))
     begin = np.maximum(begin - ahead, np.concatenate([[0], end[:-1]]))
     begin[1:][follows] = end[:-1][follows]
-    return _Parts(begin, end)
+    return begin, end
 
 
 # --- repetitions -----------------------------------------------------------------------------------------------------
@@ -311,9 +333,9 @@ def _by_repetition(tokens: Tokens) -> _Parts | None:
         period = _period(settled[-_ENOUGH:], longest) or _period(settled[-_MOST:], longest)
         if not period:
             break
-        parts = _repetitions(tokens, period)
-        if len(parts.begin) >= LEAST_STEPS and len(parts.begin) * period >= LEAST_COVERAGE * len(tokens):
-            return parts
+        begin = _repetitions(tokens, period)
+        if len(begin) >= LEAST_STEPS and len(begin) * period >= LEAST_COVERAGE * len(tokens):
+            return begin, begin + period
         longest = period - 1
     return None
 
@@ -353,14 +375,14 @@ def _period(tokens: Tokens, longest: int) -> int:
     return next(equal, period)
 
 
-def _repetitions(tokens: Tokens, period: int) -> _Parts:
-    """Return the parts that equal the repeated sequence, but for the tolerance."""
+def _repetitions(tokens: Tokens, period: int) -> Ints:
+    """Return where the parts begin that equal the repeated sequence, but for the tolerance."""
     allowed = int(_TOLERANCE * period)
     # The places from which the tokens of a period recur a period later.
     wrong = np.concatenate([[0], np.cumsum(tokens[period:] != tokens[:-period])])
     recurs = np.flatnonzero(wrong[period:] - wrong[:-period] <= allowed)
     if not len(recurs):
-        return _Parts(recurs, recurs)
+        return recurs
     sequence = _sequence(tokens, recurs, period, allowed)
     # The rarest kernel of those that each repetition holds shows where the sequence can begin.
     counts = np.bincount(tokens)[sequence]
@@ -372,8 +394,7 @@ def _repetitions(tokens: Tokens, period: int) -> _Parts:
         if start >= reached:
             kept.append(start)
             reached = start + period
-    begin = np.array(kept, dtype=np.int64)
-    return _Parts(begin, begin + period)
+    return np.array(kept, dtype=np.int64)
 
 
 def _sequence(tokens: Tokens, recurs: Ints, period: int, allowed: int) -> Tokens:
@@ -391,37 +412,15 @@ def _sequence(tokens: Tokens, recurs: Ints, period: int, allowed: int) -> Tokens
 def _differences(tokens: Tokens, starts: Ints, sequence: Tokens) -> Ints:
     """Return in how many places the tokens from each of ``starts`` differ from ``sequence``."""
     if len(starts) < len(sequence):
-        found = [np.count_nonzero(tokens[start : start + len(sequence)] != sequence) for start in starts.tolist()]
-        return np.array(found, dtype=np.int64)
+        parts = (tokens[start : start + len(sequence)] for start in starts.tolist())
+        return np.array([np.count_nonzero(part != sequence) for part in parts], dtype=np.int64)
     differences = np.zeros(len(starts), dtype=np.int64)
     for place, token in enumerate(sequence.tolist()):
         differences += tokens[starts + place] != token
     return differences
 
 
-#: A kernel belongs to each step if its number is the usual one in this share of them.
-_REGULAR: Final = 0.9
-#: Steps have this share of their kernels in equal number at least; inputs choose the others.
-_LEAST_REGULAR: Final = 0.4
-#: A part holds the usual kernels but for this share. It may hold others too: up to the second share they count as its.
-_MISSING: Final = 0.1
-_MORE: Final = 0.25
-#: What parts have in common to be compared at first. Where inputs choose many of the kernels, two steps have less in
-#: common than a step alone and a step with an evaluation elsewhere.
-_COMMON: Final = (0.9, 0.75, 0.5, 0.3)
-_LEAST_PARTS: Final = 3
-
-# --- loops inside a step ---
-_STRIDES: Final = 0.75
-_LEAST_MORE: Final = 0.05
-#: What comes after the last layer of a step: the least and the largest share of kernels that no other part holds, and
-#: how many there may be beside those of a part; by name, and by name and grid. What an evaluation adds are mostly
-#: kernels of the step itself, or all grids are others if its batches have another size.
-_OTHER_NAMES: Final = (0.3, np.inf, np.inf)
-_OTHER_SHAPES: Final = (0.1, 0.75, 0.25)
-
-Tokens = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+# --- what parts have in common ---------------------------------------------------------------------------------------
 
 
 def count(tokens: Tokens, begin: Ints, end: Ints, which: Tokens) -> Ints:

@@ -6,7 +6,7 @@ Each check is one or more rows of ``schema.STEP_FIGURES`` whose metric is that o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -139,12 +139,12 @@ def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def of_windows(line: Timeline, accounts: Accounts, origin: int) -> Iterator[Row]:
+def of_windows(accounts: Accounts, origin: int) -> Iterator[Row]:
     """Yield the share of the kernel time that steps launched and that did not run in their time, in %.
 
     The last step has no later one that bounds it, and is left out. ``origin`` is that of ``account``.
     """
-    steps = accounts.frame
+    line, steps = accounts.line, accounts.frame
     begin = steps["start_ns"].to_numpy() + origin
     chosen = np.flatnonzero(line.is_kernel & (accounts.row >= 0))
     duration = (line.end - line.start)[chosen]
@@ -158,15 +158,16 @@ def of_windows(line: Timeline, accounts: Accounts, origin: int) -> Iterator[Row]
         yield _row(Check.OUTSIDE_STEPS, 100 * missing / by_launch.sum(), "%", len(by_launch))
 
 
-def of_coverage(steps: Segments, placed: Sequence[tuple[Timeline, Ints]]) -> Iterator[Row]:
+def of_coverage(steps: Segments, lines: Iterable[Timeline]) -> Iterator[Row]:
     """Yield the share of the kernel time of a process that lies in its steps, in %, where it is too small.
 
-    ``placed`` has the segment of each operation on each device. The user's own markers are not judged.
+    ``lines`` are its devices. The user's own markers are not judged.
     """
     if steps.rule in (StepRule.MARKER, StepRule.FORWARD):
         return
     total = inside = 0
-    for line, at in placed:
+    for line in lines:
+        at = steps.place(line.launched)
         duration = np.where(line.is_kernel, line.end - line.start, 0)
         total += int(duration.sum())
         inside += int(duration[(at >= 0) & steps.is_step[np.maximum(at, 0)]].sum())

@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.steps import CaseSteps
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
 from profpipe.report.sections import (
     agreement,
     cases,
-    commands,
+    environment,
     kernel_share,
     kernels,
     memory,
@@ -115,7 +116,7 @@ def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
             found,
             cases=own(found.cases),
             without_steps=tuple(name for name in found.without_steps if name == case.id),
-            recordings=own(found.recordings),
+            recordings={name: parts for name, parts in found.recordings.items() if name == case.id},
         ),
     )
 
@@ -207,7 +208,9 @@ def strip_of_steps(own: CaseSteps) -> doc.Chart | None:
     """Return the time of every step under the profiler that recorded them."""
     if len(own.rows) < 2:
         return None
-    points = grouped((_STATES[row.state], (float(row.step), row.wall_ns)) for row in own.rows)
+    points = grouped(
+        (_STATES[StepState(state)], (float(step), ns)) for state, step, ns in rows(own.rows, "state", "step", "wall_ns")
+    )
     title, time = f"Every step ({own.profiler or 'no profiler'})", own.times.get(own.profiler)
     caption = "Points of several ranks share a place." if len(own.ranks) > 1 else ""
     level = {"median of steady steps": time.ns} if time else {}
@@ -238,7 +241,7 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
         blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.Placement.HTML))
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
-    blocks += commands.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
+    blocks += environment.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
     if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
         blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)

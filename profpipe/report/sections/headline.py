@@ -195,7 +195,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
-        every = own.all_steps.get(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
+        every = own.all_steps(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
         parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]

@@ -1,13 +1,17 @@
-"""The page of a results folder: its runs, and the course of each case with its noise."""
+"""The trends of `profpipe history`: lines for the terminal, and the pages of a results folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 from profpipe.analysis.history import Course, PipelineHistory
-from profpipe.report import document as doc, history_pages
+from profpipe.report import document as doc
 from profpipe.report.labels import plural
+from profpipe.report.markdown import Markdown
+from profpipe.report.text import align
 from profpipe.report.units import time_unit
+from profpipe.results.noise import Source
 
 #: Courses that are not folded, if their last run is within the band.
 _OPEN = 4
@@ -50,7 +54,7 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
         return
     # Courses that have just left their band come first.
     ordered = sorted(pipeline.courses, key=lambda course: not course.points[-1].is_outside)
-    yield history_pages.course_table(ordered).without("course")
+    yield course_table(ordered).without("course")
     yield doc.Paragraph(
         "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level. A"
         " hollow point lies outside the band."
@@ -77,7 +81,7 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         for i, point in enumerate(course.points)
     )
     labels = tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
-    name = history_pages.course_name(course, pipeline.courses)
+    name = course_name(course, pipeline.courses)
     return doc.Chart(
         f"course {number}",
         name,
@@ -85,6 +89,111 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         doc.Axis("run", labels=labels),
         doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
         {"": (doc.Series(name, name, marks),)},
-        subtitle=history_pages.state(course),
+        subtitle=state(course),
         placement=doc.Placement.HTML,
     )
+
+
+#: Fewer runs are no course.
+_FEWEST_RUNS: Final = 3
+_SOURCES: Final[Mapping[Source, str]] = {
+    Source.PAIRS: "A-A pairs",
+    Source.CAPTURES: "processes",
+    Source.RUNS: "runs of the same code",
+}
+#: From low to high.
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+#: The same for terminals without UTF-8: from low to high.
+_ASCII: Final = "_.-=+*#@"
+
+
+def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
+    """Yield a line for each course: its chart, its level, its noise and its last run."""
+    shown = [course for course in courses if len(course.points) >= _FEWEST_RUNS]
+    if not shown:
+        return
+    yield "course of each case, the oldest run first; 99 % of the runs of the same code lie within the band around the"
+    yield "level, the median of the runs"
+    charts = [_chart(course, is_ascii=is_ascii) for course in shown]
+    sign = "+-" if is_ascii else "±"
+    bands = ["" if course.band is None else f"{sign}{100 * course.band:.1f} %" for course in shown]
+    times = [time_unit([course.level_ns]).with_name(course.level_ns) for course in shown]
+    levels = [f"{time} {band}" for time, band in zip(times, bands, strict=True)]
+    names = [course_name(course, shown) for course in shown]
+    yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
+
+
+def sparkline(values: Sequence[float], least_range: float = 0.0, *, ascii: bool) -> str:
+    """Return a character for each value.
+
+    The lowest character is the lowest value and the highest character the highest one. Values that differ by less than
+    ``least_range`` fill only a part of the height, around its middle: noise is not drawn as large as a change.
+    """
+    marks = _ASCII if ascii else _BLOCKS
+    low, high = min(values), max(values)
+    missing = max(0.0, least_range - (high - low))
+    low, high = low - missing / 2, high + missing / 2
+    top = len(marks) - 1
+    return "".join(marks[round((value - low) / (high - low) * top) if high > low else top // 2] for value in values)
+
+
+def _chart(course: Course, *, is_ascii: bool) -> str:
+    times = [point.time_ns for point in course.points]
+    # The whole band is half of the height: what stands out is outside of it.
+    least = 4 * (course.band or 0.0) * course.level_ns
+    return sparkline(times, least, ascii=is_ascii)
+
+
+def course_name(course: Course, among: Sequence[Course]) -> str:
+    """Return the name of the case, with its device where it ran on several."""
+    devices = {other.device for other in among if other.name == course.name}
+    return f"{course.name} on {course.device or 'an unknown device'}" if len(devices) > 1 else course.name
+
+
+def state(course: Course) -> str:
+    """Return how far the last run lies from the level, and whether that is more than noise."""
+    if course.band is None:
+        return "noise unknown"
+    share = course.points[-1].time_ns / course.level_ns - 1
+    return f"{100 * share:+.1f} %, {'outside' if course.points[-1].is_outside else 'within'} the band"
+
+
+def source(course: Course) -> str:
+    if course.band is None:
+        return ""
+    known = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
+    return ", ".join(known) or "neighbouring runs"
+
+
+def markdown(found: Sequence[PipelineHistory]) -> str:
+    """Return a page with a section for each pipeline."""
+    sections = [
+        doc.make_section(f"history-{number}", f"History of {pipeline.name}", list(_blocks(pipeline.courses)))
+        for number, pipeline in enumerate(found, start=1)
+    ]
+    return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
+
+
+def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
+    if not courses:
+        yield doc.Paragraph("No run has times.")
+        return
+    yield course_table(courses)
+    yield doc.Paragraph(
+        "Course: the oldest run first. Level: the median of the runs. Band: 99 % of the runs of the same code lie"
+        " within it around the level."
+    )
+
+
+def course_table(courses: Sequence[Course]) -> doc.Table:
+    """Return a table with a row for each course."""
+    columns = [
+        (doc.label("case"), lambda course: course_name(course, courses)),
+        (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
+        (doc.count("runs"), lambda course: len(course.points)),
+        (doc.Column("level", "level", time_unit(own.level_ns for own in courses)), lambda course: course.level_ns),
+        (doc.plus_minus("band"), lambda course: course.band),
+        (doc.words("noise", "noise from"), source),
+        (doc.words("last", "last run"), state),
+    ]
+    return doc.table_of("courses", courses, columns)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, SetVariation
+from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, KernelSet
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
@@ -146,18 +146,18 @@ def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
 
 def variation(case: CaseVerdict) -> doc.Text:
     """Return ``2 of 3 processes of A launched X, 1 launched Y``; empty where the processes of each side agree."""
-    sides = case.kernels.variations if case.kernels else ()
-    return doc.join([_variation(side) for side in sides], separator="; ", last="; ")
+    sides = case.kernels.variations if case.kernels else {}
+    return doc.join([_variation(*each) for each in sides.items()], separator="; ", last="; ")
 
 
-def _variation(found: SetVariation) -> doc.Text:
-    seen = [name for each in found.sets for name, _ in each.launches]
-    short = _brief(seen, _IN_LINE)
+def _variation(side: str, found: Sequence[KernelSet]) -> doc.Text:
+    seen = [name for each in found for name in each.launches]
+    short, processes = _brief(seen, _IN_LINE), sum(each.processes for each in found)
     sets: list[doc.Text] = []
-    for each in found.sets:
-        kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in each.launches]
+    for each in found:
+        kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in each.launches.items()]
         listed = doc.join(kernels, most=_MOST_NAMED) if kernels else "none of these"
-        head = f"{each.processes} of {plural(found.processes, 'process', 'processes')} of {found.side} launched "
+        head = f"{each.processes} of {plural(processes, 'process', 'processes')} of {side} launched "
         sets.append(doc.concat(head if not sets else f"{each.processes} launched ", listed))
     return doc.join(sets, last=", ")
 

@@ -9,13 +9,12 @@ from typing import TypeAlias
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import (
     CaseResult,
-    ClassTotal,
     Iteration,
-    KernelBreakdown,
     Shape,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, fill, per_iteration, with_share
 from profpipe.report.sections import other_classes, ranks

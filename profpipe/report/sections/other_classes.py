@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 
 #: From this share of any call's kernel time on, a class has a row.
 _LEAST_SHARE = 0.05

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
+from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection

@@ -1,19 +1,45 @@
-"""Where the time of a whole recording goes, of programs in which no step was found."""
+"""Recordings in which no step was found: where the time goes in one, and several files side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 
-from profpipe.analysis.findings.steps import IDLE_PARTS, Contradiction, StepPart
-from profpipe.analysis.findings.workloads import CaseResult, Iteration, KernelBreakdown, WorkloadFindings
+from profpipe.analysis.findings.workloads import CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.kernel_breakdown import KernelBreakdown
+from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, literal, percent, with_share
+from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, with_share
+from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
-from profpipe.report.units import count, size_unit, step_unit
+from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
+from profpipe.results.manifest import FileEntry, Manifest
 from profpipe.results.schema import Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
+
+#: Metrics of the peak memory of a process, and whose memory it is.
+_PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
+
+#: What a GPU did, of a part of a recording.
+_SPENT = {
+    StepPart.COMPUTE: "computed {}",
+    StepPart.COMMUNICATION: "communicated while nothing computed {}",
+    StepPart.COPY: "copied while no kernel ran {}",
+}
+
+_ONE_BY_ONE = (
+    "No steps: the profiler ran the launches one by one to read its counters, so the time between them says nothing"
+    " about the program. Record without counters to see steps and idle time."
+)
+_SUMS = "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
+_NO_TIMES = "No steps were found: the profiler did not record when each launch ran."
+_CONTRADICTED = "No step is given, since the recording contradicts itself."
+_NOTHING_RECURS = (
+    "No steps were found: no marker and no range of the program or a framework says where one begins, and no sequence"
+    " of launches recurs in at least half of the kernel time."
+)
 
 
 def recording(workload: WorkloadFindings) -> doc.Section:
@@ -21,57 +47,51 @@ def recording(workload: WorkloadFindings) -> doc.Section:
 
     The section is empty for measured calls, and where steps were found.
     """
-    of_everything = workload.iteration in (Iteration.CAPTURE, Iteration.PROCESS)
-    if workload.steps or not of_everything or workload.is_on_cpu or not workload.steps.without_steps:
+    if not _is_of_everything(workload) or workload.is_on_cpu or not workload.steps.without_steps:
         return doc.Section("recording", "", workload=workload.name)
-    labels = {case.id: case_text(case) for case in workload.cases}
+    labels = case_texts(workload.cases)
     copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
-    parts = () if _has_unknown_times(workload) else (_parts_table(workload),)
-    blocks = (doc.Paragraph(_reason(workload)), *parts, copies)
+    parts = None if _has_unknown_times(workload) else _parts_table(workload)
+    blocks = (doc.Paragraph(_reason(workload)), parts, copies)
     return doc.make_section("recording", "Where the time goes", blocks, workload=workload.name)
+
+
+def _is_of_everything(workload: WorkloadFindings) -> bool:
+    """Return True if no steps were found, and the kernel times are not of measured calls."""
+    return not workload.steps and workload.iteration in (Iteration.CAPTURE, Iteration.PROCESS)
 
 
 def _reason(workload: WorkloadFindings) -> str:
     if workload.steps.one_by_one:
-        return (
-            "No steps: the profiler ran the launches one by one to read its counters, so the time between them says"
-            " nothing about the program. Record without counters to see steps and idle time."
-        )
+        return _ONE_BY_ONE
     if not workload.steps.has_launches:
-        return (
-            "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
-            if workload.iteration is Iteration.CAPTURE
-            else "No steps were found: the profiler did not record when each launch ran."
-        )
-    whole = " The figures are of the whole recording"
-    whole += "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
-    whole += f" ({workload.kernel_profiler})."
-    if any(each.check.forbids_steps for each in workload.steps.contradictions):
-        return f"No step is given, since the recording contradicts itself.{whole}"
-    return (
-        "No steps were found: no marker and no range of the program or a framework says where one begins, and no"
-        f" sequence of launches recurs in at least half of the kernel time.{whole}"
-    )
+        return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
+    ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
+    is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
+    why = _CONTRADICTED if is_contradicted else _NOTHING_RECURS
+    return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
 def _parts_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
-    found = workload.steps.recordings
-    unit = step_unit(each.parts.wall_ns for each in found)
-    labels = {case.id: case_text(case) for case in workload.cases}
-    shown = [part for part in StepPart if any(each.parts.share(each.parts.ns[part]) >= LEAST_SHOWN for each in found)]
+    found = [(case, rank, parts) for case, own in workload.steps.recordings.items() for rank, parts in own.items()]
+    unit, ranks = step_unit(parts.wall_ns for *_, parts in found), {rank for _, rank, _ in found}
+    labels = case_texts(workload.cases)
     # Several GPUs of the only process are no ranks.
-    lone = "0, " if all(each.rank.startswith("0, ") for each in found) else ""
-    who = "GPU" if lone else "rank"
-    columns = [doc.label("case"), doc.label("rank", who), doc.Column("wall", "recorded", unit)]
-    columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in shown]
-    rows = [
-        [labels.get(each.case, ""), each.rank.removeprefix(lone), each.parts.wall_ns,
-         *(with_share(each.parts.ns[part], each.parts.share(each.parts.ns[part])) for part in shown)]
-        for each in found
+    lone = "0, " if all(rank.startswith("0, ") for rank in ranks) else ""
+    columns: doc.Columns[tuple[str, str, StepParts]] = [
+        (doc.label("case"), lambda row: labels.get(row[0], "")),
+        (doc.label("rank", "GPU" if lone else "rank"), lambda row: row[1].removeprefix(lone)),
+        (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
+        *((doc.Column(part.value, PART_NAMES[part], unit),
+           lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
+          for part in StepPart if any(own.share(own.ns[part]) >= LEAST_SHOWN for *_, own in found)),
     ]  # fmt: skip
-    alone = [*(["case"] if len(workload.cases) < 2 else []), *(["rank"] if len({e.rank for e in found}) < 2 else [])]
-    return doc.make_table("recording", columns, rows).without(*alone)
+    alone = {"case": len(workload.cases), "rank": len(ranks)}
+    return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
@@ -79,20 +99,19 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
     The sum leaves out idle time and copies.
     """
+    only = workload.cases[0] if len(workload.cases) == 1 else None
     if workload.recorded_for_s is not None:
         after = f"{workload.recorded_after_s:g} s after the start of the program"
         yield f"Recorded: {workload.recorded_for_s:g} s, from {after}."
-        values = workload.cases[0].values if len(workload.cases) == 1 else {}
-        peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
+        peaks = {name: only.values[key] for key, name in _PEAKS.items() if only and key in only.values}
         if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
             yield f"Peak memory of a process: {' and '.join(parts)}."
     yield from contradictions(workload)
-    if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
+    if not _is_of_everything(workload):
         return
-    for case in workload.cases:
-        if case.breakdown and len(workload.cases) == 1 and answer(workload, case):
-            yield sum_of_kernels(workload, case, case.breakdown)
-    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
+    if only and only.breakdown and answer(workload, only):
+        yield sum_of_kernels(workload, only, only.breakdown)
+    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own.values())
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied and not kernels:
         yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
@@ -102,49 +121,41 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 def without_kernels(workload: WorkloadFindings) -> doc.Text:
     """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
-    copies = [copy for own in workload.steps.copies.values() for copy in own]
+    copies = [copy for own in workload.steps.copies.values() for copy in own.items()]
     if not copies or any(case.breakdown for case in workload.cases):
         return ""
-    named = (f"{count(copy.calls)} {literal(copy.name.strip('[]').removeprefix('CUDA '))}" for copy in copies)
-    of = [fill(f"{name} ({{}})", duration(copy.ns)) for name, copy in zip(named, copies, strict=True)]
+    of = [
+        fill(f"{count(copy.calls)} {literal(name.strip('[]').removeprefix('CUDA '))} ({{}})", duration(copy.ns))
+        for name, copy in copies
+    ]
     return fill("No kernel was recorded, only {}.", doc.join(of))
-
-
-#: Metrics of the peak memory of a process, and whose memory it is.
-_PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
 
 
 def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return where the time of a whole recording of ``case`` went, the largest part first; empty where unknown."""
-    own = [each.parts for each in workload.steps.recordings if each.case == case.id]
+    own = list(workload.steps.recordings.get(case.id, {}).values())
     wall = sum(parts.wall_ns for parts in own)
     if not wall or _has_unknown_times(workload):
         return ""
-    spent = {said: sum(parts.ns[part] for parts in own) / wall for part, said in _SPENT.items()}
-    idle = {part: sum(parts.ns[part] for parts in own) / wall for part in IDLE_PARTS}
-    cause = max(IDLE_PARTS, key=lambda part: idle[part])
-    why = f" ({'' if idle[cause] == sum(idle.values()) else 'mostly '}{WHY_IDLE[cause]})" if idle[cause] else ""
-    spent[f"was idle {{}}{why}"] = sum(idle.values())
-    shown = sorted(((share, said) for said, share in spent.items() if share >= LEAST_SHOWN), reverse=True)
+    shares = {part: sum(parts.ns[part] for parts in own) / wall for part in StepPart}
+    idle = sum(shares[part] for part in IDLE_PARTS)
+    cause = max(IDLE_PARTS, key=lambda part: shares[part])
+    why = f" ({'' if shares[cause] == idle else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
+    spent = [(shares[part], said) for part, said in _SPENT.items()] + [(idle, f"was idle {{}}{why}")]
+    shown = sorted((pair for pair in spent if pair[0] >= LEAST_SHOWN), reverse=True)
     begin, who = ("In", "the") if len(own) == 1 else (f"Mean of {len(own)} GPUs: in", "a")
     parts = doc.join([fill(said, percent(share)) for share, said in shown])
     return fill(f"{begin} {{}} {who} GPU {{}} of the time.", duration(wall / len(own)), parts)
-
-
-#: What a GPU did, of a part of a recording.
-_SPENT = {
-    StepPart.COMPUTE: "computed {}",
-    StepPart.COMMUNICATION: "communicated while nothing computed {}",
-    StepPart.COPY: "copied while no kernel ran {}",
-}
 
 
 def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
     """Return the launches of a capture whose iterations are unknown, and the two classes with the most time."""
     total = breakdown.total
     launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)
-    is_one, is_cpu = round(launches) == 1, breakdown.kind == "cpu_op"
-    noun = f"call{'' if is_one else 's'} of CPU operators" if is_cpu else f"kernel launch{'' if is_one else 'es'}"
+    is_one = round(launches) == 1
+    noun = f"kernel launch{'' if is_one else 'es'}"
+    if breakdown.kind == "cpu_op":
+        noun = f"call{'' if is_one else 's'} of CPU operators"
     scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
@@ -159,7 +170,7 @@ def _has_unknown_times(workload: WorkloadFindings) -> bool:
 
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the recordings contradict themselves in, and what follows from it."""
-    labels = {case.id: case_text(case) for case in workload.cases} if len(workload.cases) > 1 else {}
+    labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
     for each in workload.steps.contradictions:
         of = fill(" ({})", labels[each.case]) if each.case in labels else ""
         # Another profiler, or none, may give figures of a step beside this one.
@@ -168,17 +179,17 @@ def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 
 def _contradiction(each: Contradiction) -> doc.Text:
-    whose = doc.Code(each.subject)
-    number, n = count(each.value), count(each.n)
+    number, n, subject = count(each.value), count(each.n), each.subject
     match each.check:
         case Check.LATE_END:
-            launches = f"{n} launch{'' if each.n == 1 else 'es'}"
+            launches = plural(each.n, "launch", "launches")
             text = f"The file says that {launches} of {{}} ended after the next kernel of the stream had ended. The end"
-            text = f"{text} was set to the start of that kernel, which removed {{}}"
-            return fill(text, whose, duration(each.value))
+            text += " was set to the start of that kernel, which removed {}"
+            return fill(text, doc.Code(subject), duration(each.value))
         case Check.LOST_KERNELS:
-            who = fill("{} made", each.subject.capitalize()) if each.subject else "The program made"
-            return fill(f"{{}} {n} launches, and {number} of them have no kernel in the file: records were lost", who)
+            who = subject.capitalize() or "The program"
+            lost = f" made {n} launches, and {number} of them have no kernel in the file: records were lost"
+            return doc.concat(who, lost)
         case Check.REPLAYS:
             return f"The {n} replays of a CUDA graph lack {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
@@ -188,8 +199,67 @@ def _contradiction(each: Contradiction) -> doc.Text:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
     found = "1 step was found, but it holds" if each.n == 1 else f"{n} steps were found, but they hold"
-    return fill(
-        f"{{}}{found} only {{}} of the kernel time",
-        f"{each.subject.capitalize()}: " if each.subject else "",
-        percent(each.value / 100),
+    end = fill(f"{found} only {{}} of the kernel time", percent(each.value / 100))
+    return doc.concat(f"{subject.capitalize()}: " if subject else "", end)
+
+
+# --- several files ---------------------------------------------------------------------------------------------------
+
+
+def recordings(findings: Findings, run: Manifest) -> doc.Section:
+    """Return the shares of the kernel time by file; empty for a run, and for fewer than two files with kernels."""
+    # The files without cases whose kernels were recorded, in their order.
+    found = [
+        (workload.name, case.breakdown, file)
+        for workload in findings.workloads
+        if not run.is_run and (file := _file_of(workload.name, run.files))
+        for case in workload.cases
+        if not case.id and case.breakdown and case.breakdown.kind == "kernel"
+    ]
+    summary = (
+        "The files were recorded elsewhere, by the tools and on the GPUs that they name. The shares of their kernel"
+        " time can be compared; their times are of different programs and machines."
+    )
+    unit = time_unit(file.total_ns or 0.0 for *_, file in found)
+    columns: doc.Columns[tuple[str, KernelBreakdown, FileEntry]] = [
+        (doc.label("file"), lambda each: each[0]),
+        (doc.label("tool"), lambda each: f"{each[2].tool} {each[2].tool_version}".strip()),
+        (doc.label("GPU"), lambda each: each[2].device or "not named"),
+        (doc.count("launches"), lambda each: each[2].launches),
+        (doc.Column("total", "kernel time", unit), lambda each: each[2].total_ns),
+    ]
+    chart = _chart([(f"{name} ({file.tool})", own) for name, own, file in found])
+    blocks = (doc.table_of("recordings", found, columns), chart) if len(found) > 1 else ()
+    return doc.make_section("recordings", "Recordings side by side", blocks, summary)
+
+
+def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:
+    """Return the file of a workload, which is named like the file, with as many of its folders as make it unique.
+
+    The path may have fewer parts than the name, where it starts at the current folder.
+    """
+    name, alike = PurePath(workload).parts, []
+    for file in files:
+        path = PurePath(file.source).parts
+        depth = min(len(path), len(name))
+        if depth and path[-depth:] == name[-depth:]:
+            alike.append((depth, file))
+    return max(alike, key=lambda pair: pair[0])[1] if alike else None
+
+
+def _chart(found: list[tuple[str, KernelBreakdown]]) -> doc.Chart:
+    breakdowns = [own for _, own in found]
+    series = [
+        doc.Series(each.name, each.key,
+                   tuple(doc.Mark(i, each.of(own).ns / own.total.ns) for i, own in enumerate(breakdowns)))
+        for each in pieces(breakdowns)
+    ]  # fmt: skip
+    return doc.Chart(
+        "recordings-share",
+        "Kernel time by recording",
+        doc.ChartKind.STACKED_BARS,
+        doc.Axis("file", labels=tuple(name for name, _ in found)),
+        doc.Axis("% of the kernel time of the file", Unit("%", 0.01), quantity="share"),
+        {"": tuple(series)},
+        subtitle="Recorded elsewhere",
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.compare_recordings import Extent, RecordingChange, RecordingComparison, Side, name_of
-from profpipe.analysis.findings.steps import StepPart
 from profpipe.analysis.kernel_differences import KernelDifference
 from profpipe.analysis.kernel_totals import COPIES
+from profpipe.analysis.steps import StepPart
 from profpipe.report import document as doc
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import PART_NAMES, class_label, classes
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
-from profpipe.results.schema import KernelChange
+from profpipe.results.schema import KernelChange, StepState
 
 #: Recordings with tables of their own: those with the largest differences. The others have a row each.
 _MOST_SECTIONS = 8
@@ -170,12 +170,14 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
     what = "times" if change.has_times else "launches"
     without = f"{change.without[0]} does not have" if len(change.without) == 1 else "Neither side has"
     if change.extent is Extent.STEP:
-        counts = [f"{own.steady} of {plural(own.steps, 'step')} in {side}" for side, own in (("A", a), ("B", b))]
+        both = [(side, own.steps) for side, own in (("A", a), ("B", b)) if own.steps]
+        counts = [f"{own.count(StepState.STEADY)[1]} of {plural(own.steps, 'step')} in {side}" for side, own in both]
         yield f"The {what} are means of the steady steps: {' and '.join(counts)}."
-        if a.rule is not b.rule and a.rule and b.rule:
+        first, second = (own.rule.value for _, own in both)
+        if first != second:
             yield (
-                f"The rule {a.rule.value} found the steps of A and the rule {b.rule.value} those of B, so a step may"
-                " not be the same work in both."
+                f"The rule {first} found the steps of A and the rule {second} those of B, so a step may not be the same"
+                " work in both."
             )
     elif change.extent is Extent.RECORDING:
         yield f"{without} steps, so the {what} are of whole recordings, from the first operation of a GPU to its last."

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from profpipe.analysis.findings.steps import (
-    IDLE_PARTS,
-    CaseSteps,
-    CopyTraffic,
-    RankSteps,
-    StepOutlier,
-    StepPart,
-    StepParts,
-)
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, with_share
@@ -36,11 +29,8 @@ LEAST_SHOWN = 0.0005
 #: From this share of a step on, the overhead of the profiler is named beside the parts.
 _LEAST_OVERHEAD = 0.02
 
-#: Cases that a warning names; more are counted.
-_NAMED = 3
-
-#: Parts in a sentence on what could be gained.
-_MOST_GAINS = 4
+#: Cases that a warning names, and parts in a sentence on what could be gained.
+_NAMED, _MOST_GAINS = 3, 4
 
 #: A class of kernels with more than this share of a step has no bound: hardly a launch gap would be left.
 _MOST_OF_A_CLASS = 0.99
@@ -89,10 +79,22 @@ _RULES: Mapping[StepRule, str] = {
     StepRule.PATTERN: "where the sequence of launches recurs",
 }
 
-_LEFT_OUT: Mapping[StepState, str] = {
-    StepState.WARMUP: "warm-up step",
-    StepState.OUTLIER: "outlier",
-    StepState.LAST: "last step (its end is unknown)",
+#: Steps that are in no figure: one of them, and several.
+_LEFT_OUT: Mapping[StepState, tuple[str, str]] = {
+    StepState.WARMUP: ("warm-up step", "warm-up steps"),
+    StepState.OUTLIER: ("outlier", "outliers"),
+    StepState.LAST: ("last step (its end is unknown)", "last step (its end is unknown)"),
+    StepState.UNMATCHED: ("step that not all ranks have", "steps that not all ranks have"),
+}
+
+#: The columns of the table of the steps that were found.
+_FOUND: Mapping[StepState, str] = {
+    StepState.WARMUP: "warm-up",
+    StepState.STEADY: "steady",
+    StepState.OUTLIER: "outliers",
+    StepState.OTHER: "parts between steps",
+    StepState.UNMATCHED: "not on all ranks",
+    StepState.LAST: "last, its end is unknown",
 }
 
 #: A case with its steps and their parts.
@@ -106,8 +108,8 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     cases = [(case, own, own.parts) for case in ordered if (own := workload.steps.of(case.id)) and own.parts]
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
-    blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
+    blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
     blocks += [_numbered(where_table(own), own, number) for number, own in enumerate(groups)]
     blocks += [bars(workload, cases), *(_numbered(gains(own), own, number) for number, own in enumerate(groups))]
     blocks += [copies(cases), found_steps(cases)]
@@ -125,17 +127,16 @@ def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Tabl
 def _context(cases: Sequence[_Case]) -> doc.Text:
     """Return of how many steps the parts are means, and where a step begins."""
     every = [own for _, own, _ in cases]
-    most = max(every, key=lambda own: len(own.ranks))
+    profiler, most = every[0].profiler, max(every, key=lambda own: len(own.ranks))
     over = f" of each of {whose(most)}" if len(most.ranks) > 1 else ""
     steady = _numbers(n for own in every for n in own.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
-    text = f"{mean}{over} ({every[0].profiler}); the parts add up to the step."
     exposed = [sentence for part, sentence in _EXPOSED_MEANS.items() if any(parts.ns[part] for *_, parts in cases)]
-    text += f" {' '.join(exposed)}" if exposed else ""
-    added = [(share, own) for own in every if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
+    text = " ".join([f"{mean}{over} ({profiler}); the parts add up to the step.", *exposed])
+    added = [(share, own) for own in every if (share := own.overheads.get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
     if added:
         longest = percent_text(max(share for share, _ in added))
-        text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{longest} % longer than"
+        text += f" Under {profiler} a step takes {'up to ' if len(cases) > 1 else ''}{longest} % longer than"
         is_measured = any(own.has_measured_overhead(own.profiler) for _, own in added)
         text += " without a profiler, "
         text += "because the host launches later." if is_measured else "which is within the uncertainty of both."
@@ -148,18 +149,16 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     """Return which steps are in no figure, where a step begins, and which share of the kernel time lies in steps."""
     left_out = [
-        f"{_numbers(counts)} {name}{'' if max(counts) == 1 or state is StepState.LAST else 's'}"
-        for state, name in _LEFT_OUT.items()
+        f"{_numbers(counts)} {one if max(counts) == 1 else several}"
+        for state, (one, several) in _LEFT_OUT.items()
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
-    if any(counts := [n for own in cases for n in own.count(StepState.UNMATCHED)]):
-        left_out.append(f"{_numbers(counts)} {'step' if max(counts) == 1 else 'steps'} that not all ranks have")
-    text: doc.Text = f"Left out: {' and '.join(left_out)}. " if left_out else ""
-    rules = list(dict.fromkeys((own.rule, own.range_name) for own in cases))
-    begins = [
-        fill(f"{_RULES[rule]}{' {}' if name else ''}", *([doc.Code(name)] if name else [])) for rule, name in rules
-    ]
-    text = fill("{}A step begins {}.", text, doc.join(begins, last=" or "))
+    begins = dict.fromkeys(
+        doc.concat(_RULES[own.rule], (" ", doc.Code(own.range_name)) if own.range_name else "") for own in cases
+    )
+    text = fill("A step begins {}.", doc.join(begins, last=" or "))
+    if left_out:
+        text = doc.concat(f"Left out: {' and '.join(left_out)}. ", text)
     if strides := sorted({own.stride for own in cases if own.stride > 1}):
         every = " or ".join(map(str, strides))
         text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, every)
@@ -188,57 +187,78 @@ def _numbers(counts: Iterable[int]) -> str:
     return f"{min(own)}" if min(own) == max(own) else f"{min(own)} to {max(own)}"
 
 
-# --- where a step goes -----------------------------------------------------------------------------------------------
+# --- where a step goes, and what could be gained ----------------------------------------------------------------------
 
 
-def where_table(cases: Sequence[_Case]) -> doc.Table:
-    """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
-    unit = step_unit(parts.wall_ns for *_, parts in cases)
-    if len(cases) == 1:
-        columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
-        columns.append(doc.ratio("gain", "speed-up without it, at most"))
-        rows = [(name, *_lone_cells(name, values[0], cases[0])) for name, values in _rows(cases)]
-    else:
-        columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
-        rows = [
-            (name, *(with_share(ns, parts.share(ns), unit, _is_part(name))
-                     for ns, (*_, parts) in zip(values, cases, strict=True)))
-            for name, values in _rows(cases)
-        ]  # fmt: skip
-    cells = tuple(tuple(map(doc.cell, row)) for row in rows)
-    return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
+@dataclass(frozen=True)
+class _Row:
+    """A part of a step, or one that divides it, whose ``name`` is plain text.
+
+    ``removes`` is the time that a step would lose at most without it; None where nothing, or too little, would be left.
+    ``improvement`` says so in words; improvements stand in the order of their ``rank``.
+    """
+
+    name: doc.Text
+    of: Callable[[StepParts], float]
+    removes: Callable[[CaseSteps, StepParts], float | None] = lambda own, parts: None
+    improvement: str = ""
+    rank: int = 0
+    is_shown_without_time: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        return not isinstance(self.name, str)
+
+    def gain(self, own: CaseSteps, parts: StepParts) -> float | None:
+        """Return the speed-up of a step without it, at most."""
+        removed = self.removes(own, parts)
+        return None if removed is None else parts.speedup_without(removed)
 
 
-def _is_part(name: doc.Text) -> bool:
-    """Return True for a part of the step; the rows below it, which divide it, are plain text."""
-    return not isinstance(name, str)
-
-
-def _lone_cells(name: doc.Text, ns: float, case: _Case) -> Iterator[doc.Cell]:
-    """Yield the time of a part of the only case, its share, and the speed-up of a step without it."""
-    _, own, parts = case
-    unprofiled = own.parts_without_profiler or parts
-    bounds: dict[doc.Text, float | None] = {PART_NAMES[part]: _without(own, unprofiled, part) for part in IDLE_PARTS}
-    bounds[doc.Strong("idle")] = _without(own, unprofiled, *IDLE_PARTS)
-    bounds |= {doc.Strong(PART_NAMES[part]): _without(own, unprofiled, part) for part in _EXPOSED_MEANS}
-    # Nothing is left of a step without compute.
-    bounds |= {doc.Strong("compute"): None, doc.Strong("step (mean)"): None}
-    if parts.waiting_ns is not None:
+def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
+    """Yield the rows from top to bottom: the four parts, of which two are divided, and the step."""
+    every = [parts for _, parts in cases]
+    yield _Row(doc.Strong("compute"), _of(StepPart.COMPUTE), is_shown_without_time=True)
+    names = classes(every)
+    for name in names:
+        label = class_label(name)
+        of = _of_class(name)
+        yield _Row(f"compute: {label}", of, _without_kernels(of), f"if {label} took no time", 4)
+    if names:
+        others = _other_kernels(names)
+        yield _Row("compute: other kernels", others, _without_kernels(others))
+    waits = [own for own, parts in cases if parts.waiting_ns is not None]
+    exposed = _of(StepPart.COMMUNICATION)
+    if waits:
         # A faster network does not end the waiting for a late host.
-        bounds[doc.Strong(PART_NAMES[StepPart.COMMUNICATION])] = None
-        bounds[_TRANSFER] = unprofiled.speedup_without(unprofiled.transfer_ns)
-        bounds[_waiting_row(own)] = unprofiled.speedup_without(unprofiled.waiting_ns or 0.0)
-    yield doc.Cell(ns, is_strong=_is_part(name))
-    yield doc.Cell(parts.share(ns))
-    yield doc.Cell(bounds[name] if name in bounds else _without_kernels(own, unprofiled, ns))
+        name = f"waiting for other {peers(max(waits, key=lambda own: own.processes))}"
+        yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed)
+        yield _Row("exposed communication: transfer, at most", lambda parts: parts.transfer_ns,
+                   lambda own, parts: parts.transfer_ns, "without transfer", 2, True)  # fmt: skip
+        yield _Row(f"exposed communication: {name}", lambda parts: parts.waiting_ns or 0.0,
+                   lambda own, parts: parts.waiting_ns or 0.0, f"without {name}", 1, True)  # fmt: skip
+    else:
+        yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed, _without(StepPart.COMMUNICATION),
+                   "without exposed communication", 2)  # fmt: skip
+    yield _Row(doc.Strong(PART_NAMES[StepPart.COPY]), _of(StepPart.COPY), _without(StepPart.COPY),
+               "without exposed copies", 3)  # fmt: skip
+    for_it = " and the waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
+    yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _without(*IDLE_PARTS), f"without idle time{for_it}",
+               is_shown_without_time=True)  # fmt: skip
+    yield from (_Row(PART_NAMES[part], _of(part), _without(part)) for part in IDLE_PARTS)
+    yield _Row(doc.Strong("step (mean)"), lambda parts: parts.wall_ns, is_shown_without_time=True)
 
 
-#: The rows of a table that divide exposed communication.
-_TRANSFER = "exposed communication: transfer, at most"
+def _of(part: StepPart) -> Callable[[StepParts], float]:
+    return lambda parts: parts.ns[part]
 
 
-def _waiting_row(own: CaseSteps) -> str:
-    return f"exposed communication: waiting for other {peers(own)}"
+def _of_class(name: str) -> Callable[[StepParts], float]:
+    return lambda parts: parts.classes.get(name, 0.0)
+
+
+def _other_kernels(names: Collection[str]) -> Callable[[StepParts], float]:
+    return lambda parts: sum(ns for name, ns in parts.classes.items() if name not in names)
 
 
 def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
@@ -246,42 +266,64 @@ def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart])
     return parts.waiting_ns or 0.0 if own.wait_cause in causes else 0.0
 
 
-def _without(own: CaseSteps, parts: StepParts, *removed: StepPart) -> float:
-    """Return the speed-up of a step without these parts and the waiting that they cause, at most."""
-    return parts.speedup_without(sum(parts.ns[part] for part in removed) + _waiting_for(own, parts, removed))
+def _without(*removed: StepPart) -> Callable[[CaseSteps, StepParts], float]:
+    """Return a function of the time of these parts and of the waiting that they cause."""
+    return lambda own, parts: sum(parts.ns[part] for part in removed) + _waiting_for(own, parts, removed)
 
 
-def _without_kernels(own: CaseSteps, parts: StepParts, ns: float) -> float | None:
-    """Return the speed-up of a step without a class of kernels, at most; None where the step is nothing else."""
-    removed = ns + _waiting_for(own, parts, [StepPart.COMPUTE]) if ns else 0.0
-    return parts.speedup_without(removed) if parts.share(removed) <= _MOST_OF_A_CLASS else None
+def _without_kernels(of: Callable[[StepParts], float]) -> Callable[[CaseSteps, StepParts], float | None]:
+    """Return a function of the time of a class of kernels and of the waiting for it; None for nearly the whole step."""
+
+    def removes(own: CaseSteps, parts: StepParts) -> float | None:
+        removed = of(parts) + _waiting_for(own, parts, [StepPart.COMPUTE]) if of(parts) else 0.0
+        return removed if parts.share(removed) <= _MOST_OF_A_CLASS else None
+
+    return removes
 
 
-def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
-    """Yield the rows from top to bottom: the four parts, of which two are divided, and the step."""
-    every = [parts for *_, parts in cases]
+def where_table(cases: Sequence[_Case]) -> doc.Table:
+    """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
+    unit = step_unit(parts.wall_ns for *_, parts in cases)
+    shown = [
+        row for row in _rows([(own, parts) for _, own, parts in cases])
+        if row.is_shown_without_time or any(row.of(parts) for *_, parts in cases)
+    ]  # fmt: skip
+    rows: list[tuple[doc.Content, ...]]
+    if len(cases) == 1:
+        ((_, own, parts),) = cases
+        unprofiled = own.parts_without_profiler or parts
+        columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
+        columns.append(doc.ratio("gain", "speed-up without it, at most"))
+        rows = [
+            (row.name, doc.Cell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
+             doc.Cell(row.gain(own, unprofiled)))
+            for row in shown
+        ]  # fmt: skip
+    else:
+        columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
+        rows = [
+            (row.name, *(with_share(ns, parts.share(ns), unit, row.is_part)
+                         for *_, parts in cases for ns in [row.of(parts)]))
+            for row in shown
+        ]  # fmt: skip
+    cells = tuple(tuple(map(doc.cell, row)) for row in rows)
+    return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
 
-    def of(part: StepPart) -> list[float]:
-        return [parts.ns[part] for parts in every]
 
-    yield doc.Strong("compute"), of(StepPart.COMPUTE)
-    names = classes(every)
-    yield from ((f"compute: {class_label(name)}", [parts.classes.get(name, 0.0) for parts in every]) for name in names)
-    others = [sum(ns for name, ns in parts.classes.items() if name not in names) for parts in every]
-    if any(others) and names:
-        yield "compute: other kernels", others
-    for part in _EXPOSED_MEANS:
-        if any(of(part)):
-            yield doc.Strong(PART_NAMES[part]), of(part)
-        if part is StepPart.COMMUNICATION and any(parts.waiting_ns is not None for parts in every):
-            yield _TRANSFER, [parts.transfer_ns for parts in every]
-            yield (
-                _waiting_row(max((own for _, own, _ in cases), key=lambda own: own.processes)),
-                [parts.waiting_ns or 0.0 for parts in every],
-            )
-    yield doc.Strong("idle"), [parts.idle_ns for parts in every]
-    yield from ((PART_NAMES[part], of(part)) for part in IDLE_PARTS if any(of(part)))
-    yield doc.Strong("step (mean)"), [parts.wall_ns for parts in every]
+def gains(cases: Sequence[_Case]) -> doc.Table:
+    """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
+    columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
+    every = [(own, own.parts_without_profiler or parts) for _, own, parts in cases]
+    found = [(row.improvement, [row.gain(*each) for each in every]) for row in _improvements(every)]
+    rows = [
+        (name, *speedups) for name, speedups in found
+        if len(cases) > 1 and max(filter(None, speedups), default=0.0) >= _LEAST_SPEEDUP
+    ]  # fmt: skip
+    return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
+
+
+def _improvements(every: Sequence[tuple[CaseSteps, StepParts]]) -> list[_Row]:
+    return sorted((row for row in _rows(every) if row.improvement), key=lambda row: row.rank)
 
 
 def classes(every: Sequence[StepParts]) -> list[str]:
@@ -299,14 +341,13 @@ def class_label(name: str) -> str:
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
     every = [parts for *_, parts in cases]
-    unit = step_unit(parts.wall_ns for parts in every)
-    names = classes(every)
+    unit, names = step_unit(parts.wall_ns for parts in every), classes(every)
     pieces = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
     left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
     pieces.append(("other kernels" if names else "compute", "rest", left))
     pieces += [
-        (PART_NAMES[part], f"step_{part.value}", [parts.ns[part] for parts in every])
-        for part in StepPart
+        (name, f"step_{part.value}", [parts.ns[part] for parts in every])
+        for part, name in PART_NAMES.items()
         if part is not StepPart.COMPUTE
     ]
     series = tuple(
@@ -326,35 +367,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     )
 
 
-# --- gains -----------------------------------------------------------------------------------------------------------
-
-
-def gains(cases: Sequence[_Case]) -> doc.Table:
-    """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
-    columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
-    every = [(own, own.parts_without_profiler or parts) for _, own, parts in cases]
-    rows: list[list[doc.Text | float | None]] = []
-    for name, speedups in _bounds(every) if len(cases) > 1 else ():
-        if max(filter(None, speedups), default=0.0) >= _LEAST_SPEEDUP:
-            rows.append([name, *speedups])
-    return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
-
-
-def _bounds(every: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[tuple[str, list[float | None]]]:
-    """Yield what an improvement could remove, and the speed-up of each of these steps without it, at most."""
-    waits = [own for own, parts in every if parts.waiting_ns is not None]
-    idle = " and the waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
-    yield f"without idle time{idle}", [_without(own, parts, *IDLE_PARTS) for own, parts in every]
-    if waits:
-        what = peers(max(waits, key=lambda own: own.processes))
-        gains: list[float | None] = [parts.speedup_without(parts.waiting_ns or 0.0) for _, parts in every]
-        yield f"without waiting for other {what}", gains
-    name = "transfer" if waits else "exposed communication"
-    yield f"without {name}", [parts.speedup_without(parts.transfer_ns) for _, parts in every]
-    yield "without exposed copies", [_without(own, parts, StepPart.COPY) for own, parts in every]
-    for name in classes([parts for _, parts in every]):
-        speedups = [_without_kernels(own, parts, parts.classes.get(name, 0.0)) for own, parts in every]
-        yield f"if {class_label(name)} took no time", speedups
+# --- sentences -------------------------------------------------------------------------------------------------------
 
 
 def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
@@ -406,86 +419,31 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
         return ""
-    shares = [("compute", parts.ns[StepPart.COMPUTE])]
-    if parts.waiting_ns is None:
-        shares.append((PART_NAMES[StepPart.COMMUNICATION], parts.ns[StepPart.COMMUNICATION]))
-    else:
-        shares += [("exposed transfer", parts.transfer_ns), (f"waiting for other {peers(own)}", parts.waiting_ns)]
-    shares += [(PART_NAMES[StepPart.COPY], parts.ns[StepPart.COPY]), ("idle", parts.idle_ns)]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
-    shown = [(f"idle{why}" if name == "idle" else name, ns) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
-    shown.sort(key=lambda pair: -pair[1])
-    found = [(name, speedups[0] or 0.0) for name, speedups in _bounds([(own, parts)])]
-    largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
-    most = doc.join([fill(f"{{}} {name}", ratio(value)) for name, value in largest], last=", ")
-    of_case = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
-    is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
-    other = other_step(workload, case, own)
-    if other:
-        begin = fill("Of {}{}, ", other, of_case)
+    shares = {"compute": parts.ns[StepPart.COMPUTE]}
+    if parts.waiting_ns is None:
+        shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]
     else:
-        who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
-        begin = fill(f"{who}{{}} is ", of_case)
+        shares |= {"exposed transfer": parts.transfer_ns, f"waiting for other {peers(own)}": parts.waiting_ns}
+    shares |= {PART_NAMES[StepPart.COPY]: parts.ns[StepPart.COPY], f"idle{why}": parts.idle_ns}
+    shown = sorted((pair for pair in shares.items() if parts.share(pair[1]) >= LEAST_SHOWN), key=lambda pair: -pair[1])
+    other = other_step(workload, case, own)
     named = [
         fill(f"{{}} {'' if i or not other else 'is '}{name}", percent(parts.share(ns)))
         for i, (name, ns) in enumerate(shown)
     ]
-    end = ". Upper bounds of a speed-up: " if largest else ""
-    return fill(f"{{}}{{}}{end}{{}}.", begin, doc.join(named), most)
+    found = [(row.gain(own, parts) or 0.0, row.improvement) for row in _improvements([(own, parts)])]
+    largest = sorted((pair for pair in found if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
+    most = doc.join([fill(f"{{}} {name}", ratio(value)) for value, name in largest], last=", ")
+    is_slowed = own.overheads.get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
+    who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
+    begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _of_case(workload, case))
+    return fill("{}{}{}{}.", begin, doc.join(named), ". Upper bounds of a speed-up: " if largest else "", most)
 
 
-# --- copies ----------------------------------------------------------------------------------------------------------
-
-
-def copies(cases: Sequence[_Case]) -> doc.Table:
-    """Return the copies and sets of a step by direction, with their bandwidth.
-
-    Those of less than every second step and 0.1 % of its time are left out.
-    """
-    shown = [
-        (case_text(case), [copy for copy in own.copies if copy.calls >= 0.5 or parts.share(copy.ns) >= 0.001])
-        for case, own, parts in cases
-    ]
-    return copy_table(shown, "copies and sets of a step")
-
-
-def copy_table(cases: Sequence[tuple[doc.Text, Sequence[CopyTraffic]]], title: str) -> doc.Table:
-    """Return a row for each direction of the copies of each case, which stands beside its label."""
-    every = [(label if i == 0 else "", copy) for label, own in cases for i, copy in enumerate(own)]
-    columns = [
-        (doc.label("case"), lambda row: row[0]),
-        # ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``.
-        (doc.label("direction", title),
-         lambda row: row[1].name.strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
-        (doc.count("calls", "number"), lambda row: row[1].calls),
-        (doc.Column("ns", "time", time_unit(copy.ns for _, copy in every)), lambda row: row[1].ns),
-        (doc.Column("bytes", "size", size_unit(copy.bytes for _, copy in every)), lambda row: row[1].bytes or ""),
-        (doc.Column("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[1].bytes_per_s or ""),
-    ]  # fmt: skip
-    table = doc.table_of("copies", every, columns)
-    return table if len(cases) > 1 else table.without("case")
-
-
-# --- the steps that were found ---------------------------------------------------------------------------------------
-
-
-def found_steps(cases: Sequence[_Case]) -> doc.Table:
-    """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
-    states = {"warmup": "warm-up", "steady": "steady", "outlier": "outliers", "other": "parts between steps",
-              "unmatched": "not on all ranks"}  # fmt: skip
-    if any(any(own.count(StepState.LAST)) for _, own, _ in cases):
-        states["last"] = "last, its end is unknown"
-    columns = [doc.label("case"), *(doc.words(id, title) for id, title in states.items())]
-    columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
-    rows = [
-        [case_text(case), *(_numbers(own.count(StepState(state))) for state in states), own.coverage, _RULES[own.rule]]
-        for case, own, _ in cases
-        if len(cases) > 1
-    ]
-    table = doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
-    has_unmatched = any(own.count(StepState.UNMATCHED)[1] for _, own, _ in cases)
-    return table if has_unmatched else table.without("unmatched")
+def _of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    return fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
 
 
 #: Steps by pattern are doubted where the GPU is idle in outliers for more than this share of their time. An evaluation,
@@ -495,9 +453,9 @@ _MOST_PAUSES = 0.5
 
 def _pauses(own: CaseSteps) -> float:
     """Return the share of the time of the steps of all ranks in which the GPU is idle in an outlier."""
-    parts = [(row.parts, row.state) for row in own.rows if row.parts and row.state is not StepState.OTHER]
-    total = sum(each.wall_ns for each, _ in parts)
-    return sum(each.idle_ns for each, state in parts if state is StepState.OUTLIER) / total if total else 0.0
+    known = own.rows[own.rows[COLUMNS].notna().all(axis=1) & (own.rows["state"] != StepState.OTHER.value)]
+    paused = known.loc[known["state"] == StepState.OUTLIER.value, "idle_ns"].sum()
+    return float(paused / total) if (total := known["wall_ns"].sum()) else 0.0
 
 
 def _condition(profiler: str) -> str:
@@ -512,33 +470,81 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
         number = f"{len(without)} of {count_cases(len(workload.cases))}"
         yield fill(f"No steps were found in {number}, which the tables of steps and kernels leave out: {{}}.", named)
     for case in workload.cases:
-        own = workload.steps.of(case.id)
-        if own is not None and own.uneven:
-            whose = case_text(case) if len(workload.cases) > 1 else doc.Code(workload.name)
-            found = [fill(f"{{}} ({_condition(name)})", percent(uneven.spread)) for name, uneven in own.uneven.items()]
-            name, first = next(iter(own.uneven.items()))
-            unit = step_unit([first.median_ns, first.longest_ns])
-            yield fill(
-                "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
-                f" the longest steady step, {first.longest}, takes {{}} ({_condition(name)})."
-                " Their spread is {} of the median.",
-                whose,
-                doc.Number(first.median_ns, unit),
-                doc.Number(first.longest_ns, unit),
-                doc.join(found),
-            )
-        if own is not None and own.rule is StepRule.PATTERN and (share := _pauses(own)) > _MOST_PAUSES:
-            who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
-            yield fill(
-                "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
-                " part, such as a layer. Mark the steps.",
-                percent(share),
-                who,
-            )
-        if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
-            who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
-            yield fill(
-                f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
-                " Check that a step is what you mean.",
-                who,
-            )
+        if own := workload.steps.of(case.id):
+            yield from _warnings_of_case(own, _of_case(workload, case), case_text(case), workload.name)
+
+
+def _warnings_of_case(own: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str) -> Iterator[doc.Text]:
+    if own.uneven:
+        profiler = next(iter(own.uneven))
+        walls = own.steady_walls(profiler)
+        unit = step_unit([walls.median(), walls.max()])
+        spreads = [fill(f"{{}} ({_condition(each)})", percent(spread)) for each, spread in own.uneven.items()]
+        yield fill(
+            "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
+            f" the longest steady step, {walls.idxmax()}, takes {{}} ({_condition(profiler)})."
+            " Their spread is {} of the median.",
+            name if of_case else doc.Code(workload),
+            doc.Number(walls.median(), unit),
+            doc.Number(walls.max(), unit),
+            doc.join(spreads),
+        )
+    if own.rule is StepRule.PATTERN and (share := _pauses(own)) > _MOST_PAUSES:
+        yield fill(
+            "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
+            " part, such as a layer. Mark the steps.",
+            percent(share),
+            of_case,
+        )
+    if own.pattern_count is not None and own.pattern_count != own.steps:
+        yield fill(
+            f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
+            " Check that a step is what you mean.",
+            of_case,
+        )
+
+
+# --- copies, and the steps that were found ---------------------------------------------------------------------------
+
+
+def copies(cases: Sequence[_Case]) -> doc.Table:
+    """Return the copies and sets of a step by direction, with their bandwidth.
+
+    Those of less than every second step and 0.1 % of its time are left out.
+    """
+    shown = [
+        (case_text(case), {name: copy for name, copy in own.copies.items()
+                           if copy.calls >= 0.5 or parts.share(copy.ns) >= 0.001})
+        for case, own, parts in cases
+    ]  # fmt: skip
+    return copy_table(shown, "copies and sets of a step")
+
+
+def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title: str) -> doc.Table:
+    """Return a row for each direction of the copies of each case, which stands beside its label."""
+    every = [(label if i == 0 else "", *each) for label, own in cases for i, each in enumerate(own.items())]
+    columns = [
+        (doc.label("case"), lambda row: row[0]),
+        # ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``.
+        (doc.label("direction", title),
+         lambda row: row[1].strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
+        (doc.count("calls", "number"), lambda row: row[2].calls),
+        (doc.Column("ns", "time", time_unit(copy.ns for *_, copy in every)), lambda row: row[2].ns),
+        (doc.Column("bytes", "size", size_unit(copy.bytes for *_, copy in every)), lambda row: row[2].bytes or ""),
+        (doc.Column("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
+    ]  # fmt: skip
+    return doc.table_of("copies", every, columns[len(cases) < 2 :])
+
+
+def found_steps(cases: Sequence[_Case]) -> doc.Table:
+    """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
+    rare = (StepState.UNMATCHED, StepState.LAST)
+    states = [state for state in _FOUND if state not in rare or any(own.count(state)[1] for _, own, _ in cases)]
+    columns = [doc.label("case"), *(doc.words(state.value, _FOUND[state]) for state in states)]
+    columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
+    rows = [
+        [case_text(case), *(_numbers(own.count(state)) for state in states), own.coverage, _RULES[own.rule]]
+        for case, own, _ in cases
+        if len(cases) > 1
+    ]
+    return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)

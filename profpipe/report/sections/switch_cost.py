@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CHANGE, KernelBreakdown, Shape, SwitchCost, WorkloadFindings
+from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
+from profpipe.analysis.kernel_breakdown import CHANGE, KernelBreakdown, SwitchCost
 from profpipe.report import document as doc
 from profpipe.report.labels import PART_NAMES, duration, fill, iteration
 from profpipe.report.sections import other_classes, ranks

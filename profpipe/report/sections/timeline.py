@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.findings import timeline as findings
-from profpipe.analysis.findings.steps import IDLE_PARTS
 from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.steps import IDLE_PARTS
 from profpipe.analysis.timeline import MOST_TIMELINES
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, percent

@@ -18,7 +18,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
-from profpipe.report.sections import classification, files, steps
+from profpipe.report.sections import classification, environment, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
@@ -42,7 +42,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
         *(line for workload in findings.workloads for line in steps.warnings(workload)),
         *_duplicates(findings.duplicates),
-        *files.notes(findings, run, are_warnings=True),
+        *environment.notes(findings, run, are_warnings=True),
     )
     return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(dict.fromkeys(lines)))])
 
@@ -97,7 +97,7 @@ def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
 
 
 def _unread(refused: RefusedFile) -> doc.Text:
-    what, remedy = files.as_sentence(refused.what), files.as_sentence(refused.remedy)
+    what, remedy = environment.as_sentence(refused.what), environment.as_sentence(refused.remedy)
     return doc.concat("Not read: ", doc.Code(refused.source), ": ", f"{what} {remedy}".strip())
 
 
@@ -133,8 +133,8 @@ def _incident(incident: Incident) -> doc.Text:
 def _outside(findings: Findings) -> Iterator[doc.Text]:
     hint = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
     for found in findings.unattributed:
-        if found.unexplained >= files.LEAST_UNEXPLAINED:
-            yield doc.concat(files.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
+        if found.unexplained >= environment.LEAST_UNEXPLAINED:
+            yield doc.concat(environment.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:

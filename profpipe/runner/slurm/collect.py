@@ -33,11 +33,11 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
     begun, plan = Manifest.load(folder), records.load_plan(folder)
     found = records.read_records(folder)
     tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
-    if seen is not None:
-        _remove_partial_folders(folder, tasks, found.values())
     own = [record for index, record in found.items() if index < len(plan)]
     known = _merge(begun, own)
     is_done = all(task.state is TaskState.DONE for task in tasks)
+    if is_done:
+        _remove_partial_folders(folder)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
     return tables_of(own), replace(known, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, own))
 
@@ -157,20 +157,11 @@ def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
     return found
 
 
-def _remove_partial_folders(folder: Path, tasks: Sequence[Task], found: Iterable[Record]) -> None:
-    """Remove the files of jobs that killed tasks had copied in part.
-
-    A task in the queue may still be copying, and so may one that the user has submitted without profpipe.
-    """
-    submissions = queue.read_submissions(folder)
-    complete = {(own.index, own.attempt) for own in (record.task for record in found) if own.state is TaskState.DONE}
-    over = {task.index: task.workload for task in tasks if not task.state.is_queued}
-    for start in records.read_starts(folder):
-        is_over = start.index in over and (start.index, start.attempt) not in complete
-        if is_over and start.job in queue.names_of(submissions, start.index):
-            place = folder / "raw" / over[start.index] / start.label
-            if place.resolve().is_relative_to(folder.resolve()):
-                atomic.remove_partial_folders(place)
+def _remove_partial_folders(folder: Path) -> None:
+    """Remove the files of jobs that killed tasks had copied in part. A task that is not done may still be copying."""
+    for place in (folder / "raw").glob("*/task-*"):
+        if place.resolve().is_relative_to(folder.resolve()):
+            atomic.remove_partial_folders(place)
 
 
 def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
@@ -201,7 +192,7 @@ def describe_tasks(
     described = []
     for task in plan:
         record, start = found.get(task.index), starts.get(task.index)
-        job = (queue.names_of(submissions, task.index) or [""])[-1]
+        job = queue.name_of(submissions, task.index)
         own, said = record.task if record else None, (seen or {}).get(task.index)
         described.append(_describe(task, own, start, job, said, known.get(task.index)))
     return described

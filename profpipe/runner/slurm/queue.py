@@ -227,9 +227,9 @@ def _require_answer(code: int | None, text: str) -> None:
         raise SlurmSilent(problem)
 
 
-def names_of(submissions: Iterable[Submission], index: int) -> list[str]:
-    """Return Slurm's names of all tasks that have ``index``, the first one first: ``4711_7``."""
-    return [f"{each.job}_{index - each.offset}" for each in submissions if index in each.indices]
+def name_of(submissions: Iterable[Submission], index: int) -> str:
+    """Return Slurm's name of the last task that has ``index``: ``4711_7``; empty where none has it."""
+    return next((f"{each.job}_{index - each.offset}" for each in reversed([*submissions]) if index in each.indices), "")
 
 
 def _ask_scontrol(jobs: Sequence[int]) -> list[Task]:

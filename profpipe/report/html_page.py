@@ -1,48 +1,36 @@
-"""Fill the template of report.html, and forbid everything that the page does not need."""
+"""Write report.html: one file with its style and its scripts, and no request to anywhere."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html.writer import Html, all_ids, section_ids
+from profpipe.report.charts import STYLE
+from profpipe.report.html import Html, all_ids, section_ids
 from profpipe.report.markup import anchor, flat, short
-from profpipe.report.svg.charts import STYLE
-from profpipe.report.templates import fill_template
+from profpipe.report.pages import fill_template
 from profpipe.report.text import write_text
 from profpipe.results import atomic
 
 #: The name of the page.
 REPORT = "report.html"
 
-TEMPLATE, STYLES, SCRIPTS = "report.html.j2", (STYLE, "report.css"), ("report.js", "timeline.js")
+#: The files that make the page.
+_TEMPLATE, _STYLES, _SCRIPTS = "report.html.j2", (STYLE, "report.css"), ("report.js", "timeline.js")
+FILES = (_TEMPLATE, *_STYLES, *_SCRIPTS)
 
 #: Sections that stand first, whatever their place in the document.
 _FIRST = ("overview", "warnings")
 
 
-@dataclass(frozen=True)
-class PageFiles:
-    """The files that make the page: the template, the styles and the scripts."""
-
-    template: Path
-    styles: tuple[Path, ...]
-    scripts: tuple[Path, ...]
-
-
-def find_files(find: Callable[[str], Path]) -> PageFiles:
-    """Return the files of the page; ``find`` returns the path of each by its name."""
-    return PageFiles(find(TEMPLATE), tuple(map(find, STYLES)), tuple(map(find, SCRIPTS)))
-
-
-def write(document: doc.Document, folder: Path, files: PageFiles, name: str = REPORT) -> None:
-    """Write the page ``name`` into ``folder``, whole or not at all."""
+def write(document: doc.Document, folder: Path, files: Mapping[str, Path], name: str = REPORT) -> None:
+    """Write the page ``name`` into ``folder``, whole or not at all. ``files`` are those of ``FILES`` by name."""
     atomic.write_text(folder / name, render(document, files, lambda path: (folder / path).exists()))
 
 
@@ -56,7 +44,9 @@ class Entry:
     content: Markup
 
 
-def render(document: doc.Document, files: PageFiles, exists: Callable[[str], bool] = lambda path: False) -> str:
+def render(
+    document: doc.Document, files: Mapping[str, Path], exists: Callable[[str], bool] = lambda path: False
+) -> str:
     """Return the page. Raise ProfpipeError where a template of the user is wrong or out of date."""
     sections = list(section_ids(_ordered(document)))
     anchors = {(section.workload, section.id): id for section, id in reversed(list(all_ids(sections)))}
@@ -69,24 +59,23 @@ def render(document: doc.Document, files: PageFiles, exists: Callable[[str], boo
         exists=exists,
         names_workloads=len(document.workloads) > 1,
     )
-    entries = [
-        Entry(id, flat(section.workload), flat(write_text(section.title)), html.section(section, id))
-        for section, id in sections
-    ]
     # What stands inside a page of a case has short ids: nothing leads there.
     alone = replace(html, cases={}, contents={})
-    pages = [
-        Entry(cases[case.workload, case.id], flat(case.workload), flat(write_text(case.title)),
-              alone.section(case, html.contents[case.workload, case.id]))
-        for case in document.cases
-    ]  # fmt: skip
-    style = _joined(files.styles)
-    script = _joined(files.scripts)
+
+    def entry(writer: Html, section: doc.Section, id: str, content_id: str) -> Entry:
+        title = flat(write_text(section.title))
+        return Entry(id, flat(section.workload), title, writer.section(section, content_id))
+
+    entries = [entry(html, section, id, id) for section, id in sections]
+    keys = [(case.workload, case.id) for case in document.cases]
+    pages = [entry(alone, case, cases[key], html.contents[key])
+             for case, key in zip(document.cases, keys, strict=True)]  # fmt: skip
     shown = "".join(entry.content for entry in (*entries, *pages))
     legend = [(id, flat(flag), flat(text)) for flag, text in html.flags.items()
               if f'"{(id := anchor("flag", flag))}"' in shown]  # fmt: skip
+    style, script = (_joined(files[name] for name in names) for names in (_STYLES, _SCRIPTS))
     name, *facts = map(short, write_text(document.title).split(" · "))
-    return fill_template(files.template, {
+    return fill_template(files[_TEMPLATE], {
         "policy": policy(style, script), "style": Markup(style), "script": Markup(script), "name": name, "facts": facts,
         "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": legend,
     }, autoescape=True)  # fmt: skip
@@ -109,6 +98,6 @@ def policy(style: str, script: str) -> str:
     return words.format(*(f"'sha256-{own}'" for own in hashes))
 
 
-def _joined(paths: Sequence[Path]) -> str:
+def _joined(paths: Iterable[Path]) -> str:
     """Return the files one after the other. No text in them may end the element that holds them."""
     return "\n".join(path.read_text(encoding="utf-8") for path in paths).replace("\r", "").replace("</", "<\\/")
