@@ -24,7 +24,9 @@ from report_study import (
 )
 
 from profpipe.analysis import kernel_breakdown
-from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, Measure, Shape, WorkloadFindings
+from profpipe.analysis.case_index import Measure
+from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
+from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
@@ -202,7 +204,7 @@ def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bo
         *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "scenarios", "context_parallel")),
     ]  # fmt: skip
     lines = [f"- {Markdown().text(text)}" for workload in workloads for text in times.explanations([workload])]
-    check_golden("times.md", "\n".join(lines) + "\n", regenerate)
+    check_golden("flags.md", "\n".join(lines) + "\n", regenerate)
 
 
 # --- kernel shares and the cost of switching -------------------------------------------------------------------------

@@ -35,8 +35,8 @@ from profpipe.analysis.case_results import (
     choose_basis,
     judge_win,
     nodes_of,
-    reach_targets,
     shared_marks,
+    with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.cluster import Nodes, differences_of_job
@@ -49,6 +49,7 @@ from profpipe.analysis.findings.workloads import (
     Limit,
     Shape,
     SwitchCost,
+    Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
@@ -130,6 +131,10 @@ def _workload(
     with_steps = _cases_that_may_have_steps(data, cases)
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
     own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
+    targets = {
+        name: Target(own["good"], own.get("poor")) for name, own in (declared.get("targets") or {}).items() if own
+    }
+    cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {
@@ -184,9 +189,7 @@ def _workload(
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},
-        targets=reach_targets(
-            declared.get("targets") or {}, cases, counters, {own.case: own for own in own_steps.cases}
-        ),
+        targets=targets,
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,

@@ -20,7 +20,6 @@ from profpipe.analysis.findings.workloads import (
     KernelBreakdown,
     Measure,
     Target,
-    TargetFindings,
     Win,
     WinVerdict,
 )
@@ -369,18 +368,15 @@ def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def reach_targets(
-    declared: Mapping[str, Any],
-    cases: Mapping[str, CaseResult],
-    counters: Mapping[str, Iterable[Counters]],
-    steps: Mapping[str, CaseSteps],
-) -> TargetFindings:
-    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
-    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
-    timed = {id: case for id, case in cases.items() if targets and case.time}
-    found = {id: _reached(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
-    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
-    return TargetFindings(targets, values)
+def with_grades(
+    case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
+) -> CaseResult:
+    """Add what a timed case reaches of the quantities that have a target, and its grades."""
+    found = _reached(case, counters, steps) if targets and case.time else {}
+    reached = {name: value for name, value in found.items() if name in targets}
+    return replace(
+        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
+    )
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:

@@ -107,7 +107,7 @@ def _case(
         "kernels": _kernels(case),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
         "flags": list(case.marks),
-        "grades": {name: grade.value for name, grade in workload.targets.grades(case.id).items()},
+        "grades": {name: grade.value for name, grade in case.grades.items()},
     }
 
 

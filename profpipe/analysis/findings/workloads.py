@@ -211,28 +211,6 @@ class Target:
         return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
 
 
-@dataclass(frozen=True)
-class TargetFindings:
-    """The targets of a workload by quantity, and what its cases reach: case -> quantity -> value.
-
-    Quantities: ``tflops`` in TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio. A
-    quantity that was not measured of a case is missing.
-    """
-
-    targets: Mapping[str, Target] = field(default_factory=dict)
-    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def grade(self, case: str, quantity: str) -> Grade | None:
-        """Return the grade of a case; None without a target or a value."""
-        target, value = self.targets.get(quantity), self.values.get(case, {}).get(quantity)
-        return None if target is None or value is None else target.judge(value)
-
-    def grades(self, case: str) -> dict[str, Grade]:
-        """Return the grades of a case by quantity."""
-        found = {quantity: self.grade(case, quantity) for quantity in self.targets}
-        return {quantity: grade for quantity, grade in found.items() if grade is not None}
-
-
 # --- warnings ---------------------------------------------------------------------------------------------------------
 
 #: The share of the kernel time below which kernels without a class change no conclusion.
@@ -430,6 +408,10 @@ class CaseResult:
     limit: Limit = Limit()
     #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
     accuracy: Verdict | None = None
+    #: What a timed case reaches of the quantities that have a target, and its grades. Quantities: ``tflops`` in
+    #: TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
+    reached: Mapping[str, float] = field(default_factory=dict)
+    grades: Mapping[str, Grade] = field(default_factory=dict)
 
     @property
     def ns(self) -> float | None:
@@ -648,8 +630,8 @@ class WorkloadFindings:
     top_kernels: int | None = None
     #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
     ncu_targets: Mapping[str, float] = field(default_factory=dict)
-    #: What the pipeline file expects of a case, and what the cases reach.
-    targets: TargetFindings = field(default_factory=TargetFindings)
+    #: What the pipeline file expects of a case, by quantity.
+    targets: Mapping[str, Target] = field(default_factory=dict)
     #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
     ridges: Mapping[str, float] = field(default_factory=dict)
     rates_from: str = ""
