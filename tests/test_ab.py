@@ -41,7 +41,7 @@ from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables, Verdict
-from profpipe.runner import checkout, sides
+from profpipe.runner import checkout, process, sides
 from profpipe.runner.pairs import join_cases
 from profpipe.runner.sides import Spec, SpecKind
 
