@@ -153,7 +153,6 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         for each in (out, of_pairs)
     )
     events = "raw/sums/plain/job.jsonl"
-    of_csv = hostile_folders.make_csv(made)
     kinds: list[tuple[str, Path, str, list[str]]] = [
         ("run.json", tables, "run.json", ["report"]),
         ("run.json", run, "run.json", ["compare"]),
@@ -161,7 +160,7 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         ("basis.json", run, "raw/basis.json", ["resume"]),
         ("job.jsonl", run, events, ["ingest"]),
         ("job.jsonl", run, events, ["report"]),
-        ("tables, CSV", of_csv, "kernels.csv", ["compare"]),
+        ("tables, Parquet", tables, "kernels.parquet", ["compare"]),
         ("tables, Parquet", run, "metrics.parquet", ["report"]),
         ("tables, Parquet", tables, "kernels.parquet", ["report"]),
         ("run.json of pairs", pairs, "run.json", ["report"]),

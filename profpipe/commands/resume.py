@@ -153,20 +153,17 @@ def _allow_further_pairs(known: Session, most: int) -> None:
     Raises ConfigError where the run has no pairs.
     """
     from profpipe.analysis import pairs
-    from profpipe.results.pair_blocks import Block
+    from profpipe.results import pair_blocks
 
     settings = known.manifest.ab
     if settings is None:
         raise ConfigError("--more", f"is for a run of `profpipe ab`, and {known.folder.name} is none.")
-    allowed = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
-    is_open = bool(pairs.choose_again(known.data, allowed, Block.FURTHER)) and _is_longer(settings.more, most)
-    known.manifest = replace(allowed, ended=None) if known.is_complete and is_open else allowed
-
-
-def _is_longer(before: int, most: int) -> bool:
-    from profpipe.results import pair_blocks
-
-    return len(pair_blocks.looks(most)) > len(pair_blocks.looks(before))
+    is_complete = known.is_complete
+    known.manifest = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
+    has_more_looks = len(pair_blocks.looks(most)) > len(pair_blocks.looks(settings.more))
+    undecided = pairs.choose_again(known.data, known.manifest, pair_blocks.Block.FURTHER)
+    if is_complete and has_more_looks and undecided:
+        known.manifest = replace(known.manifest, ended=None)
 
 
 def _why_no_pairs(known: Session) -> str:

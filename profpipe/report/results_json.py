@@ -153,7 +153,6 @@ def verdict_document(
     """Return everything that is known of the verdicts of an `ab` run as plain values. An unknown value is None."""
     assert run.ab is not None
     kernels = _verdict_kernels(data)
-    gates = [gate.value for gate in findings.gates] if findings.gates else [None] * len(findings.cases)
     statuses = data.cases.loc[data.cases["profiler"] == "plain", "status"].value_counts()
     return {
         "format": VERDICTS_FORMAT,
@@ -177,8 +176,12 @@ def verdict_document(
         "expected_false": findings.false_verdicts,
         "statuses": {str(status): int(count) for status, count in statuses.items()},
         "cases": [
-            {**case_document(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
-            for case, gate in zip(findings.cases, gates, strict=True)
+            {
+                **case_document(case),
+                "gate": case.gate and case.gate.value,
+                "kernels": kernels.get((case.workload, case.case), []),
+            }
+            for case in findings.cases
         ],
         "warnings": list(_warnings(findings, run.ab)),
     }

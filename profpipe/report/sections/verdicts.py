@@ -127,7 +127,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         words = f"The first {pair_blocks.TRIAL} pairs of {{}} scattered. The later ones are longer and alone count."
         yield fill(words, doc.join(list(map(doc.Code, settings.longer))))
     # With a gate, a case that passes it gets no further pairs.
-    candidates = findings.open if findings.gates else findings.cases
+    candidates = findings.open if findings.percent is not None else findings.cases
     # The option counts the further pairs that exist too.
     offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
     may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
@@ -414,7 +414,7 @@ def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]
 
 
 def _page(findings: PairFindings, case: CaseVerdict, run: Manifest) -> doc.Section:
-    alone = replace(findings, cases=(case,), gates=())
+    alone = replace(findings, cases=(case,))
     parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
     why = kernel_differences.explain(case)
     blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
