@@ -19,12 +19,12 @@ from profpipe import masking, profilers
 from profpipe.config import validation
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
-from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, one_line
 from profpipe.job import Job, Missing, Scalar, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
+from profpipe.plugins import script_path
 from profpipe.results import atomic, folders, manifest
 from profpipe.runner import environment, plan, process, secret_values
 from profpipe.runner.slurm import step

@@ -27,7 +27,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import masking, profilers
-from profpipe.config.items import items_of
+from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
