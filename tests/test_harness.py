@@ -91,7 +91,7 @@ def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "job.jsonl").read_text().splitlines()]
 
 
 def of(events, kind, case=None):
@@ -231,7 +231,7 @@ def test_after_an_oom_larger_cases_are_skipped_by_default(tmp_path):
     ended = {event["case"]: event for event in of(carry_out(tmp_path, cases), "case_ended")}
     assert [ended[case]["status"] for case in cases] == ["oom", "skipped", "ok"]
     assert "larger in every dimension" in ended["large"]["reason"]
-    (tmp_path / "events.jsonl").unlink()
+    (tmp_path / "job.jsonl").unlink()
     options = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
     assert of(carry_out(tmp_path, cases, **options), "case_ended", "large")[0]["status"] == "oom"
 

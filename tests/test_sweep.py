@@ -100,7 +100,7 @@ def test_the_launch_time_is_the_shortest_seen_and_at_most_the_loop_time(monkeypa
 
 
 def test_a_second_process_runs_the_remaining_rounds_of_the_first(tmp_path):
-    log = tmp_path / "events.jsonl"
+    log = tmp_path / "job.jsonl"
     events = [
         {"event": "samples", "case": "a", "metric": "time", "round": 1, "unit": "ns", "values": [1.0, 2.0]},
         {"event": "samples", "case": "b", "metric": "time", "round": 1, "unit": "ns", "values": [9.0]},
@@ -222,7 +222,7 @@ def test_restored_rounds_keep_their_conditions(monkeypatch, tmp_path):
     monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(hot_gpu)))
     written = []
     timed(plan(order="interleaved", rounds=2, target=0.9), written).visit(lambda: None)
-    log = tmp_path / "events.jsonl"
+    log = tmp_path / "job.jsonl"
     log.write_text("".join(json.dumps({"case": "a", **event}) + "\n" for event in written))
     monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(Conditions())))
     written.clear()

@@ -1,6 +1,6 @@
 """Runs the cases of a job one after the other, inside the workload's process, under any profiler.
 
-``python -m profpipe.measure.harness raw/<workload>/<profiler>/cases.json`` appends to ``events.jsonl`` beside the
+``python -m profpipe.measure.harness raw/<workload>/<profiler>/cases.json`` appends to ``job.jsonl`` beside the
 specification, one line at a time, so a crash loses no case that ended before it.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Final, TextIO
 
 from profpipe import masking, origins, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
-from profpipe.job import Status
+from profpipe.job import LOG, Status, log_name
 from profpipe.measure import (
     case_order,
     conditions,
@@ -132,7 +132,7 @@ CASE_PREFIX = "profpipe:"
 
 
 class Events:
-    """``events.jsonl``: one JSON object a line, flushed at once, without ``secrets``."""
+    """The log of the job: one JSON object a line, flushed at once, without ``secrets``."""
 
     def __init__(self, stream: TextIO, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
         self._stream = stream
@@ -177,7 +177,7 @@ def _run(spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
     masking.remember(spec.get("secrets", {}))
     ranks = distributed.join(spec.get("processes", 1))
-    log = spec_path.parent / distributed.events_file(ranks.rank)
+    log = spec_path.parent / log_name(ranks.rank)
     # Several processes measure all rounds again: one of them may have been ended a round earlier than another.
     names = () if ranks.is_distributed else {case["id"] for case in spec["cases"]}
     earlier = rounds.load_earlier_rounds(log, names)
@@ -286,7 +286,7 @@ class Worker:
             # events of rank 0 have the end of this case.
             reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
             ended = {"status": own.status, "reason": reason, "flags": own.flags}
-            with Path(self.spec["folder"], distributed.events_file(0)).open("a", encoding="utf-8") as stream:
+            with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
         return CaseEnd(status, reason, flags) if status else None

@@ -1,7 +1,7 @@
 """Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
 
 Each visit builds its case again, so that only one case's tensors are in memory, and writes its samples to
-``events.jsonl``.
+``job.jsonl``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TimedCase:
     """A case and the results of its visits so far.
 
     ``samples_ns`` and ``launches`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event,
-    **fields)`` appends to events.jsonl.
+    **fields)`` appends to the log of the job.
     """
 
     plan: TimingPlan

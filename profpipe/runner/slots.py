@@ -17,7 +17,7 @@ from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
 from profpipe.measure import machine
 from profpipe.results import atomic
-from profpipe.runner import child, executor, process
+from profpipe.runner import executor, process
 from profpipe.runner.executor import Context
 from profpipe.runner.process import GracePeriods, InterruptCounter
 from profpipe.runner.request import readable
@@ -112,8 +112,8 @@ def run(
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next.
 
-    Each job is carried out by the executor in a thread with a separate supervisor: what ends a job ends the processes
-    below its supervisor only. A job without a group runs when all jobs before it have ended, and those after it wait.
+    Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
+    command only. A job without a group runs when all jobs before it have ended, and those after it wait.
     An interrupt ends all running jobs; their outcomes are yielded, and then errors.Interrupted is raised. When the
     caller leaves early, the jobs are killed. The other parameters are those of ``executor.run``.
     """
@@ -175,7 +175,6 @@ def _assign(job: Job, slot: int, slots: Slots, context: Context) -> tuple[Contex
 
 
 def _carry_out(job: Job, profilers: Mapping[str, Profiler], context: Context) -> JobOutcome:
-    with child.separate_supervisor():
-        ended = executor.carry_out(job, profilers[job.profiler], context)
+    ended = executor.carry_out(job, profilers[job.profiler], context)
     context.listener.job_ended(ended)
     return ended
