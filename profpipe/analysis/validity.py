@@ -1,4 +1,7 @@
-"""Find what limits the trust in a run: missing cases, unexpected or unknown kernels, and unattributed time."""
+"""Find what limits the trust in a run.
+
+That are missing cases, unexpected or unknown kernels, unattributed time, and cases with different times in two workloads.
+"""
 
 from __future__ import annotations
 

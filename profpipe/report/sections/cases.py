@@ -1,4 +1,4 @@
-"""Every number of each case: times by shape, rates, memory, error, clocks."""
+"""Every number of each case: times by shape, rates, memory, clocks, errors and their tolerance, and targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables that the pipeline file requests (`tables:`)."""
+"""The tables and the plots that the pipeline file requests (`tables:`, `plots:`).
+
+A plot has a chart for each value, and a line for each combination of the line axes.
+"""
 
 from __future__ import annotations
 

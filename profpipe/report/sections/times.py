@@ -1,4 +1,7 @@
-"""The table of times on the first screen: the fastest case of each shape, or every case where there is one shape."""
+"""The times on the first screen, why the lowest time may not be called the fastest, and what each flag means.
+
+The table has the fastest case of each shape, or every case where there is one shape.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Warnings: one line for each reason not to trust a number, the most serious first."""
+"""Warnings, one line for each reason not to trust a number, and the cases without a result.
+
+The most serious warning comes first. Cases without a result failed, are still missing, or were skipped.
+"""
 
 from __future__ import annotations
 
