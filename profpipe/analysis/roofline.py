@@ -1,4 +1,4 @@
-"""What limits a call (host, arithmetic or memory), what a profiler adds to its time, and ncu's metrics of its kernels."""
+"""What limits a call (host, arithmetic or memory), what a profiler adds to it, and ncu's metrics of its kernels."""
 
 from __future__ import annotations
 

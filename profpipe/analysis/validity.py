@@ -1,6 +1,6 @@
 """Find what limits the trust in a run.
 
-That are missing cases, unexpected or unknown kernels, unattributed time, and cases with different times in two workloads.
+Missing cases, unexpected or unknown kernels, unattributed time, and cases with different times in two workloads do.
 """
 
 from __future__ import annotations
