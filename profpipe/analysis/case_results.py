@@ -27,15 +27,7 @@ from typing import TYPE_CHECKING, Final
 from profpipe.analysis import kernels, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Measure, Number, WorkloadData
 from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings.workloads import (
-    OVERHEAD,
-    CaseResult,
-    Doubt,
-    DoubtCause,
-    Target,
-    Win,
-    WinVerdict,
-)
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
 from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
-from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter
+from profpipe.analysis.findings import CaseResult, Limit, Limiter
 from profpipe.analysis.kernels import Counters, KernelTotals, Rule
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates

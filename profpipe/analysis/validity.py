@@ -13,13 +13,7 @@ import pandas as pd
 
 from profpipe.analysis import cluster, ranks
 from profpipe.analysis.case_index import Number, WorkloadData
-from profpipe.analysis.findings.workloads import (
-    Coverage,
-    Expectation,
-    NotRun,
-    TimedCase,
-    Unattributed,
-)
+from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
 from profpipe.job import Status

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import CaseResult, Grade, Shape, Target, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Grade, Shape, Target, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag

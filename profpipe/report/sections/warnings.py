@@ -9,14 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    Findings,
-    LaunchCounts,
-    NotRun,
-    TimedCase,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
