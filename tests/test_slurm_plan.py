@@ -20,9 +20,9 @@ from profpipe.analysis.cases import comparisons
 from profpipe.commands import cluster, resume
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, manifest_entries
+from profpipe.results import atomic, manifest_entries, schema
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
@@ -215,14 +215,13 @@ def test_indices_are_written_and_read_as_slurm_does() -> None:
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
-HEAD = '"run","workload","case","profiler","status","reason","params","seconds","flags"'
-
 
 def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node: str = "n1") -> Record:
     job = JobEntry("w", "plain", (f"n={index}",), folder=f"raw/w/task-{index:04d}", node=node)
-    row = f'"run","w","n={index}","plain","ok","attempt {attempt}","{{}}",1.5,"[]"'
+    row = ["run", "w", f"n={index}", "plain", "ok", f"attempt {attempt}", "{}", 1.5, "[]"]
+    cases = {"columns": schema.CASES.names, "rows": [row]}
     task = Task(index, "w", (f"n={index}",), ("plain",), state=state, attempt=attempt, node=node, job=f"7_{index}")
-    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": f"{HEAD}\n{row}\n"})
+    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
 
 
 @pytest.fixture
