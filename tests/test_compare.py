@@ -20,7 +20,7 @@ from profpipe.analysis.compare_runs import (
     plain_processes,
 )
 from profpipe.analysis.verdict import Gate
-from profpipe.report import comparison_text, results_json
+from profpipe.report import comparison, results_json
 from profpipe.results import schema, store
 from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest, PairsEntry
 from profpipe.results.noise import Noise, Source, Spread
@@ -86,8 +86,8 @@ def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
     assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare"), **GONE}
     assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",), **GONE}
     assert found.find_gate_causes(25) == GONE
-    assert "+10.0%  no verdict\n" in comparison_text.text(found)
-    assert "2 cases are more than 0.5 % slower, and how far runs" in comparison_text.gate_text(found, 0.5)
+    assert "+10.0%  no verdict\n" in comparison.text(found)
+    assert "2 cases are more than 0.5 % slower, and how far runs" in comparison.gate_text(found, 0.5)
 
 
 def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may_be_the_difference():
@@ -142,14 +142,14 @@ def test_several_processes_of_each_run_show_the_spread_of_their_session():
 
 
 def test_the_text_names_each_case_with_its_change():
-    text = comparison_text.text(compared(BEFORE, AFTER))
+    text = comparison.text(compared(BEFORE, AFTER))
     assert "+10.0%  beyond the noise" in text and "within the noise" in text and "no verdict" not in text
-    assert comparison_text.text(Comparison(())) == "No case has a time in both runs."
+    assert comparison.text(Comparison(())) == "No case has a time in both runs."
 
 
 def test_times_are_printed_in_one_readable_unit():
     change = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, False, noise=0.01, holds_drift=True)
-    assert comparison_text.text(Comparison((change,))).splitlines() == [
+    assert comparison.text(Comparison((change,))).splitlines() == [
         "case        A ms       B ms    B vs A",
         "w/n=1       8863       9000     +1.6%  beyond the noise",
     ]
@@ -158,7 +158,7 @@ def test_times_are_printed_in_one_readable_unit():
 def test_a_case_is_named_with_the_letters_of_its_values():
     name = "path=gr%C3%B6%C3%9Fe%2Ca%5Cb%E2%80%8B"
     data = run_with(**{name: (100.0, 99.0, 101.0)})
-    assert "w/path=größe%2Ca\\b%E2%80%8B " in comparison_text.text(compared(data, data))
+    assert "w/path=größe%2Ca\\b%E2%80%8B " in comparison.text(compared(data, data))
 
 
 def test_times_under_a_profiler_are_not_compared():
@@ -175,7 +175,7 @@ def test_a_case_that_failed_in_the_second_run_is_named():
                                   for case in ("gone", "never_timed")])  # fmt: skip
     after = Tables(cases=failed, metrics=AFTER.metrics)
     assert list(compared(BEFORE, after).lost) == ["w/gone"] and compared(BEFORE, AFTER).lost == {}
-    assert "w/gone: has a time in A and failed in B" in comparison_text.text(Comparison((), ("w/gone",)))
+    assert "w/gone: has a time in A and failed in B" in comparison.text(Comparison((), ("w/gone",)))
 
 
 def marked(data, *cases):
@@ -189,7 +189,7 @@ def test_a_newly_inaccurate_result_is_shown_with_its_time_and_fails_a_gate():
     inaccurate = {change.name: change.inaccurate_in for change in found.changes}
     assert inaccurate == {"w/same": (), "w/slow": ("B",), "w/bare": ("A", "B")}
     assert found.find_gate_causes(25) == {GateCause.NEWLY_INACCURATE: ("w/slow",)}
-    text = comparison_text.text(found)
+    text = comparison.text(found)
     assert "+10.0%  beyond the noise  inaccurate in B\n" in text
     assert "+20.0%  beyond the noise  inaccurate in A and B" in text
 
@@ -205,11 +205,11 @@ def test_cases_with_different_parameters_are_named_not_compared_and_fail_a_gate(
     before, after = with_params(BEFORE, head_dim=64, dtype="bf16"), with_params(AFTER, head_dim=128, dtype="bf16")
     found = compared(before, after)
     assert found.changes == ()
-    text = comparison_text.text(found)
+    text = comparison.text(found)
     assert "Not compared, because parameters differ (3 cases; in A and in B):" in text
     assert text.startswith("No case is the same in both runs.\n")
     assert "w/slow: head_dim 64 and 128\n" in text and "dtype" not in text
-    assert comparison_text.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
+    assert comparison.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
 
 
 def test_a_parameter_that_one_of_the_runs_does_not_have_differs_too():
@@ -226,13 +226,13 @@ def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference(
 
 def test_cases_missing_in_the_second_run_are_named_and_leave_a_gate_undecided():
     found = compared(BEFORE, AFTER)
-    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison_text.text(found)
+    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison.text(found)
     assert (
-        comparison_text.gate_text(found, 25)
+        comparison.gate_text(found, 25)
         == "the gate is undecided: 1 case of A has no time of the same kind in B: w/gone"
     )
     assert found.judge_gate(25) is Gate.UNDECIDED and found.judge_gate(5) is Gate.FAILED
-    assert "2 cases are more than 5 % slower" in comparison_text.gate_text(found, 5)
+    assert "2 cases are more than 5 % slower" in comparison.gate_text(found, 5)
 
 
 def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
@@ -244,10 +244,10 @@ def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
 
 def test_different_gpus_are_named():
     other = replace(ENDED, machine=Machine(gpus=(Gpu(name="NVIDIA A100"),) * 2))
-    text = comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, other))
+    text = comparison.text(compare_runs(BEFORE, AFTER, ENDED, other))
     assert "The GPUs differ: A ran on NVIDIA H200, B on NVIDIA A100, NVIDIA A100." in text
     for alike in (ENDED, Manifest()):
-        assert "GPUs" not in comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, alike))
+        assert "GPUs" not in comparison.text(compare_runs(BEFORE, AFTER, ENDED, alike))
 
 
 def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_device_of_it():
@@ -262,8 +262,8 @@ def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_devi
 
 def test_a_gate_refuses_a_run_that_has_not_ended():
     found = compare_runs(BEFORE, BEFORE, ENDED, replace(ENDED, ended=None))
-    assert "B has not ended" in comparison_text.gate_text(found, 5) and "B has not ended" in comparison_text.text(found)
-    assert comparison_text.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
+    assert "B has not ended" in comparison.gate_text(found, 5) and "B has not ended" in comparison.text(found)
+    assert comparison.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
 
 
 def test_the_time_of_a_failed_case_is_ignored():

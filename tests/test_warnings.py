@@ -9,7 +9,7 @@ from report_study import ADD, ATTENTION, analyze, case_row, kernel_row, metric_r
 
 from profpipe.report.document import Bullets, Details, Section
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import classification, environment, warnings
+from profpipe.report.sections import environment, kernels, warnings
 from profpipe.report.text import write_table
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -31,7 +31,7 @@ def warned(data: Tables, run: dict[str, Any]) -> list[str]:
 
 
 def classified(data: Tables, run: dict[str, Any]) -> str:
-    return Markdown().section(classification.classification(analyze(data, run)))
+    return Markdown().section(kernels.classification(analyze(data, run)))
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pandas as pd
 
 from profpipe.ingest import operations
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
-from profpipe.ingest.operations import Recording
+from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import excerpt, search
 from profpipe.ingest.steps.accounting import gaps
 from profpipe.results.schema import StepState
