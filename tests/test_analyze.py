@@ -22,8 +22,9 @@ from report_study import (
     tables,
 )  # fmt: skip
 
+from profpipe.analysis.case_index import Basis
 from profpipe.analysis.cases import order, parse_id
-from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
 from profpipe.report.sections import switch_cost
 from profpipe.report.sections.warnings import warnings

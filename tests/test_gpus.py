@@ -14,7 +14,7 @@ from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, t
 
 from profpipe.commands import rendering
 from profpipe.ingest import job_tables
-from profpipe.measure import machine as device, visible_gpus
+from profpipe.measure import machine, machine as device
 from profpipe.results.manifest import Manifest, PeakRates, parse
 
 H200 = {
@@ -30,7 +30,7 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def peaks_of(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
-    return visible_gpus.peaks_of_job(devices, environment, described)
+    return machine.peaks_of_job(devices, environment, described)
 
 
 # --- processes without a device --------------------------------------------------------------------------------------

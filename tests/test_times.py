@@ -23,16 +23,15 @@ from report_study import (
     texts,
 )
 
-from profpipe.analysis import kernel_breakdown
+from profpipe.analysis import kernels
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
-from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
+from profpipe.analysis.kernels import CaseRange, ClassTotal, Kernel, KernelBreakdown, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import cases as cases_section, kernel_share, other_classes, switch_cost, times
+from profpipe.report.sections import cases as cases_section, kernel_share, switch_cost, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 
@@ -215,7 +214,7 @@ def split(**own: tuple[str, float]) -> KernelBreakdown:
     tally = KernelTotals()
     for name, (cls, ns) in own.items():
         tally.add(Kernel(name, cls, "sage2" if cls == "attention" else "", "kernel"), 1.0, ns, 0.0)
-    found = kernel_breakdown.break_down("nsys", tally, 1, CaseRange())
+    found = kernels.break_down("nsys", tally, 1, CaseRange())
     assert found is not None
     return found
 
@@ -232,16 +231,16 @@ def test_another_class_has_a_row_from_5_percent_of_any_call_on() -> None:
 def test_other_classes_hold_no_kernel_of_a_category() -> None:
     found = split(attn=("attention", 500.0), quantise=("attention_aux", 10.0), MeanOps=("reduction", 90.0),
                   sum=("reduction", 100.0), direct_copy_kernel=("copy", 140.0), cat=("copy", 160.0))  # fmt: skip
-    assert other_classes.classes([found]) == ["copy", "reduction"]
-    assert [other_classes.of(found, name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
-    assert other_classes.left(found, ["copy", "reduction"]) == ClassTotal()
-    assert other_classes.named("copy") == "other copies"
+    assert kernel_share.other_classes([found]) == ["copy", "reduction"]
+    assert [found.other_class(name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
+    assert found.other_classes_without(["copy", "reduction"]) == ClassTotal()
+    assert kernel_share.class_name("copy") == "other copies"
 
 
 def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule() -> None:
     found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
-    assert other_classes.classes([found]) == ["elementwise", "copy"]
-    assert other_classes.of(found, "elementwise").ns == 600.0 and other_classes.left(found, ["copy"]).ns == 600.0
+    assert kernel_share.other_classes([found]) == ["elementwise", "copy"]
+    assert found.other_class("elementwise").ns == 600.0 and found.other_classes_without(["copy"]).ns == 600.0
 
 
 def test_changes_have_the_classes_of_the_table_of_shares() -> None:

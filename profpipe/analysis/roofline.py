@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
-from profpipe.analysis.findings.kernels import Counters, Rule
 from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter
-from profpipe.analysis.kernel_totals import KernelTotals
+from profpipe.analysis.kernels import Counters, KernelTotals, Rule
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates
 

@@ -18,8 +18,7 @@ from profpipe.analysis.findings.workloads import (
     Unattributed,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import JobEntry, Manifest

@@ -15,7 +15,6 @@ from profpipe.report.sections import (
     agreement,
     case_pages,
     cases,
-    classification,
     environment,
     explorer,
     headline,
@@ -25,7 +24,6 @@ from profpipe.report.sections import (
     memory,
     phases,
     plots,
-    ranks,
     recording,
     roofline,
     step_times,
@@ -91,7 +89,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),
         *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
-        classification.classification(findings),
+        kernels.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.is_first]),
         studies.study_plots(findings.plots),
         *(section for workload in findings.workloads
@@ -141,6 +139,6 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield phases.host_phases(workload)
     yield phases.phase_work(workload)
     yield memory.memory(workload)
-    yield ranks.ranks(part)
+    yield step_times.processes(part)
     yield kernels.kernels(part)
     yield step_times.every_step(workload)

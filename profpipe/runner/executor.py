@@ -36,7 +36,7 @@ from profpipe.job import (
     Tool,
     workload_argv,
 )
-from profpipe.measure import oom_pruning
+from profpipe.measure import case_order
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     artifacts,
@@ -148,7 +148,7 @@ def _cases_larger_than_oom(
         return
     _remember_oom(job, results, context)
     smaller = context.oom_cases.get((job.workload, job.profiler), ())
-    yield from (c.id for c in cases if any(oom_pruning.is_larger(c.params, other.params) for other in smaller))
+    yield from (c.id for c in cases if any(case_order.is_larger(c.params, other.params) for other in smaller))
 
 
 def _remember_oom(job: Job, results: Sequence[Result], context: Context) -> None:

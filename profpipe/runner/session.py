@@ -44,7 +44,7 @@ from profpipe.job import (
     ProgressListener,
     Status,
 )
-from profpipe.measure import machine as machine_info, visible_gpus
+from profpipe.measure import machine as machine_info
 from profpipe.results import atomic, folders, manifest, manifest_entries, noise, schema, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PairsEntry, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
@@ -66,7 +66,7 @@ from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import step
-from profpipe.scrub import job_files, tables as masked_tables
+from profpipe.scrub import exports
 
 
 def load_rules(request: RunRequest) -> Any:
@@ -411,13 +411,13 @@ class Session:
         artifacts.publish_output(job)
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
-        scrubbed = job_files.scrub_exports(outcome.files, self.request.plugin_dir)
+        scrubbed = exports.scrub_exports(outcome.files, self.request.plugin_dir)
         sources = job_tables.sources_of_job(outcome, self.folder)
         for result in reader.ingest(sources, self.request.plugin_dir, load_rules(self.request)):
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
             else:
-                tables = masked_tables.mask(result.tables, job.secrets)
+                tables = exports.mask_tables(result.tables, job.secrets)
                 read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
@@ -433,7 +433,7 @@ class Session:
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**environment.filter_variables(os.environ), **job.env}
-        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
+        peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
         entry = manifest_entries.job_entry(
             outcome,
             _commands(job),
@@ -456,7 +456,7 @@ class Session:
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
         secrets = masking.masker(job.secrets).spellings
-        own = job_files.find_private_files(self.folder, job.folder, secrets)
+        own = exports.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
         own_files = (REQUEST_FILE, fingerprint.FILE, sides.SIDES_FILE)

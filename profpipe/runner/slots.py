@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
-from profpipe.measure import visible_gpus
+from profpipe.measure import machine
 from profpipe.results import atomic
 from profpipe.runner import executor, process
 from profpipe.runner.executor import Context
@@ -73,9 +73,9 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
 
     Where no GPU is visible, ``count`` is the number of processes that run side by side on the CPU.
     """
-    if not visible_gpus.visible(gpus, environment):
+    if not machine.visible(gpus, environment):
         return tuple(Slot(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
-    entries = visible_gpus.valid_entries(gpus, environment, count)
+    entries = machine.valid_entries(gpus, environment, count)
     if len(entries) < count:
         is_are = "is" if len(entries) == 1 else "are"
         what = f"asks for {count} GPUs, and {len(entries)} of this machine {is_are} visible."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -14,10 +14,9 @@ from profpipe.analysis.findings.workloads import (
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, fill, per_iteration, with_share
-from profpipe.report.sections import other_classes, ranks
+from profpipe.report.labels import case_text, fill, means_note, per_iteration, with_share
 from profpipe.report.units import COUNT, PERCENT, RATIO, Unit, time_unit
 
 #: Cases whose classes stand side by side.
@@ -44,7 +43,7 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
         tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
         tables = [table if i else replace(table, title="") for i, table in enumerate(tables)]
     tables = [replace(table, placement=doc.Placement.DETAILS) if i else table for i, table in enumerate(tables)]
-    notes = [ranks.means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
+    notes = [means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
     blocks: list[doc.Block] = [*map(doc.Paragraph, notes), *tables]
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)
 
@@ -129,10 +128,10 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     yield category(copy, "direct_copy")
     yield calls("add", "add")
     yield category("add", "add")
-    names = other_classes.classes(breakdowns)
+    names = other_classes(breakdowns)
     for name in names:
-        yield times(other_classes.named(name, breakdowns[0].kind), (other_classes.of(b, name) for b in breakdowns))
-    yield from present(times("everything else", (other_classes.left(b, names) for b in breakdowns)))
+        yield times(class_name(name, breakdowns[0].kind), (b.other_class(name) for b in breakdowns))
+    yield from present(times("everything else", (b.other_classes_without(names) for b in breakdowns)))
     yield from present(category("whole graphs", "graph"))
     yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
     if per == _STEP:
@@ -166,3 +165,23 @@ def by_class(cases: Sequence[CaseResult]) -> doc.Table:
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]
     return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2))
+
+
+# --- kernels without a category, by class: together they are often the largest part of a call -------------------------
+
+#: From this share of any call's kernel time on, a class has a row.
+_LEAST_SHARE = 0.05
+
+_NAMES: Mapping[str, str] = {"copy": "other copies", "other": "own kernels"}
+
+
+def other_classes(splits: Sequence[KernelBreakdown]) -> list[str]:
+    """Return the classes without a category that are 5 % of any of these calls, the largest first."""
+    shares = grouped((name, part.ns / own.total.ns) for own in splits for name, part in own.other_classes.items())
+    kept = (name for name in shares if max(shares[name]) >= _LEAST_SHARE)
+    return sorted(kept, key=lambda name: -max(shares[name]))
+
+
+def class_name(name: str, kind: str = "kernel") -> str:
+    """Return the name of a class in tables; the class of copies holds those that are no direct_copy."""
+    return "other operators" if (name, kind) == ("other", "cpu_op") else _NAMES.get(name, name)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
-from profpipe.analysis.kernel_breakdown import CHANGE, KernelBreakdown, SwitchCost
+from profpipe.analysis.kernels import CHANGE, KernelBreakdown, SwitchCost
 from profpipe.report import document as doc
-from profpipe.report.labels import PART_NAMES, duration, fill, iteration
-from profpipe.report.sections import other_classes, ranks
+from profpipe.report.labels import PART_NAMES, duration, fill, iteration, means_note
+from profpipe.report.sections.kernel_share import class_name, other_classes
 from profpipe.report.units import time_unit
 
 TITLE = "Cost of switching implementation"
@@ -37,7 +37,7 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
         context += f" Other changes: from {100 * CHANGE:g} % of the shorter {of} on, the {_MOST_CHANGES} largest."
     if any(name == "copies" for cost in changes for name, _, _ in cost.changes):
         context += f" {PART_NAMES['copies'].capitalize()} are memcpy and memset."
-    blocks: list[doc.Block] = [doc.Paragraph(ranks.means_note(workload)), doc.Paragraph(context), *tables]
+    blocks: list[doc.Block] = [doc.Paragraph(means_note(workload)), doc.Paragraph(context), *tables]
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
@@ -68,15 +68,12 @@ def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: st
 
 def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:
     """Return what costs more or less than in the baseline, largest first; classes as the table of shares has them."""
-    own, names = shown[cost.variant], other_classes.classes(list(shown.values()))
+    own, names = shown[cost.variant], other_classes(list(shown.values()))
     changes = [(PART_NAMES[name], ns, calls) for name, ns, calls in cost.changes]
     if before is None or not names:
         return changes
-    pairs = [
-        (other_classes.named(name, own.kind), other_classes.of(own, name), other_classes.of(before, name))
-        for name in names
-    ]
-    pairs.append((PART_NAMES["rest"], other_classes.left(own, names), other_classes.left(before, names)))
+    pairs = [(class_name(name, own.kind), own.other_class(name), before.other_class(name)) for name in names]
+    pairs.append((PART_NAMES["rest"], own.other_classes_without(names), before.other_classes_without(names)))
     changes = [change for change in changes if change[0] != PART_NAMES["rest"]]
     changes += [
         (name, after.ns - former.ns, after.calls - former.calls)

@@ -18,7 +18,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
-from profpipe.report.sections import classification, environment, steps
+from profpipe.report.sections import environment, kernels, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
@@ -35,7 +35,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *_unexpected_kernels(findings),
         *map(_unread, run.refused),
         *map(_incident, run.incidents),
-        *classification.low_coverage(findings),
+        *kernels.low_coverage(findings),
         *_unseen(findings),
         *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
