@@ -28,7 +28,7 @@ from report_study import (
 )  # fmt: skip
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.findings import Findings
 from profpipe.errors import ProfpipeError
 from profpipe.report import markdown, selection, short_kernel_names, text_files, units
 from profpipe.report.sections import cases as case_numbers
