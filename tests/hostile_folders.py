@@ -12,11 +12,10 @@ from typing import Any
 
 import seed_files
 from hostile_files import DAMAGES, ENDLESS, NAMES, NUMBERS, Hostile
-from program import keep_only_csv
 from seed_files import Texts
 
 #: Formats that ``report`` reads.
-REPORTED = ("run.json", "tables, CSV", "tables, Parquet")
+REPORTED = ("run.json", "tables, Parquet")
 _TABLES = ("cases", "kernels", "ranges", "steps", "metrics")
 
 WORKLOAD = "def build(params):\n    return lambda: sum(range(1000 * params['n']))\n"
@@ -144,59 +143,31 @@ def _orders(made: Path) -> Iterator[Hostile]:
     yield from _of_json("order.json", run, "raw/order.json")
 
 
-def make_csv(folder: Path) -> Path:
-    """Return the folder of ``make_tables`` as an earlier version wrote it."""
-    out = folder / "csv"
-    if not out.is_dir():
-        shutil.copytree(make_tables(folder), out)
-        keep_only_csv(out)
-    return out
-
-
 def _tables(made: Path) -> Iterator[Hostile]:
-    def source() -> Path:
-        return make_csv(made)
-
     def with_cell(copy: Path, text: str) -> None:
         import pandas as pd
 
         text = text.encode("utf-8", "replace").decode()
         for table in _TABLES:
-            frame = pd.read_csv(copy / f"{table}.csv", dtype=object, keep_default_na=False)
+            frame = pd.read_parquet(copy / f"{table}.parquet")
             texts = [
                 c for c in frame.columns if c in ("workload", "case", "phase", "kernel", "range", "metric", "unit")
             ]
-            frame[texts] = text
-            frame.to_csv(copy / f"{table}.csv", index=False, quoting=1, errors="replace")
+            frame.assign(**dict.fromkeys(texts, text)).to_parquet(copy / f"{table}.parquet", index=False)
 
     def with_number(copy: Path, number: str) -> None:
-        path = copy / "kernels.csv"
-        head, *rows = path.read_text().splitlines()
-        at = head.split(",").index('"total_ns"')
-        cells = rows[0].split(",")
-        cells[at] = number
-        path.write_text("\n".join([head, ",".join(cells), *rows[1:]]) + "\n")
+        import pandas as pd
+
+        frame = pd.read_parquet(copy / "kernels.parquet")
+        cells = [number, *frame["total_ns"].astype(str).iloc[1:]]
+        frame.assign(total_ns=cells).to_parquet(copy / "kernels.parquet", index=False)
 
     for kind, text in NAMES.items():
-        yield Hostile("tables, CSV", f"cells: {kind}", _copied(source, lambda copy, text=text: with_cell(copy, text)))
+        change = lambda copy, text=text: with_cell(copy, text)  # noqa: E731
+        yield Hostile("tables, Parquet", f"cells: {kind}", _copied(lambda: make_tables(made), change))
     for kind, text in NUMBERS.items():
-        yield Hostile("tables, CSV", f"a number: {kind}", _copied(source, lambda copy, t=text: with_number(copy, t)))
-    for kind, damage in DAMAGES.items():
-        change = lambda copy, damage=damage: _change_bytes(copy / "kernels.csv", damage)  # noqa: E731
-        yield Hostile("tables, CSV", kind, _copied(source, change))
-
-    def filled(filling: bytes) -> Callable[[Path], Path]:
-        return _copied(source, lambda copy: _change_bytes(copy / "kernels.csv", lambda old: old + filling))
-
-    for kind, filling in {"line ends": b"\n", "quotes": b'"', "commas": b",", "letters": b"x"}.items():
-        yield Hostile("tables, CSV", f"40 MB of {kind}", filled(filling * 40_000_000), is_large=True)
-
-    def with_rows(copy: Path) -> None:
-        path = copy / "kernels.csv"
-        head, *rows = path.read_text().splitlines(keepends=True)
-        path.write_text(head + "".join(rows) * (40_000_000 // sum(map(len, rows))))
-
-    yield Hostile("tables, CSV", "very many rows", _copied(source, with_rows), is_large=True)
+        change = lambda copy, text=text: with_number(copy, text)  # noqa: E731
+        yield Hostile("tables, Parquet", f"a number: {kind}", _copied(lambda: make_tables(made), change))
     yield from _parquet(lambda: make_tables(made))
 
 

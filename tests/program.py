@@ -31,10 +31,3 @@ def rows(file: Path) -> list[dict[str, str]]:
     """Of a table, as text."""
     text = store.as_csv(pd.read_parquet(file)).decode() if file.suffix == ".parquet" else file.read_text("utf-8")
     return list(csv.DictReader(io.StringIO(text, newline="")))
-
-
-def keep_only_csv(folder: Path) -> None:
-    """Turn the tables of a run into those of an earlier version, which wrote CSV."""
-    store.save_csv(folder, store.load(folder)[0])
-    for path in folder.glob("*.csv"):
-        path.with_suffix(".parquet").unlink()

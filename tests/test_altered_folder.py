@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from program import keep_only_csv
 from test_text_from_outside import is_clean
 
 from profpipe import cli
@@ -93,7 +92,7 @@ FILES = (
     "run.json", "cases.csv", "cases.parquet", "metrics.parquet", "kernels.parquet", "steps.parquet",
     "SUMMARY.md", "gpu_info.txt",
     "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/lock",
-    "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
+    "raw/sums/plain/job.jsonl", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
     "../profpipe.db", "../.salt", "../ceilings.json",
 )  # fmt: skip
 FOLDERS = ("plots", "raw", "raw/sums", "raw/sums/plain", "../latest", ".")
@@ -222,7 +221,7 @@ def commands(folder: Folder) -> dict[str, list[str]]:
         "compare with": ["compare", str(folder.run), str(folder.out / "one"), "--out", str(folder.out)],
         "compare": ["compare", str(folder.out / "one"), str(folder.run), "--out", str(folder.out), "--gate", "5"],
         "history": ["history", "--out", str(folder.out)],
-        "ingest": ["ingest", str(raw / "events.jsonl"), str(raw), "--out", str(folder.out / "ingested")],
+        "ingest": ["ingest", str(raw / "job.jsonl"), str(raw), "--out", str(folder.out / "ingested")],
         "resume": ["resume", str(folder.run)],
         "resume the latest": ["resume", "--out", str(folder.out)],
     }
@@ -351,12 +350,11 @@ def _drawn_cells() -> list[tuple[str, str, str, str, bool]]:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies of examples with their tables as CSV."""
+    """Copies of examples with all their tables."""
     below = tmp_path_factory.mktemp("examples")
     for name in ("own_program", "h200-attention"):
         folder = Path(shutil.copytree(ROOT / "examples" / name, below / name))
         store.save(folder, *store.load(folder))
-        keep_only_csv(folder)
     return below
 
 
@@ -368,10 +366,12 @@ def test_any_cell_of_a_table_may_be_altered(
     for example, table, column, text, is_everywhere in (*FOUND, *_drawn_cells()):
         folder = tmp_path / "folder"
         shutil.copytree(examples / example, folder)
-        path = folder / f"{table}.csv"
-        if path.is_file() and len(rows := pd.read_csv(path, dtype=object, keep_default_na=False)):
-            rows.loc[:, column] = text if is_everywhere else [text, *rows[column].iloc[1:]]
-            rows.to_csv(path, index=False, quoting=1)
+        path = folder / f"{table}.parquet"
+        if path.is_file() and len(rows := pd.read_parquet(path)):
+            known = rows[column].astype(object).where(rows[column].notna(), None)
+            cells = [None if value is None else str(value) for value in known]
+            rows[column] = [text] * len(rows) if is_everywhere else [text, *cells[1:]]
+            rows.to_parquet(path, index=False)
             words = [str(folder)] if command == "report" else [str(examples / example), str(folder)]
             code = cli.main([command, *words])
             printed = capsys.readouterr()

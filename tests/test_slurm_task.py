@@ -91,8 +91,8 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Pat
     carry_out(run, 0)
     whole = record_of(run)
     second = whole.manifest.jobs[1]
-    head, *lines = whole.tables["cases"].splitlines()
-    tables = {**whole.tables, "cases": "\n".join([head, lines[0]]) + "\n"}
+    cases = json.loads(whole.tables["cases"])
+    tables = {**whole.tables, "cases": json.dumps({**cases, "rows": cases["rows"][:1]})}
     known = whole.manifest.without_job(second.folder)
     known = replace(known, tasks=(replace(whole.task, state=TaskState.RUNNING),))
     Record(known, tables).save(run)

@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 
 import pandas as pd
 import pytest
-from program import keep_only_csv
 
 from profpipe.commands import history
 from profpipe.errors import ConfigError
@@ -214,7 +213,6 @@ def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
     value = 0.1 + 0.2 + 1e-13
     saved = Tables(metrics=schema.frame(METRICS, [{"metric": "time", "value": value * 10**n} for n in range(-20, 20)]))
     store.save(tmp_path, saved, record())
-    keep_only_csv(tmp_path)
     loaded, _ = store.load(tmp_path)
     assert loaded.metrics["value"].tolist() == saved.metrics["value"].tolist()
 
@@ -236,26 +234,12 @@ def test_a_run_of_another_schema_is_refused_rather_than_misread(tmp_path):
 
 def test_a_table_that_was_damaged_is_named(tmp_path):
     store.save(tmp_path, some_tables(), record())
-    (tmp_path / "kernels.parquet").unlink()
-    (tmp_path / "kernels.csv").write_text("calls\nmany\n")
-    with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table"):
+    (tmp_path / "kernels.parquet").write_text("PAR1")
+    with pytest.raises(ConfigError, match=r"kernels\.parquet: is not the table that profpipe wrote"):
         store.load(tmp_path)
 
 
-def test_the_tables_of_an_earlier_version_are_read_from_csv_files(tmp_path):
-    saved = some_tables()
-    store.save(tmp_path, saved, record())
-    keep_only_csv(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.parquet")] == ["timeline.parquet"]
-    loaded, _ = store.load(tmp_path)
-    for table in schema.ALL:
-        pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
-    (tmp_path / "metrics.parquet").write_text("PAR1")
-    with pytest.raises(ConfigError, match=r"metrics\.parquet: is not the table that profpipe wrote"):
-        store.load(tmp_path)
-
-
-def test_csv_files_are_not_read_beside_parquet_files_and_go_where_the_rows_change(tmp_path):
+def test_csv_files_are_not_read_and_go_where_the_rows_change(tmp_path):
     before = some_tables()
     store.save(tmp_path, before, record())
     store.save_csv(tmp_path, before)
@@ -296,24 +280,6 @@ def test_a_damaged_picture_is_named_with_a_way_out(tmp_path):
     (tmp_path / "timeline.parquet").write_text("PAR1")
     with pytest.raises(ConfigError, match=r"timeline\.parquet: is not the table .* Remove it"):
         store.load(tmp_path)
-
-
-@pytest.mark.parametrize(("lost", "end"), [(1, ""), (3, ""), (9, ""), (3, "\n"), (9, "\n")])
-def test_a_table_that_was_cut_is_refused(tmp_path, lost, end):
-    saved = Tables(kernels=some_tables().kernels.assign(kernel="a", source="b"))
-    store.save(tmp_path, saved, record())
-    keep_only_csv(tmp_path)
-    path = tmp_path / "kernels.csv"
-    path.write_text(path.read_text()[:-lost].rstrip("\n") + end)
-    with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table that profpipe wrote: it is cut off"):
-        store.load(tmp_path)
-
-
-def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
-    saved = Tables(cases=some_tables().cases.assign(reason='a "b",\nc, "d"\ne'))
-    store.save(tmp_path, saved, record())
-    keep_only_csv(tmp_path)
-    assert store.load(tmp_path)[0].cases["reason"].tolist() == saved.cases["reason"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -388,11 +354,11 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     "=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "＝1", "'=1", "''=1", "'a", "a=1", "\x1b[31m", "\x9b", "\u202e",
     "<U+001B>", "<U+001B", "<<U+003C>", "'<U+001B>", "\x1b=", "'\x1b",
 ])  # fmt: skip
-def test_a_text_of_a_csv_file_runs_nothing_and_is_read_back_as_it_was(tmp_path, text):
+def test_a_text_of_a_csv_file_runs_nothing(tmp_path, text):
     data = some_tables(time_ns=-1.5)
     data = replace(data, kernels=data.kernels.assign(kernel=text, run=""), cases=data.cases.assign(reason=text))
     store.save(tmp_path, data, record())
-    keep_only_csv(tmp_path)
+    store.save_csv(tmp_path, data)
     with (tmp_path / "kernels.csv").open(newline="", encoding="utf-8") as stream:
         cell = next(csv.DictReader(stream))["kernel"]
     assert not re.match("[=+@\t\r\n＝-]", cell) and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", cell)

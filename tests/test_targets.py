@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
-from profpipe.analysis.findings.workloads import Grade, Target, WorkloadFindings
+from profpipe.analysis.findings import Grade, Target, WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report.sections import cases as section
@@ -51,15 +51,16 @@ def test_without_a_lower_limit_no_value_is_poor() -> None:
 
 
 def test_each_quantity_of_a_case_is_judged_by_its_own_target() -> None:
-    found = study(EVERY, plain=20_000, fast=5_000).targets
-    assert found.values["impl=fast"] == pytest.approx(
+    found = study(EVERY, plain=20_000, fast=5_000)
+    fast, plain = ({case.id: case for case in found.cases}[id] for id in ("impl=fast", "impl=plain"))
+    assert fast.reached == pytest.approx(
         {"tflops": 200, "gpu_busy": 80, "memory_bandwidth": 20, "sm": 55, "speedup": 4}
     )
-    assert found.grades("impl=fast") == {
+    assert fast.grades == {
         "tflops": "good", "gpu_busy": "fair", "memory_bandwidth": "fair", "sm": "fair", "speedup": "good"
     }  # fmt: skip
     # The baseline is no speed-up over itself.
-    assert found.grades("impl=plain") == {
+    assert plain.grades == {
         "tflops": "poor",
         "gpu_busy": "fair",
         "memory_bandwidth": "fair",
@@ -69,8 +70,8 @@ def test_each_quantity_of_a_case_is_judged_by_its_own_target() -> None:
 
 def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good() -> None:
     found = study({"tflops": {"good": 150}}, plain=20_000, wrong=500)
-    assert "above_peak" in next(case for case in found.cases if case.variant == "wrong").marks
-    assert found.targets.grade("impl=wrong", "tflops") is None
+    wrong = next(case for case in found.cases if case.variant == "wrong")
+    assert "above_peak" in wrong.marks and not wrong.grades
 
 
 def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
-    kernel_breakdown,
     launch_counts,
     phases,
     profiler_agreement,
@@ -35,24 +34,23 @@ from profpipe.analysis.case_results import (
     choose_basis,
     judge_win,
     nodes_of,
-    reach_targets,
     shared_marks,
+    with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.cluster import Nodes, differences_of_job
-from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import (
+from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
     Findings,
     Iteration,
     Limit,
     Shape,
-    SwitchCost,
+    Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -69,7 +67,8 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     workloads = [_workload_data(tables, str(name), run) for name in names]
     results_on = functools.partial(case_results, run=run)
     studies, plots = (
-        study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
+        study_tables.fill_studies(entries, workloads, results_on)
+        for entries in ((run.pipeline.tables, run.pipeline.plots) if run.pipeline else ((), ()))
     )
     duplicates = validity.find_duplicates(workloads)
     unreliable = {(name, case): DoubtCause.NO_KERNELS for (name, _), cases in unseen.items() for case in cases}
@@ -101,9 +100,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     frames = {table.name: getattr(tables, table.name) for table in ALL}
     own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
-    is_command = bool(declared.get("command"))
+    is_command = run.is_command(name)
     layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
-    breakdowns = index.breakdowns(once=is_command and not declared.get("capture"))
+    breakdowns = index.breakdowns(once=declared is not None and declared.is_command and not declared.capture)
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
@@ -115,10 +114,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
 def _workload(
     data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
-    capture = data.declared.get("capture") or {}
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
-    ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
+    capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
     counters = roofline.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     nodes = nodes_of(data, run)
@@ -130,11 +128,12 @@ def _workload(
     with_steps = _cases_that_may_have_steps(data, cases)
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
     own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
+    targets = {name: Target(own.good, own.poor) for name, own in (declared.targets if declared else ()) if own}
+    cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {
-        id: kernel_breakdown.phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None)
-        for id, count, _ in divided
+        id: find_phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None) for id, count, _ in divided
     }
     # The maximum SM clock of the GPUs that the workload's jobs ran on, where they share it.
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
@@ -146,8 +145,8 @@ def _workload(
         for id, case in cases.items()
         if own_steps.of(id) is None
     )
-    requested = (run.pipeline.get("report") or {}).get("top_kernels")
-    top = (kernel_breakdown.top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
+    requested = run.pipeline.report.top_kernels if run.pipeline else None
+    top = (top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
     return WorkloadFindings(
         name=name,
@@ -161,7 +160,7 @@ def _workload(
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
         untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
-        requested_samples=declared.get("repeats"),
+        requested_samples=declared.repeats if declared else None,
         top=tuple(itertools.chain.from_iterable(top)),
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
         phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
@@ -176,23 +175,21 @@ def _workload(
             workloads,
         ),
         iteration=_iteration(data),
-        recorded_after_s=capture.get("after_s", 0.0),
-        recorded_for_s=capture.get("for_s"),
+        recorded_after_s=capture.after_s if capture else 0.0,
+        recorded_for_s=capture.for_s if capture else None,
         memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},
-        targets=reach_targets(
-            declared.get("targets") or {}, cases, counters, {own.case: own for own in own_steps.cases}
-        ),
+        targets=targets,
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,
         highest_clock=highest_clock,
         node_spread=nodes.spread,
-        tolerance=declared.get("tolerance") or {},
+        tolerance=declared.limits if declared else {},
     )
 
 
@@ -201,7 +198,7 @@ def _iteration(data: WorkloadData) -> Iteration:
     profiler = data.profiler or ""
     if any(name == profiler for _, name in data.recorded.step_totals):
         return Iteration.STEP
-    if data.declared.get("command"):
+    if data.is_command:
         return Iteration.PROCESS
     # Kernels outside every case have no iterations, also in a run of calls.
     own = [found[profiler] for case, found in data.breakdowns.items() if case and profiler in found]
@@ -211,8 +208,7 @@ def _iteration(data: WorkloadData) -> Iteration:
 def _cases_that_may_have_steps(data: WorkloadData, cases: Mapping[str, CaseResult]) -> list[str]:
     """Return the cases without those that the harness measured: their times are of calls, and they have no steps."""
     with_steps = set(data.recorded.tables.steps["case"])
-    is_command = bool(data.declared.get("command"))
-    calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not is_command}
+    calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not data.is_command}
     return [id for id in cases if id in with_steps or id not in calls]
 
 
@@ -267,4 +263,4 @@ def _switch_costs(
             is_alike = of_steps == (_iteration(data) is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
-            yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)
+            yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

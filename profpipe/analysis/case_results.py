@@ -1,29 +1,34 @@
-"""Give each case of a workload its time, rates, flags and speed-up over the baseline."""
+"""Give each case of a workload its time, rates, flags, speed-up and grades, and decide which case is the fastest.
+
+Some flags make the decision inconclusive:
+
+* ``other_process``, ``waited`` and ``above_peak`` always do: the size of their effect on a time is unknown.
+* ``throttled`` and ``clock_spread`` do, unless the times of the two cases differ by more than their SM clocks. Clocks
+  that differ without a flag count as well. The best case is compared with every other case.
+* A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
+* ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
+  interval of a few scattered samples misses the median too often.
+* ``shared_host`` of a slower case does: another process may have made it slower, and by how much is unknown.
+* ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
+  and ``unchecked`` do not make a time wrong either.
+* Cases of nodes that are unlike are not compared. On like nodes the lead must be larger than the spread between them.
+
+A case that is ``inaccurate`` takes no part. Neither does one that is ``unchecked`` where the pipeline sets a tolerance:
+its result is not known to be the result of the other cases. The winner is the fastest accurate case.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from profpipe.analysis import kernel_breakdown, ranks, roofline
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis import kernels, ranks, roofline
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Measure, Number, WorkloadData
 from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import (
-    OVERHEAD,
-    Basis,
-    CaseResult,
-    Doubt,
-    DoubtCause,
-    KernelBreakdown,
-    Measure,
-    Target,
-    TargetFindings,
-    Win,
-    WinVerdict,
-)
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
+from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
@@ -31,6 +36,9 @@ from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import FAILED, PROCESS_WALL
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -42,14 +50,14 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
     processes, and the kernel sums of the profilers.
     """
-    profilers = ("plain", *kernel_breakdown.PREFERENCE)
+    profilers = ("plain", *kernels.PREFERENCE)
     with_steps = {name: {case for case, own in index.step_times if own == name} for name in profilers}
     counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
         own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
     ]
     counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
-    for profiler in kernel_breakdown.PREFERENCE:
+    for profiler in kernels.PREFERENCE:
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
             counts[Basis(profiler, seen[0].kind)] = len(seen)
@@ -168,7 +176,7 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     iteration of the loop: versions before 0.2 recorded more.
     """
     found: dict[str, float] = {}
-    for profiler in ("plain", *kernel_breakdown.PREFERENCE):
+    for profiler in ("plain", *kernels.PREFERENCE):
         for metric, number in index.numbers.get((case, profiler, ""), {}).items():
             if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)
@@ -195,14 +203,15 @@ def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
 
 
 def _flags(
-    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Mapping[str, Any], peaks: Rates
+    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: Rates
 ) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
     flags = list(index.flags.get((case.id, basis.profiler), ()))
-    n, requested = case.time.n if case.time else None, declared.get("repeats")
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=bool(declared.get("command"))):
+    n, requested = case.time.n if case.time else None, declared.repeats if declared else 0
+    is_command = declared is not None and declared.is_command
+    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
     if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
@@ -226,11 +235,11 @@ def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command
     return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: CaseResult, declared: Workload | None) -> Verdict | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
     if case.time is None:
         return None
-    limits = declared.get("tolerance") or {}
+    limits = declared.limits if declared else {}
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
@@ -369,18 +378,15 @@ def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def reach_targets(
-    declared: Mapping[str, Any],
-    cases: Mapping[str, CaseResult],
-    counters: Mapping[str, Iterable[Counters]],
-    steps: Mapping[str, CaseSteps],
-) -> TargetFindings:
-    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
-    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
-    timed = {id: case for id, case in cases.items() if targets and case.time}
-    found = {id: _reached(case, counters.get(id, ()), steps.get(id)) for id, case in timed.items()}
-    values = {id: {name: own[name] for name in own if name in targets} for id, own in found.items()}
-    return TargetFindings(targets, values)
+def with_grades(
+    case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
+) -> CaseResult:
+    """Add what a timed case reaches of the quantities that have a target, and its grades."""
+    found = _reached(case, counters, steps) if targets and case.time else {}
+    reached = {name: value for name, value in found.items() if name in targets}
+    return replace(
+        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
+    )
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:

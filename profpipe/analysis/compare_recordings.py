@@ -15,9 +15,8 @@ from profpipe.analysis import kernel_differences, steps
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
-from profpipe.analysis.kernel_totals import COPIES, KernelTotals, rows
+from profpipe.analysis.kernels import COPIES, PREFERENCE, KernelTotals, rows
 from profpipe.analysis.steps import COLUMNS, CaseSteps, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
@@ -190,7 +189,7 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     frames = {table.name: getattr(data, table.name) for table in ALL}
     own = {n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()}
     declared = manifest.workload(workload)
-    index = CaseIndex.of(Tables(**own), bool(declared.get("command")))
+    index = CaseIndex.of(Tables(**own), manifest.is_command(workload))
     found = steps.find_steps(index, [case], {}, declared)
     place, kinds = (case, profiler), dict(rows(index.tables.kernels, "kernel", "kind"))
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))

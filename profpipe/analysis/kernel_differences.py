@@ -19,8 +19,7 @@ import pandas as pd
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import ClassTotal
-from profpipe.analysis.kernel_totals import COPIES, KernelTotals
+from profpipe.analysis.kernels import COPIES, ClassTotal, KernelTotals
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import Status
 from profpipe.results import schema
@@ -264,7 +263,7 @@ def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dic
     """
     found: dict[_Key, dict[str, Captures]] = {}
     for (workload, pair, side), own in _processes(data):
-        is_command = bool(run.workload(workload).get("command"))
+        is_command = run.is_command(workload)
         index = CaseIndex.of(own, is_command)
         copies = own.kernels[own.kernels["kind"].isin(COPIES)]
         classes = dict(zip(copies["kernel"], copies["kind"], strict=True))

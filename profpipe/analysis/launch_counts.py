@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.case_index import WorkloadData
-from profpipe.analysis.findings.workloads import LaunchCounts
+from profpipe.analysis.findings import LaunchCounts
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_totals import Key, rows
+from profpipe.analysis.kernels import PREFERENCE, Key, rows
 
 #: Launches by kernel.
 _Counts = Mapping[str, int]
@@ -17,12 +16,12 @@ _Counts = Mapping[str, int]
 
 def compare(data: WorkloadData) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
-    counts, ncu = _counts(data), data.declared.get("ncu") or {}
+    counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
     # ncu profiles selected kernels, unless the pipeline file asks for all.
-    complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or ncu.get("kernels") == "all")]
+    complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or (ncu and ncu.kernels == "all"))]
     for other in complete[1:]:
-        excluded = str(ncu.get("exclude") or "") if other == "ncu" else ""
+        excluded = ncu.exclude if ncu and other == "ncu" else ""
         if found := _compare_pair((complete[0], other), counts, data, excluded):
             yield found
 

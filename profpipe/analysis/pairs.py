@@ -14,10 +14,10 @@ import pandas as pd
 
 from profpipe.analysis import cluster, kernel_differences, verdict
 from profpipe.analysis.compare_runs import Failure
-from profpipe.analysis.findings.workloads import NotRun
+from profpipe.analysis.findings import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
@@ -53,6 +53,8 @@ class CaseVerdict:
     failure: Failure | None = None
     #: B's results are outside the tolerance in some process, and A's in none.
     is_newly_inaccurate: bool = False
+    #: The result of the gate; None without one.
+    gate: Gate | None = None
     flags: str = "[]"
     #: The difference by kernel, where both sides have a capture.
     kernels: KernelComparison | None = None
@@ -69,15 +71,12 @@ class CaseVerdict:
 
 @dataclass(frozen=True)
 class PairFindings:
-    """The verdicts of an `ab` run. ``false_verdicts`` is how many FASTER and SLOWER chance alone is expected to give.
-
-    ``gates`` has the result of each case with a gate of ``percent``; it is empty without a gate.
-    """
+    """The verdicts of an `ab` run. ``false_verdicts`` is how many FASTER and SLOWER chance alone is likely to give."""
 
     cases: tuple[CaseVerdict, ...]
     false_verdicts: float
+    #: The percentage of the gate; None without one.
     percent: float | None = None
-    gates: tuple[Gate, ...] = ()
     undecided: Undecided = Undecided.REPORT
     is_complete: bool = True
     #: Rows of `cases`: the processes under a profiler that did not end well.
@@ -102,7 +101,7 @@ class PairFindings:
         """The result of the gate; None without one."""
         if self.percent is None:
             return None
-        lacks_cases = not self.gates or not self.is_complete
+        lacks_cases = not self.cases or not self.is_complete
         if self.failed or ((self.open or lacks_cases) and self.undecided is Undecided.FAIL):
             return Gate.FAILED
         is_left = self.undecided is Undecided.REPORT or any(map(_lacks_times, self.open))
@@ -116,7 +115,7 @@ class PairFindings:
         return tuple(case for case in judged if (case.workload, case.case) not in failed)
 
     def _with(self, gate: Gate) -> tuple[CaseVerdict, ...]:
-        return tuple(case for case, own in zip(self.cases, self.gates, strict=False) if own is gate)
+        return tuple(case for case in self.cases if case.gate is gate)
 
 
 def _lacks_times(case: CaseVerdict) -> bool:
@@ -135,7 +134,6 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         cases,
         verdict.expected_false(judged),
         percent,
-        () if percent is None else tuple(_gate(case, percent) for case in cases),
         run.ab.undecided,
         is_complete=run.ended is not None,
         failed_captures=kernel_differences.failed_captures(data),
@@ -187,7 +185,7 @@ def _undecided(data: Tables, settings: PairsEntry) -> set[tuple[str, str]]:
 
 def _needs_more(case: CaseVerdict, settings: PairsEntry) -> bool:
     judged = case.judgement
-    if judged is None or (settings.gate is not None and _gate(case, settings.gate) is Gate.PASSED):
+    if judged is None or case.gate is Gate.PASSED:
         return False
     # The second block of a gate has confirmed a difference of the first.
     return judged.verdict is Verdict.INCONCLUSIVE if case.first else not verdict.is_clear(judged, case.log_ratios)
@@ -271,7 +269,7 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
         if ratios and judgement is None:
             judgement = verdict.judge(ratios, floor)
         has_later = counted is not first and bool(first)
-        yield CaseVerdict(
+        judged = CaseVerdict(
             workload,
             case,
             metric,
@@ -286,6 +284,7 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
             is_newly_inaccurate=inaccurate.get(key) == {"B"},
             flags=flags,
         )
+        yield judged if settings.gate is None else replace(judged, gate=_gate(judged, settings.gate))
 
 
 def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:

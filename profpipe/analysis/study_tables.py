@@ -11,20 +11,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from profpipe.analysis import kernel_breakdown, ranks
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis import kernels, ranks
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings.workloads import Basis, CaseResult, Cell, Grid, NoValue, Study
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
-from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
-from profpipe.config.kernel_categories import CATEGORIES
-from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study
+from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
+from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Plot, Table
 
 #: Axes of a table that are no parameters of its cases.
 VALUE, PHASE, WORKLOAD, PROFILER = "value", "phase", "workload", "profiler"
@@ -47,44 +48,42 @@ ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
-    entries: Iterable[Mapping[str, Any]], workloads: Sequence[WorkloadData], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadData], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     found = []
     for entry in entries:
-        names = entry.get("workload") or ()
-        if chosen := [data for data in workloads if data.name in names or not names]:
+        if chosen := [data for data in workloads if data.name in entry.workload or not entry.workload]:
             found.append(_fill(_read_request(entry, chosen), chosen, results_on))
     return tuple(found)
 
 
-def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> Study:
+def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadData]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
     """
-    is_plot, rows = "over" in entry, list(entry["rows"]) if "rows" in entry else [entry["over"]]
-    columns = list(entry.get("columns") or entry.get("lines") or ())
+    rows, given = entry.axes.values()
+    columns, is_plot = [*given], "over" in entry.axes
     if is_plot and not columns:
-        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, entry["over"])]
+        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, *rows)]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
-    values, phases, where = list(entry["value"]), list(entry.get("phase") or ()), entry.get("where") or {}
-    for axis, several in ((PHASE, phases), (VALUE, values)):
+    for axis, several in ((PHASE, entry.phase), (VALUE, entry.value)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
     return Study(
-        title=str(entry["title"]),
-        values=tuple(map(parse_value, values)),
-        phases=tuple(phases),
+        title=entry.title,
+        values=tuple(map(parse_value, entry.value)),
+        phases=tuple(entry.phase),
         row_axes=tuple(rows),
         column_axes=tuple(columns),
-        note=str(entry.get("note") or ""),
-        is_first=bool(entry.get("first")),
+        note=entry.note,
+        is_first=entry.first,
         is_plot=is_plot,
-        where=where,
-        unplaced=(*where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
-        requested_units=tuple(entry.get("unit") or ()),
-        requested_profiler=entry.get("profiler"),
+        where=entry.where,
+        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
+        requested_units=tuple(entry.unit),
+        requested_profiler=entry.profiler,
     )
 
 
@@ -113,7 +112,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: Results
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
-    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
+    limits = [(data.declared.limits if data.declared else {}).items() for data in workloads]
     return replace(
         request,
         row_axes=rows,
@@ -151,7 +150,7 @@ def _readers_by_profiler(data: WorkloadData, request: Study, results_on: Results
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
-    for name in kernel_breakdown.PREFERENCE:
+    for name in kernels.PREFERENCE:
         if (found := _any_breakdown([data], name)) is not None:
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
@@ -427,7 +426,7 @@ class _Reader:
             return None if math.isnan(total) else total / runs
         totals = self._totals[phase].get(key)
         if totals is not None and phase:
-            breakdown = kernel_breakdown.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
+            breakdown = kernels.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
         if totals is None or breakdown is None:
             return None
         if value.subject == "most_launched":
@@ -458,7 +457,7 @@ def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
     Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:
     `plain`, else the first that recorded any.
     """
-    profilers: Sequence[str] = ("plain", *kernel_breakdown.PREFERENCE)
+    profilers: Sequence[str] = ("plain", *kernels.PREFERENCE)
     if metric.startswith(OF_ITS_PROCESS):
         profilers = [name for name in profilers if name in index.recorders.get(metric, ())][:1]
     for profiler in profilers:

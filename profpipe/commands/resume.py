@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.results import folders
-    from profpipe.runner import own_runs
+    from profpipe.runner import fingerprint
 
     args.sbatch, program = arguments.split_sbatch(args.program)
     if program is not None:
@@ -50,10 +50,10 @@ def main(args: argparse.Namespace) -> int:
     if args.run is None:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
-    if link := own_runs.find_link(folder):
+    if link := fingerprint.find_link(folder):
         what = "leads out of the folder of the run, or is no regular file, and resume would write into it."
         raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
-    if doubt := own_runs.find_doubt(folder):
+    if doubt := fingerprint.find_doubt(folder):
         confirm(folder, doubt, is_trusted=args.trust)
     return finish(folder, args)
 
@@ -62,13 +62,13 @@ def _find_own(args: argparse.Namespace) -> Path:
     """Return the latest unfinished run of this user. Those of others must be named."""
     from profpipe.config.yaml import shown
     from profpipe.results import folders
-    from profpipe.runner import own_runs
+    from profpipe.runner import fingerprint
 
     if args.trust:
         raise ConfigError("--trust", "is for a run that you name.", "profpipe resume RUN --trust")
     others: list[Path] = []
     for folder in folders.list_unfinished(args.out):
-        if not own_runs.find_doubt(folder) and own_runs.find_link(folder) is None:
+        if not fingerprint.find_doubt(folder) and fingerprint.find_link(folder) is None:
             for other in others:
                 print(f"profpipe: left out {shown(other)}, which this user did not make here.", file=sys.stderr)
             return folder
@@ -153,20 +153,17 @@ def _allow_further_pairs(known: Session, most: int) -> None:
     Raises ConfigError where the run has no pairs.
     """
     from profpipe.analysis import pairs
-    from profpipe.results.pair_blocks import Block
+    from profpipe.results import pair_blocks
 
     settings = known.manifest.ab
     if settings is None:
         raise ConfigError("--more", f"is for a run of `profpipe ab`, and {known.folder.name} is none.")
-    allowed = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
-    is_open = bool(pairs.choose_again(known.data, allowed, Block.FURTHER)) and _is_longer(settings.more, most)
-    known.manifest = replace(allowed, ended=None) if known.is_complete and is_open else allowed
-
-
-def _is_longer(before: int, most: int) -> bool:
-    from profpipe.results import pair_blocks
-
-    return len(pair_blocks.looks(most)) > len(pair_blocks.looks(before))
+    is_complete = known.is_complete
+    known.manifest = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
+    has_more_looks = len(pair_blocks.looks(most)) > len(pair_blocks.looks(settings.more))
+    undecided = pairs.choose_again(known.data, known.manifest, pair_blocks.Block.FURTHER)
+    if is_complete and has_more_looks and undecided:
+        known.manifest = replace(known.manifest, ended=None)
 
 
 def _why_no_pairs(known: Session) -> str:

@@ -43,13 +43,11 @@ def junit(findings: PairFindings, name: str) -> str:
     failure with ``--inconclusive fail``.
     """
     root = ElementTree.Element("testsuites", name=name)
-    gates = findings.gates or (None,) * len(findings.cases)
-    judged = list(zip(findings.cases, gates, strict=True))
     for workload in dict.fromkeys(case.workload for case in findings.cases):
         suite = ElementTree.SubElement(root, "testsuite", name=workload)
-        for case, gate in judged:
+        for case in findings.cases:
             if case.workload == workload:
-                _add_test(suite, case, _outcome(case, gate, findings.undecided))
+                _add_test(suite, case, _outcome(case, findings.undecided))
         suite.set("tests", str(len(suite)))
         for outcome, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             suite.set(attribute, str(len(suite.findall(f"testcase/{outcome}"))))
@@ -66,12 +64,12 @@ def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None
     ElementTree.SubElement(test, "system-out").text = write_verdict(case)
 
 
-def _outcome(case: CaseVerdict, gate: Gate | None, undecided: Undecided) -> str | None:
-    if gate is Gate.FAILED or (gate is Gate.UNDECIDED and undecided is Undecided.FAIL):
+def _outcome(case: CaseVerdict, undecided: Undecided) -> str | None:
+    if case.gate is Gate.FAILED or (case.gate is Gate.UNDECIDED and undecided is Undecided.FAIL):
         return "failure"
     if case.failure and case.failure.status in FAILED:
         return "error"
-    if gate is Gate.UNDECIDED or case.judgement is None:
+    if case.gate is Gate.UNDECIDED or case.judgement is None:
         return "skipped"
     return None
 

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from profpipe.analysis import verdict
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Measure, WorkloadFindings
+from profpipe.analysis.case_index import Measure
+from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
@@ -107,7 +108,7 @@ def _case(
         "kernels": _kernels(case),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
         "flags": list(case.marks),
-        "grades": {name: grade.value for name, grade in workload.targets.grades(case.id).items()},
+        "grades": {name: grade.value for name, grade in case.grades.items()},
     }
 
 
@@ -153,7 +154,6 @@ def verdict_document(
     """Return everything that is known of the verdicts of an `ab` run as plain values. An unknown value is None."""
     assert run.ab is not None
     kernels = _verdict_kernels(data)
-    gates = [gate.value for gate in findings.gates] if findings.gates else [None] * len(findings.cases)
     statuses = data.cases.loc[data.cases["profiler"] == "plain", "status"].value_counts()
     return {
         "format": VERDICTS_FORMAT,
@@ -177,8 +177,12 @@ def verdict_document(
         "expected_false": findings.false_verdicts,
         "statuses": {str(status): int(count) for status, count in statuses.items()},
         "cases": [
-            {**case_document(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
-            for case, gate in zip(findings.cases, gates, strict=True)
+            {
+                **case_document(case),
+                "gate": case.gate and case.gate.value,
+                "kernels": kernels.get((case.workload, case.case), []),
+            }
+            for case in findings.cases
         ],
         "warnings": list(_warnings(findings, run.ab)),
     }

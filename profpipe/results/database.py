@@ -202,7 +202,7 @@ def _prepare(database: Any, path: Path) -> None:
         return
     names = sorted(name for kind, name in found if kind == "table")
     runs = found.get(("table", "runs")) or ""
-    if not all(name in runs for name in ("run", "name", "started", "ended")):
+    if found and not all(name in runs for name in ("run", "name", "started", "ended")):
         what = f"is a database of another program: it has the tables {', '.join(names[:_MOST_NAMED])}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
     what = f"is of another version of profpipe (schema {version}; this one writes {VERSION})."

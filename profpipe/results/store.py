@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import io
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,13 +16,9 @@ import pandas as pd
 from profpipe import stdio
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, budget, schema
-from profpipe.results.manifest import FILE, Manifest
+from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
-#: Before pandas 3.1 numbers are read with an error in the last digit, and a resumed run writes again what it reads.
-_EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
-#: The last row of a table is looked for in so many bytes.
-_TAIL_BYTES = 1 << 16
 #: Which columns hold JSON: of which kind, its word, and what an empty cell stands for.
 _JSON: Mapping[str, tuple[type[dict[Any, Any]] | type[list[Any]], str, str]] = {
     "params": (dict, "mapping", "{}"),
@@ -30,11 +26,9 @@ _JSON: Mapping[str, tuple[type[dict[Any, Any]] | type[list[Any]], str, str]] = {
 }
 #: A cell that a spreadsheet would run, behind the apostrophes that texts of our own may begin with.
 _FORMULA = re.compile("'*[=+\\-@\\t\\n＝＋－＠]")
-_ESCAPE = re.compile("<U\\+([0-9A-F]{4})>")
-_LOOKS_ESCAPED = re.compile(rf"<(?={_ESCAPE.pattern[1:]})")
-#: Which cells are escaped, and which look as if they were.
-_UNSAFE = re.compile(rf"\A{_FORMULA.pattern}|{_ESCAPE.pattern}|{stdio.INVISIBLE.pattern}")
-_MAYBE_ESCAPED = re.compile(rf"\A'{_FORMULA.pattern}|{_ESCAPE.pattern}")
+_LOOKS_ESCAPED = re.compile("<(?=U\\+[0-9A-F]{4}>)")
+#: Which cells are escaped.
+_UNSAFE = re.compile(rf"\A{_FORMULA.pattern}|{_LOOKS_ESCAPED.pattern}|{stdio.INVISIBLE.pattern}")
 #: In ns these are more years than the universe has.
 _LARGEST = 1e30
 #: Units of times, sizes, rates and shares.
@@ -42,7 +36,7 @@ _UNITS = ("ns", "byte", "byte/s", "flop", "flop/s", "1/s", "Hz", "W", "J", "%")
 #: Parameters and flags of a case: an honest pipeline has some dozens, and the time of a report grows with them.
 _MOST_PARAMETERS = 1_000
 #: What pandas and the checks raise for a file that is no table of profpipe.
-_DAMAGED = (ValueError, TypeError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError)
+_DAMAGED = (ValueError, TypeError, OverflowError, RecursionError)
 _REMEDY = "Restore the file as it was written. Without a copy, start the run again."
 
 
@@ -104,13 +98,13 @@ def _write_csv(frame: pd.DataFrame, stream: BinaryIO) -> None:
     import pyarrow.csv
 
     texts = {str(name): column for name, column in frame.items() if pd.api.types.is_string_dtype(column.dtype)}
-    escaped = {name: _replaced(column, _UNSAFE, _escaped) for name, column in texts.items()}
+    escaped = {name: _escape_all(column) for name, column in texts.items()}
     pyarrow.csv.write_csv(pyarrow.Table.from_pandas(frame.assign(**escaped), preserve_index=False), stream)
 
 
-def _replaced(column: pd.Series, pattern: re.Pattern[str], replace: Callable[[str], str]) -> pd.Series:
-    """Return the column with ``replace`` of each text that ``pattern`` is found in. Distinct texts are few."""
-    changed = {text: replace(text) for text in column.unique() if isinstance(text, str) and pattern.search(text)}
+def _escape_all(column: pd.Series) -> pd.Series:
+    """Return the column with its texts escaped. Distinct texts are few."""
+    changed = {text: _escaped(text) for text in column.unique() if isinstance(text, str) and _UNSAFE.search(text)}
     return column.map(lambda text: changed.get(text, text)).astype(column.dtype) if changed else column
 
 
@@ -118,15 +112,10 @@ def _escaped(text: str) -> str:
     """Return ``text`` as a spreadsheet and a terminal show it and run nothing.
 
     An apostrophe goes before what would be a formula, and ``<U+001B>`` is a character that acts on a terminal. What
-    looks like such an escape is escaped too, so ``_unescaped`` returns the text. OWASP, "CSV Injection".
+    looks like such an escape is escaped too. OWASP, "CSV Injection".
     """
     shown = stdio.visible(_LOOKS_ESCAPED.sub("<U+003C>", text))
     return f"'{shown}" if _FORMULA.match(shown) else shown
-
-
-def _unescaped(text: str) -> str:
-    shown = text[1:] if text.startswith("'") and _FORMULA.match(text) else text
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), shown)
 
 
 def load(folder: Path) -> tuple[Tables, Manifest]:
@@ -135,101 +124,34 @@ def load(folder: Path) -> tuple[Tables, Manifest]:
     if manifest.schema_version != schema.SCHEMA_VERSION:
         what = f"was written with schema {manifest.schema_version}; this profpipe reads {schema.SCHEMA_VERSION}."
         raise ConfigError(str(folder), what)
-    _check_pipeline(folder, manifest.pipeline)
     frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.parquet", table) for table in schema.ALL}
     return Tables(**frames), manifest
 
 
-def _check_pipeline(folder: Path, document: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting of the wrong type. The analysis reads the settings as they are.
-
-    Settings that another version had or lacked are fine.
-    """
-    if not document:
-        return
-    from pydantic import ValidationError
-
-    from profpipe.config.models import Pipeline
-
-    # The published pipeline has no values of variables.
-    without_env: dict[str, Any] = {"env": {}}
-    workloads = document.get("workloads")
-    settings = {
-        name: {**own, **without_env} if isinstance(own, dict) else own
-        for name, own in (workloads.items() if isinstance(workloads, dict) else ())
-    }
-    defaults = document.get("defaults")
-    complete = {
-        **document,
-        "version": 1,
-        **({"workloads": settings} if isinstance(workloads, dict) else {}),
-        **({"defaults": {**defaults, **without_env}} if isinstance(defaults, dict) else {}),
-    }
-    wrong_at: tuple[Any, ...] | None = None
-    try:
-        read = Pipeline.model_validate(complete).model_dump(mode="json", by_alias=True)
-        wrong_at = _find_mistyped(complete, read)
-        what = "is text in the place of a number"
-    except ValidationError as error:
-        # A workload as a whole may be unlike those of this version; each of its settings must have its type.
-        wrong = [
-            each
-            for each in error.errors()
-            if each["type"].endswith(("_type", "_parsing", "literal_error"))
-            or (each["type"] == "value_error" and len(each["loc"]) > 2)
-        ]
-        if wrong:
-            wrong_at, what = wrong[0]["loc"], wrong[0]["msg"]
-    if wrong_at is not None:
-        where = ".".join(["pipeline", *map(str, wrong_at)])
-        raise ConfigError(str(folder / FILE), f"is not what profpipe wrote: {where}: {what}.", _REMEDY)
-
-
-def _find_mistyped(written: Any, read: Any, path: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-    """Return the place of a text that pydantic read as a number: the analysis reads the text."""
-    if isinstance(written, dict) and isinstance(read, dict):
-        pairs = [(key, value, read[key]) for key, value in written.items() if key in read]
-    elif isinstance(written, list) and isinstance(read, list):
-        pairs = [(index, *both) for index, both in enumerate(zip(written, read, strict=False))]
-    else:
-        return path if isinstance(written, str) and isinstance(read, (int, float)) else None
-    found = (_find_mistyped(a, b, (*path, key)) for key, a, b in pairs)
-    return next((place for place in found if place is not None), None)
-
-
 def _read(path: Path, table: schema.Table) -> pd.DataFrame:
-    # Earlier versions wrote CSV.
-    file = path if path.is_file() else path.with_suffix(".csv")
-    if not file.is_file():
+    if not path.is_file():
         if table.is_new:
             return schema.empty(table)
         raise ConfigError(str(path), "is missing.", _REMEDY)
     try:
-        with budget.limit(file):
-            return _read_parquet(path, table) if file is path else parse_csv(file, table, str(file))
+        with budget.limit(path):
+            return _read_parquet(path, table)
     except budget.TooLarge as error:
-        raise ConfigError(str(file), f"is more than profpipe reads: {error}.", _REMEDY) from None
+        raise ConfigError(str(path), f"is more than profpipe reads: {error}.", _REMEDY) from None
 
 
-def parse_csv(source: Path | bytes, table: schema.Table, where: str) -> pd.DataFrame:
-    """Return the rows of a CSV file, or of its content. Raises ConfigError, which begins with ``where``, for others."""
+def as_rows(frame: pd.DataFrame) -> str:
+    """Return the rows of a table as a JSON document of its columns and rows."""
+    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    return json.dumps({"columns": list(frame.columns), "rows": rows})
+
+
+def from_rows(rows: list[Any], table: schema.Table, where: str) -> pd.DataFrame:
+    """Return the table of the rows of ``as_rows``. Raises ConfigError, which begins with ``where``, for others."""
     try:
-        if isinstance(source, Path):
-            _check_end(source)
-        return _parse(source if isinstance(source, Path) else io.BytesIO(source), table)
+        return _checked(table, pd.DataFrame(rows, columns=table.names))
     except _DAMAGED as error:
         raise ConfigError(where, f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
-
-
-def _parse(source: Path | BinaryIO, table: schema.Table) -> pd.DataFrame:
-    # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
-    # float64 and not Float64, which pandas 2 reads through text, with an error in the last digit.
-    as_read = {"str": "object", "Float64": "float64"}
-    types = {column.name: as_read.get(column.dtype, column.dtype) for column in table.columns}
-    missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
-    frame = pd.read_csv(source, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
-    texts = [name for name, dtype in types.items() if dtype == "object" and name in frame]
-    return _checked(table, frame.assign(**{name: _replaced(frame[name], _MAYBE_ESCAPED, _unescaped) for name in texts}))
 
 
 def _checked(table: schema.Table, data: pd.DataFrame) -> pd.DataFrame:
@@ -260,20 +182,6 @@ def _read_parquet(path: Path, table: schema.Table) -> pd.DataFrame:
     except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
         remedy = "Remove it: the report is then without it." if table.is_picture else _REMEDY
         raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", remedy) from None
-
-
-def _check_end(path: Path) -> None:
-    """Raise ValueError if the file was cut: pandas reads the missing end of a row as missing values."""
-    with path.open("rb") as stream:
-        head = stream.readline()
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        tail = stream.read().decode("utf-8", "replace")
-    if tail and not tail.endswith("\n"):
-        raise ValueError("it is cut off, for its last line has no end")
-    _, separator, last = tail[:-1].rpartition("\n")
-    # With an odd number of quotes the line is the rest of a text of several lines.
-    if separator and last.count('"') % 2 == 0 and len(next(csv.reader([last]), ())) < head.count(b",") + 1:
-        raise ValueError("it is cut off, for its last row is too short")
 
 
 def _check_numbers(frame: pd.DataFrame, name: str) -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.steps import CaseSteps
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
@@ -25,7 +25,6 @@ from profpipe.report.sections import (
     memory,
     phases,
     plots,
-    ranks,
     recording,
     roofline,
     step_times,
@@ -90,7 +89,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         phases.phase_work(alone),
         agreement.agreement(alone),
         memory.memory(alone),
-        ranks.ranks(alone),
+        step_times.processes(alone),
         step_times.outliers(alone),
         _repeat(workload, case, run, raw),
     )
@@ -251,11 +250,12 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
     """Return the command of the run with the parameters of one case; empty where no command is known."""
     if not run.command or run.ab is not None:
         return []
-    axes = run.workload(workload).get("matrix") or {}
+    declared = run.workload(workload)
+    axes = declared.matrix if declared else {}
     params = {name: case.params[name] for name, values in axes.items()
-              if name in case.params and isinstance(values, list) and len(values) > 1}  # fmt: skip
+              if name in case.params and len(values) > 1}  # fmt: skip
     chosen = [f"{name}={'null' if value is None else shown(value)}" for name, value in params.items()]
-    several = len((run.pipeline.get("workloads") or {}).keys()) > 1
+    several = run.pipeline is not None and len(run.pipeline.workloads) > 1
     options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
     at = run.command.index("--") if "--" in run.command else len(run.command)
     return [*run.command[:at], *options, *run.command[at:]]

@@ -1,12 +1,13 @@
-"""Every number of each case: times by shape, rates, memory, error, clocks."""
+"""Every number of each case: times by shape, rates, memory, clocks, errors and their tolerance, and targets."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from profpipe.analysis.cases import in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import Axes, CaseResult, Grade, Shape, Target, WorkloadFindings
+from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
+from profpipe.analysis.findings import CaseResult, Grade, Shape, Target, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
@@ -341,12 +342,11 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
 
     The largest shape is on the short page, the other cases of ``part`` (the shapes shown in full) on the long one.
     """
-    own = workload.targets
     largest = list(workload.largest.timed) if workload.largest else []
     ids = {case.id for case in largest}
     others = [case for case in part.cases if case.time and case.id not in ids]
     title = in_words(largest[0].shape) if largest and others else ""
-    counts = doc.Bullets(tuple(_counts(workload, name, target) for name, target in own.targets.items()))
+    counts = doc.Bullets(tuple(_counts(workload, name, target) for name, target in workload.targets.items()))
     # The cases of the short page have one shape, which the title names: they differ in the compared value alone.
     first, second = (
         grades_by_case(workload, largest, title, workload.compare),
@@ -361,12 +361,12 @@ def _counts(workload: WorkloadFindings, name: str, target: Target) -> doc.Text:
     title, unit, needs = _QUANTITIES[name]
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
-    grades = [workload.targets.grade(case.id, name) for case in workload.cases if case.time]
-    known = [grade for grade in grades if grade is not None]
+    timed = [case for case in workload.cases if case.time]
+    known = [case.grades[name] for case in timed if name in case.grades]
     if not known:
         return fill(f"{{}}: {limits}. No case has a value: it {needs}.", doc.Strong(title))
     counts = ", ".join(f"{known.count(grade)} {grade.value}" for grade in Grade if grade in known)
-    missing = len(grades) - len(known)
+    missing = len(timed) - len(known)
     without = f"; {missing} without a value" if missing else ""
     return fill(f"{{}} ({limits}): of {plural(len(known), 'case')} {counts}{without}.", doc.Strong(title))
 
@@ -375,19 +375,16 @@ def grades_by_case(
     workload: WorkloadFindings, cases: Sequence[CaseResult], title: str, compare: str | None = None
 ) -> doc.Table:
     """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
-    own = workload.targets
-    columns = [doc.label("case", compare or "case")]
-    columns += [doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")) for name in own.targets]
-    name_of = variant_text if compare else case_text
-    rows = [(name_of(case), *_cells(workload, case)) for case in cases if own.values.get(case.id)]
-    return doc.make_table("targets", columns, rows, title)
 
+    def reached(case: CaseResult, name: str) -> doc.Cell | None:
+        if name not in case.grades:
+            return None
+        grade, unit = case.grades[name], RATIO if name == "speedup" else None
+        return doc.Cell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
 
-def _cells(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Cell | None]:
-    for name in workload.targets.targets:
-        grade, value = workload.targets.grade(case.id, name), workload.targets.values[case.id].get(name)
-        if grade is None or value is None:
-            yield None
-        else:
-            unit = RATIO if name == "speedup" else None
-            yield doc.Cell(value, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
+    columns: doc.Columns[CaseResult] = [
+        (doc.label("case", compare or "case"), variant_text if compare else case_text),
+        *((doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
+           functools.partial(reached, name=name)) for name in workload.targets),
+    ]  # fmt: skip
+    return doc.table_of("targets", [case for case in cases if case.reached], columns, title)

@@ -6,16 +6,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Limiter, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, fill, literal, names, percent, plural, share_cell, variant_text
-from profpipe.report.sections import ranks
+from profpipe.report.labels import (
+    case_text,
+    fill,
+    literal,
+    means_note,
+    names,
+    percent,
+    plural,
+    share_cell,
+    variant_text,
+)
+from profpipe.report.selection import main_cases
 from profpipe.report.units import MISSING, number, size_unit, time_unit
-
-#: A longer table of a workload without a comparison is divided into the largest shape and the other cases.
-_LONG = 24
 
 _LIMITERS = {Limiter.HOST: "the host", Limiter.COMPUTE: "arithmetic", Limiter.MEMORY: "memory"}
 
@@ -25,9 +32,7 @@ _UNDECLARED = (("bytes", "memory", "FLOP/s"), ("FLOPs", "arithmetic", "bytes/s")
 
 def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return the limits of ``part``, the shapes that are shown in full: the largest shape's on the short page."""
-    largest = list(workload.largest.cases) if workload.largest else []
-    if not workload.compare and len(workload.cases) <= _LONG:
-        largest = list(workload.cases)
+    largest, _ = main_cases(workload)
     largest_ids = {case.id for case in largest}
     others = [case for case in part.cases if case.id not in largest_ids]
     is_one_shape = len({case.shape for case in largest}) == 1
@@ -117,7 +122,7 @@ def _definition(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> str:
 
 def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield the conditions and the gaps of the tables."""
-    means = ranks.means_note(workload)
+    means = means_note(workload)
     if means:
         yield fill("{} The GPU time is therefore that of the call.", means)
     limited = [case for case in workload.cases if case.limit.limited_by]

@@ -1,4 +1,7 @@
-"""The tables that the pipeline file requests (`tables:`)."""
+"""The tables and the plots that the pipeline file requests (`tables:`, `plots:`).
+
+A plot has a chart for each value, and a line for each combination of the line axes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import Cell, Grid, NoValue, Study
 from profpipe.analysis.grouping import grouped
-from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
+from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of

@@ -1,4 +1,4 @@
-"""The page of an `ab` run: the verdict on each case, the gate, and what the two sides are."""
+"""The page of an `ab` run: verdicts, the gate, the two sides, the differences as a forest plot, and a page a case."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
         words = f"The first {pair_blocks.TRIAL} pairs of {{}} scattered. The later ones are longer and alone count."
         yield fill(words, doc.join(list(map(doc.Code, settings.longer))))
     # With a gate, a case that passes it gets no further pairs.
-    candidates = findings.open if findings.gates else findings.cases
+    candidates = findings.open if findings.percent is not None else findings.cases
     # The option counts the further pairs that exist too.
     offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
     may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
@@ -270,7 +270,7 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     if further := [case for case in cases if case.further_pairs]:
         sentences.append("Further pairs: the pairs behind the verdict of a case that was undecided.")
         # A process of a command runs the program once.
-        if any(not run.workload(case.workload).get("command") for case in further):
+        if any(not run.is_command(case.workload) for case in further):
             sentences.append(
                 f"A process visits such a case up to {pair_blocks.VISITS} times, and its time is the mean of the"
                 " medians of these visits."
@@ -286,7 +286,7 @@ def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     """Return what the times are of: ``a step``, ``a call``, ``the whole process``, or several of these."""
     kinds = dict.fromkeys(
         "the whole process" if case.metric == PROCESS_WALL
-        else "a step" if run.workload(case.workload).get("command")
+        else "a step" if run.is_command(case.workload)
         else "a call"
         for case in cases
     )  # fmt: skip
@@ -414,7 +414,7 @@ def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]
 
 
 def _page(findings: PairFindings, case: CaseVerdict, run: Manifest) -> doc.Section:
-    alone = replace(findings, cases=(case,), gates=())
+    alone = replace(findings, cases=(case,))
     parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
     why = kernel_differences.explain(case)
     blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []

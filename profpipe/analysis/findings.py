@@ -1,0 +1,727 @@
+"""The findings of the analysis as plain values, without wording.
+
+Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, Final
+
+from profpipe.analysis.case_index import Basis, Measure
+from profpipe.analysis.cases import Axes
+from profpipe.analysis.kernels import (
+    Counters,
+    HostPhase,
+    KernelBreakdown,
+    KernelRow,
+    Memory,
+    Phase,
+    PhaseWork,
+    SwitchCost,
+)
+from profpipe.analysis.steps import StepFindings
+from profpipe.analysis.timeline import CaseTimeline
+from profpipe.config.quantities import StudyValue
+from profpipe.job import Status
+from profpipe.measure.tolerance import Verdict
+from profpipe.results.tasks import TaskState
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+#: Up to this difference two times are the same: events resolve 0.5 us, and clocks move by a percent or two.
+CLOSE = 0.03
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A cause, such as ``launch gaps``, and its numbers by name.
+
+    Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
+    """
+
+    cause: str
+    numbers: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One profiler's time per call of a case, and its difference to the reference.
+
+    ``difference`` is None for the reference, and where no kernel is common to both. ``covered`` is the share of the
+    reference's kernel time that the comparison is over. ``is_unexplained``: the difference is too large to pass and
+    ``reasons`` explain it in part or not at all.
+    """
+
+    profiler: str
+    ns: float
+    difference: float | None = None
+    reasons: tuple[Reason, ...] = ()
+    is_unexplained: bool = False
+    covered: float = 1.0
+
+    @property
+    def is_close(self) -> bool:
+        return self.difference is not None and abs(self.difference) <= CLOSE
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The times of one case by profiler; the first figure is the ``reference`` that the others are compared with."""
+
+    case: str
+    reference: str
+    figures: tuple[Figure, ...]
+
+
+# --- studies ----------------------------------------------------------------------------------------------------------
+
+
+class NoValue(str, Enum):
+    """Why a case that ran has no value. Other cells without a value hold the status of their case."""
+
+    INACCURATE = "inaccurate"
+    UNCHECKED = "unchecked"
+    BASELINE_INACCURATE = "baseline inaccurate"
+    BASELINE_UNCHECKED = "baseline unchecked"
+    BASELINE_ELSEWHERE = "baseline on an unlike node"
+    UNFUSED = "unfused"
+    IN_GRAPHS = "inside CUDA graphs"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in its stored unit, or a word; without either, ``missing`` is a status or a ``NoValue``."""
+
+    value: float | str | None = None
+    missing: str = ""
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table: ``cells`` by row and column; None where the pipeline file has no such case.
+
+    ``others`` are the values of the axes that the table does not name. A row or a column has a value for each axis.
+    ``skipped`` are the numbers of rows and columns that are left out, because all their cases were skipped.
+    """
+
+    others: Axes
+    rows: tuple[tuple[Any, ...], ...]
+    columns: tuple[tuple[Any, ...], ...]
+    cells: tuple[tuple[Cell | None, ...], ...]
+    skipped: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
+
+    Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
+    lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
+    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
+    """
+
+    title: str
+    values: tuple[StudyValue, ...]
+    phases: tuple[str, ...]
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    note: str = ""
+    #: Whether it opens the page, above the headline.
+    is_first: bool = False
+    is_plot: bool = False
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+    requested_units: tuple[str, ...] = ()
+    requested_profiler: str | None = None
+    grids: tuple[Grid, ...] = ()
+    has_cases: bool = True
+    #: The number of grids that are left out because all their cases were skipped.
+    skipped_grids: int = 0
+    #: The values that no case has though some ran, and why cells lack them. A table leaves them out, a plot does not.
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: The requested ranges in which no case has anything.
+    empty_phases: tuple[str, ...] = ()
+    #: The flags of all cases, where there are several.
+    shared_flags: tuple[str, ...] = ()
+    #: The axes that have one value in all cells.
+    fixed: Axes = ()
+    #: The stored unit of each value.
+    units: Mapping[str, str] = field(default_factory=dict)
+    #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
+    row_unit: str | None = None
+    basis: Basis | None = None
+    kernel_profiler: str | None = None
+    #: Whether kernel times are per call, and of the operators of a CPU.
+    is_per_call: bool = True
+    is_cpu: bool = False
+    #: Whether profilers are an axis: then each has its times, plain of calls and the others of their kernels.
+    is_by_profiler: bool = False
+    #: The compared axis, and the values that baselines have on it.
+    compare: str | None = None
+    baselines: tuple[Any, ...] = ()
+    #: By axis, the number of cases that are left out because they have no value on it.
+    cases_without_axis: Mapping[str, int] = field(default_factory=dict)
+    #: By measure, the tolerance of the results, where all workloads have the same.
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    #: Whether a case leaves out a part of the work that its FLOP/s count.
+    has_sparse_cases: bool = False
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
+        return (*self.row_axes, *self.column_axes)
+
+    def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
+        """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
+        for grid in self.grids if grids is None else grids:
+            for row, cells in zip(grid.rows, grid.cells, strict=True):
+                for column, cell in zip(grid.columns, cells, strict=True):
+                    yield self.place(row, column), self.value_at(row, column), cell
+
+    def place(self, row: Sequence[Any], column: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip((*self.row_axes, *self.column_axes), (*row, *column), strict=True))
+
+    def value_at(self, row: Sequence[Any], column: Sequence[Any]) -> StudyValue:
+        name = self.place(row, column).get("value")
+        return next((value for value in self.values if value.name == name), self.values[0])
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+class Grade(str, Enum):
+    """What a value is beside its target."""
+
+    GOOD = "good"
+    FAIR = "fair"
+    POOR = "poor"
+
+
+@dataclass(frozen=True)
+class Target:
+    """From ``good`` on a value is good, below ``poor`` it is poor; without ``poor`` none is."""
+
+    good: float
+    poor: float | None = None
+
+    def judge(self, value: float) -> Grade:
+        """Return the grade of ``value``, which has the unit of the target."""
+        if value >= self.good:
+            return Grade.GOOD
+        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+#: The share of the kernel time below which kernels without a class change no conclusion.
+_LEAST_BLUR: Final = 0.01
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Cases without a result that ended alike. ``logs`` are relative to the run.
+
+    ``is_whole_workload``: these are all cases of the workload. ``is_after_cases``: a job failed after its last case,
+    and there are no ``cases``. ``is_cut_off``: the run was killed while the job ran, so some of the cases may have been
+    measured and not read yet.
+    """
+
+    workload: str
+    status: Status
+    reason: str
+    profilers: tuple[str, ...]
+    cases: tuple[str, ...]
+    is_whole_workload: bool = False
+    logs: tuple[str, ...] = ()
+    is_after_cases: bool = False
+    is_cut_off: bool = False
+    #: Set where tasks of a cluster lack the cases: why, and the nodes on which they stopped.
+    task_state: TaskState | None = None
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The kernel family that a case requests, and the families that ran, most time first.
+
+    ``is_pytorch_copy``: PyTorch's build of the family ran.
+    """
+
+    workload: str
+    case: str
+    requested: str
+    found: tuple[str, ...]
+    is_met: bool
+    is_pytorch_copy: bool = False
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The share of kernel time that a rule classifies, and the largest names without a class: (name, share).
+
+    ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires; ``attention`` the share
+    of attention where a case requests a kernel family, else None.
+    """
+
+    workload: str
+    profiler: str
+    kind: str
+    classified: float
+    largest: tuple[tuple[str, float], ...] = ()
+    minimum: float | None = None
+    attention: float | None = None
+
+    @property
+    def is_too_low(self) -> bool:
+        return self.minimum is not None and self.classified < self.minimum
+
+    @property
+    def blurs_attention(self) -> bool:
+        """True if kernels without a class, 1 % of the time or more, could change attention's share by a tenth."""
+        return self.attention is not None and 1 - self.classified >= max(_LEAST_BLUR, self.attention / 10)
+
+
+@dataclass(frozen=True)
+class Unattributed:
+    """Kernel time of a profiler outside every case; ``flush_ns`` of it is the cache flush of the harness.
+
+    ``has_setup``: the capture of a run of profpipe holds set-up and warm-up of the cases too.
+    """
+
+    workload: str
+    profiler: str
+    ns: float
+    share: float
+    flush_ns: float = 0.0
+    has_setup: bool = False
+
+    @property
+    def unexplained(self) -> float:
+        """The share of all kernel time outside every case that is neither set-up nor flush."""
+        if self.has_setup:
+            return 0.0
+        return self.share * (1 - self.flush_ns / self.ns) if self.ns else 0.0
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """How many launches two profilers recorded of the ``cases`` of a workload that both captured.
+
+    ``number`` is the first one's: of all iterations, or of one where ``is_per_iteration`` because the profilers
+    recorded different numbers of iterations. In ``same_by_kernel`` cases every kernel has the same count.
+    ``differing`` are the cases with another total: (case, the first one's count, the second one's).
+    """
+
+    workload: str
+    profilers: tuple[str, str]
+    number: float
+    is_per_iteration: bool
+    cases: int
+    same_by_kernel: int
+    differing: tuple[tuple[str, float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedCase:
+    """A timed case of a workload: its parameters that vary there, and its median time."""
+
+    workload: str
+    case: str
+    ns: float
+    axes: tuple[tuple[str, Any], ...] = ()
+
+
+#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
+OVERHEAD = 0.10
+
+#: Up to this multiple of the lowest peak memory, cases count as needing the same.
+_AS_MUCH = 1.01
+
+#: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
+_AS_LONG = 0.9
+
+
+class Iteration(str, Enum):
+    """What the kernel times of a workload are of."""
+
+    CALL = "call"  # a measured call of a script
+    STEP = "step"  # a steady step of a program
+    PROCESS = "process"  # a command without steps, from its start to its end
+    CAPTURE = "capture"  # a file with an unknown number of iterations
+
+
+class Limiter(str, Enum):
+    """What keeps a call from being faster."""
+
+    HOST = "host"  # issuing the call takes longer than running it
+    COMPUTE = "compute"  # more FLOP per byte than the ridge of the roofline
+    MEMORY = "memory"  # fewer
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of a call; ``limited_by`` is None where it is unknown.
+
+    ``flops_share`` and ``bandwidth_share`` are the shares of the machine's rates that the call reaches. ``issue_ns``
+    is the host's time to issue it, ``gpu_ns`` the GPU's time to run it. ``intensity`` and ``ridge`` are FLOP per byte.
+    ``dram_bytes`` is the DRAM traffic that ncu measured. ``dtypes`` are the data types of the rates, where these are
+    not the type that the case names.
+    """
+
+    limited_by: Limiter | None = None
+    flops_share: float | None = None
+    issue_ns: float | None = None
+    gpu_ns: float | None = None
+    intensity: float | None = None
+    dram_bytes: float | None = None
+    bandwidth_share: float | None = None
+    dtypes: tuple[str, ...] = ()
+    ridge: float | None = None
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: its place in the comparison, and its numbers."""
+
+    id: str
+    params: Mapping[str, Any]
+    variant: str
+    shape: Axes
+    marks: tuple[str, ...] = ()
+    #: The status of a case without a time.
+    outcome: str = ""
+    time: Measure | None = None
+    breakdown: KernelBreakdown | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    tflops: float | None = None
+    of_peak_flops: float | None = None
+    gbytes_per_s: float | None = None
+    of_peak_bytes: float | None = None
+    speedup: float | None = None
+    is_baseline: bool = False
+    #: Why there is no speed-up over the baseline: its result is ``inaccurate`` or ``unchecked``.
+    baseline_mark: str = ""
+    #: The flags that not every timed case of the workload has.
+    unshared_marks: tuple[str, ...] = ()
+    #: The speed-up from the kernel times of one profiler, whatever the basis of ``time``.
+    kernel_speedup: float | None = None
+    limit: Limit = Limit()
+    #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
+    accuracy: Verdict | None = None
+    #: What a timed case reaches of the quantities that have a target, and its grades. Quantities: ``tflops`` in
+    #: TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
+    reached: Mapping[str, float] = field(default_factory=dict)
+    grades: Mapping[str, Grade] = field(default_factory=dict)
+
+    @property
+    def ns(self) -> float | None:
+        """The time of the case; None without one."""
+        return self.time.ns if self.time else None
+
+    @property
+    def tflops_best(self) -> float | None:
+        """TFLOP/s of the shortest sample."""
+        if self.tflops is None or self.time is None or not self.time.lowest:
+            return None
+        return self.tflops * self.time.ns / self.time.lowest
+
+    @property
+    def peak_memory(self) -> float | None:
+        """The most bytes that PyTorch had allocated on the GPU."""
+        return self.values.get("peak_allocated")
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of the case and no kernel."""
+        return self.breakdown is not None and self.breakdown.kind == "cpu_op"
+
+    @property
+    def idle_share(self) -> float | None:
+        return self.breakdown.idle_share if self.breakdown else None
+
+    @property
+    def is_disqualified(self) -> bool:
+        """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
+        return self.accuracy is not None and bool(self.accuracy.mark)
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if the case leaves out a part of the work that ``tflops`` counts."""
+        return "flops_effective" in self.values and bool(self.values.get("flops"))
+
+    @property
+    def tflops_done(self) -> float | None:
+        """TFLOP/s of the work that is done; for sparse work less than ``tflops``."""
+        if self.tflops is None or not self.is_sparse:
+            return self.tflops
+        return self.tflops * self.values["flops_effective"] / self.values["flops"]
+
+
+class WinVerdict(str, Enum):
+    """Whether the fastest case of a shape may be called that."""
+
+    CLEAR = "clear"
+    TIE = "tie"  # the 95 % interval of another case overlaps
+    INCONCLUSIVE = "inconclusive"  # a mark could have made the win
+    UNOPPOSED = "unopposed"  # no other case has a time
+
+
+class DoubtCause(str, Enum):
+    """Why the lowest time is not called the fastest. The first three are about what a case ran."""
+
+    NO_KERNELS = "no_kernels"  # a profiler saw no kernel of the case
+    WRONG_KERNELS = "wrong_kernels"  # kernels of another family ran
+    CONTRADICTED = "contradicted"  # the same case took a different time in another workload
+    NOT_COMPARED = "not_compared"  # no result was compared with the reference
+    INACCURATE = "inaccurate"  # no case is accurate; the flag is that of the lowest time
+    FLAGGED = "flagged"  # flags of the case could have made the lead
+    NO_INTERVAL = "no_interval"  # the same, and its time has no 95 % interval
+    ONE_SAMPLE = "one_sample"  # how far the time varies is unknown
+    MAY_BE_FASTER = "may_be_faster"  # the cases waited for another process: their own times may be lower than the best
+    CLOCKS = "clocks"  # the SM clocks of two cases, in Hz, could explain the lead of the first
+    UNLIKE_NODES = "unlike_nodes"  # the cases ran on nodes of a cluster that differ
+    NODE_SPREAD = "node_spread"  # the nodes of the two cases vary by as much as the lead, or by an unknown share
+
+
+@dataclass(frozen=True)
+class NodeSpread:
+    """How far the times of ``case`` on like ``nodes`` lie apart: the longest over the shortest, minus 1."""
+
+    case: str
+    ratio: float
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason why the lowest time is not called the fastest, and the cases, flags and clocks that it is about.
+
+    ``differences`` has each fact in which nodes differ, with its values. ``spread`` is None where it is not known.
+    """
+
+    cause: DoubtCause
+    variants: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    clocks_hz: tuple[float, ...] = ()
+    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    spread: NodeSpread | None = None
+
+
+@dataclass(frozen=True)
+class Win:
+    """The fastest case of a shape, and whether it may be called that.
+
+    ``doubts`` are the reasons of an inconclusive verdict, the most important one first. Cases whose result is outside
+    the tolerance take no part; ``disqualified`` are those of them with a lower time than the best. ``tied`` are the
+    best and the cases whose 95 % intervals overlap the best one's.
+    """
+
+    best: CaseResult
+    second: CaseResult | None
+    verdict: WinVerdict
+    doubts: tuple[Doubt, ...] = ()
+    disqualified: tuple[CaseResult, ...] = ()
+    tied: tuple[CaseResult, ...] = ()
+
+    @property
+    def lead(self) -> float:
+        """The time of the next case over that of the best; 1 without a next case."""
+        return self.second.ns / self.best.ns if self.second and self.second.ns and self.best.ns else 1.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All cases that differ only in the compared axis; the fastest first, those without a time last."""
+
+    axes: Axes
+    cases: tuple[CaseResult, ...]
+    switch_costs: tuple[SwitchCost, ...] = ()
+    win: Win | None = None
+
+    @property
+    def timed(self) -> tuple[CaseResult, ...]:
+        return tuple(point for point in self.cases if point.time is not None)
+
+    @property
+    def fastest(self) -> CaseResult | None:
+        """The case with the lowest time of those that are not disqualified."""
+        return next((point for point in self.timed if not point.is_disqualified), None)
+
+    @property
+    def lowest_memory(self) -> tuple[CaseResult, ...]:
+        """The cases with the lowest peak memory of those that may win; empty where all have the same.
+
+        Peaks within 1 % count as the same: allocators round sizes up.
+        """
+        known = [case for case in self.timed if case.peak_memory and not case.is_disqualified]
+        lowest = min((case.peak_memory or 0.0 for case in known), default=0.0)
+        found = tuple(case for case in known if (case.peak_memory or 0.0) <= _AS_MUCH * lowest)
+        return found if len(found) < len(known) else ()
+
+    @property
+    def baseline(self) -> CaseResult | None:
+        return next((point for point in self.cases if point.is_baseline), None)
+
+    @property
+    def size(self) -> float:
+        """The product of the numbers; without any (``size small``), the FLOPs of a call.
+
+        Numbers below 1 (``dropout 0.1``, or 0 for a default) do not count.
+        """
+        numbers = [v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        if numbers:
+            return math.prod((max(number, 1.0) for number in numbers), start=1.0)
+        return max((point.values.get("flops") or 1.0 for point in self.cases), default=1.0)
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
+
+    ``numbers`` are by metric, in ns, bytes and %: time, memory and errors without a profiler, and the communication
+    and its overlap with computation under ``profiler``.
+    """
+
+    case: str
+    name: str
+    numbers: Mapping[str, float]
+    profiler: str = ""
+
+
+@dataclass(frozen=True)
+class WorkloadFindings:
+    """The findings of one workload or one ingested file."""
+
+    name: str
+    #: Parameters with one value.
+    fixed: Axes
+    compare: str | None
+    baseline: Mapping[str, Any]
+    basis: Basis | None
+    kernel_profiler: str | None
+    shapes: tuple[Shape, ...]
+    #: Launches by profiler, also of those without a time.
+    launches: Mapping[str, int] = field(default_factory=dict)
+    #: Launches without a time, by case and profiler.
+    untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    #: Values of the compared axis, in the order in which the cases were planned.
+    variants: tuple[str, ...] = ()
+    #: Flags that every timed case has.
+    shared_marks: tuple[str, ...] = ()
+    requested_samples: int | None = None
+    top: tuple[KernelRow, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    phase_work: tuple[PhaseWork, ...] = ()
+    #: Of cases without kernels.
+    host_phases: tuple[HostPhase, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    steps: StepFindings = field(default_factory=StepFindings)
+    timelines: tuple[CaseTimeline, ...] = ()
+    iteration: Iteration = Iteration.CALL
+    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
+    recorded_after_s: float = 0.0
+    recorded_for_s: float | None = None
+    ranks: tuple[RankResult, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
+    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
+    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    counters: tuple[Counters, ...] = ()
+    #: How many kernels of a case the report shows; None where the pipeline file does not say.
+    top_kernels: int | None = None
+    #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
+    ncu_targets: Mapping[str, float] = field(default_factory=dict)
+    #: What the pipeline file expects of a case, by quantity.
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
+    ridges: Mapping[str, float] = field(default_factory=dict)
+    rates_from: str = ""
+    #: True if the rates were measured on such a machine, not computed from its data sheet.
+    rates_measured: bool = False
+    #: The maximum SM clock of the GPU in Hz.
+    highest_clock: float | None = None
+    #: How far the nodes of a cluster lie apart; None where no case ran on several of them.
+    node_spread: NodeSpread | None = None
+    #: The largest error allowed, by measure; empty without a tolerance.
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cases(self) -> tuple[CaseResult, ...]:
+        return tuple(point for shape in self.shapes for point in shape.cases)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of a case and no kernel."""
+        return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def slowed_cases(self) -> set[str]:
+        """The cases whose loop the profiler of the kernels has made far slower."""
+        return {case for (case, name), share in self.overheads.items()
+                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
+
+    @property
+    def varying_shape(self) -> tuple[str, ...]:
+        """The names of the shapes' axes."""
+        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
+
+    @property
+    def is_per_call(self) -> bool:
+        """True if kernel times are per call, not of a step or of everything."""
+        return self.iteration is Iteration.CALL
+
+    @cached_property
+    def largest(self) -> Shape | None:
+        """The shape with the largest ``size``; of equals the one with most timed cases, then the longest."""
+        ranks = [(shape.size, len(shape.timed)) for shape in self.shapes]
+        highest = max(ranks, default=None)
+        equals = [shape for shape, rank in zip(self.shapes, ranks, strict=True) if rank == highest]
+        times = [max((case.time.ns for case in shape.timed if case.time), default=0.0) for shape in equals]
+        return next((s for s, ns in zip(equals, times, strict=True) if ns >= _AS_LONG * max(times)), None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All findings of a run."""
+
+    workloads: tuple[WorkloadFindings, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    #: Cases that a run which has not ended has no row of.
+    pending: tuple[NotRun, ...] = ()
+    has_ended: bool = True
+    expectations: tuple[Expectation, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    unattributed: tuple[Unattributed, ...] = ()
+    #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
+    unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    launch_counts: tuple[LaunchCounts, ...] = ()
+    #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
+    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
+    #: The tables and the plots that the pipeline file names.
+    studies: tuple[Study, ...] = ()
+    plots: tuple[Study, ...] = ()
+
+    def cases_of(self, workload: str) -> dict[str, CaseResult]:
+        """Return the cases of a workload by id; empty where no workload has this name."""
+        return {case.id: case for each in self.workloads if each.name == workload for case in each.cases}
+
+    @property
+    def case_count(self) -> int:
+        return sum(1 for workload in self.workloads for point in workload.cases if point.id)
+
+    @property
+    def failed(self) -> bool:
+        """True if a case failed, or an expectation or the required coverage was not met."""
+        return self.is_unmet or any(group.status not in ("ok", "skipped") for group in self.not_run)
+
+    @property
+    def is_unmet(self) -> bool:
+        """True if an expectation of a workload, or the coverage that the pipeline requires, was not met."""
+        return any(not e.is_met for e in self.expectations) or any(c.is_too_low for c in self.coverage)

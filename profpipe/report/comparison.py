@@ -1,0 +1,495 @@
+"""The result of ``profpipe compare``, as text and as the JSON document that docs/verdicts.md describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from profpipe.analysis.compare_recordings import Extent, RecordingChange, RecordingComparison, Side, name_of
+from profpipe.analysis.compare_runs import Change, Comparison, GateCause
+from profpipe.analysis.history import FEWEST_RUNS
+from profpipe.analysis.kernel_differences import KernelDifference
+from profpipe.analysis.kernels import COPIES
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.steps import StepPart
+from profpipe.analysis.verdict import Gate
+from profpipe.job import count_cases
+from profpipe.report import document as doc, results_json
+from profpipe.report.labels import duration, fill, literal, plural
+from profpipe.report.sections.kernel_differences import kernel_rows
+from profpipe.report.sections.steps import PART_NAMES, class_label, classes
+from profpipe.report.text import column_width, write_section
+from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
+
+#: What a difference of two runs is worth, by whether it is beyond the noise.
+_NOTES: Final = {True: "  beyond the noise", False: "  within the noise", None: "  no verdict"}
+
+
+def text(found: Comparison | RecordingComparison) -> str:
+    """Return one line for each case, what hinders a verdict, and one line for each difference between the runs.
+
+    Of recordings, return the parts and the kernels of their differences.
+    """
+    if isinstance(found, RecordingComparison):
+        return "\n\n".join(filter(None, map(write_section, sections(found))))
+    same = "is the same" if found.changed_params else "has a time"
+    lines = _run_table(found.changes) if found.changes else [f"No case {same} in both runs."]
+    lines += missing(found)
+    if any(change.is_beyond_noise is None for change in found.changes):
+        lines.append(
+            "no verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
+            f" {FEWEST_RUNS} runs of the same code in this results folder show it. `profpipe ab` needs none."
+        )
+    return "\n".join([*lines, *differences(found)])
+
+
+def missing(found: Comparison) -> Iterator[str]:
+    """Yield the cases that have a time in A alone."""
+    yield from (f"{name}: has a time in A and failed in B" for name in found.lost)
+    yield from (f"{name}: has a time in A and none of the same kind in B" for name in found.absent)
+
+
+def differences(found: Comparison) -> Iterator[str]:
+    """Yield what differs between the runs beside the code."""
+    if found.changed_params:
+        yield f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
+    for case, differing in found.changed_params.items():
+        texts = {name: ["none" if v is None else v for v in values] for name, values in differing.items()}
+        yield f"{case}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
+    if found.gpus:
+        yield f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}."
+    if found.is_b_unfinished:
+        yield "B has not ended: `profpipe resume` continues it."
+
+
+def _run_table(changes: Sequence[Change]) -> list[str]:
+    width = column_width(change.name for change in changes)
+    unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
+    lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
+    for change in changes:
+        note = _NOTES[change.is_beyond_noise]
+        if change.inaccurate_in:
+            note += f"  inaccurate in {' and '.join(change.inaccurate_in)}"
+        times = f"{unit.of(change.a_ns):>9}  {unit.of(change.b_ns):>9}"
+        lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{note}")
+    return lines
+
+
+def gate_text(found: Comparison, percent: float) -> str:
+    """Return why B does not pass the gate; empty if it passes."""
+    causes = found.find_gate_causes(percent)
+    return "; ".join(_cause_text(cause, cases, found, percent).rstrip(".") for cause, cases in causes.items())
+
+
+def _cause_text(cause: GateCause, cases: Sequence[str], found: Comparison, percent: float) -> str:
+    count, is_one, names = count_cases(len(cases)), len(cases) == 1, ", ".join(cases)
+    match cause:
+        case GateCause.UNFINISHED:
+            return "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it."
+        case GateCause.SLOWER:
+            return f"{count} {'is' if is_one else 'are'} more than {percent:g} % slower: {names}"
+        case GateCause.NEWLY_INACCURATE:
+            return f"{count} {'was' if is_one else 'were'} within the tolerance in A, and not in B: {names}"
+        case GateCause.LOST:
+            return f"{count} had a time in A and did not end well in B: {names}"
+        case GateCause.CHANGED_PARAMS:
+            params = dict.fromkeys(name for differences in found.changed_params.values() for name in differences)
+            return (
+                f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
+            )
+        case GateCause.UNDECIDED:
+            return (
+                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower, and how"
+                f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
+            )
+        case GateCause.ABSENT:
+            lacks = f"{'has' if is_one else 'have'} no time of the same kind in B"
+            return f"the gate is undecided: {count} of A {lacks}: {names}"
+        case GateCause.NOTHING_TO_JUDGE:
+            return "there is nothing to judge. Name runs of the same cases, all under plain."
+
+
+# --- the difference of two recordings: what is longer or shorter, by part, rank and kernel ----------------------------
+
+#: Recordings with tables of their own: those with the largest differences. The others have a row each.
+_MOST_SECTIONS = 8
+#: Parts that a sentence names, and the share of the largest part below which none is named.
+_MOST_PARTS, _LEAST_PART = 3, 0.1
+#: Names of recordings that a sentence names; more are counted.
+_MOST_NAMED = 8
+#: From this ratio of launches on, two whole recordings may be of unequal work.
+_LONGER = 1.1
+
+_WHAT = {
+    Extent.STEP: "A step takes",
+    Extent.CALL: "The kernels of a call take",
+    Extent.RECORDING: "The recording takes",
+    Extent.KERNELS: "The kernels take",
+}
+_OF = {
+    Extent.STEP: "of a step",
+    Extent.CALL: "of a call",
+    Extent.RECORDING: "of the recording",
+    Extent.KERNELS: "of the recording",
+}
+_TOTALS = {
+    Extent.STEP: "step (mean)",
+    Extent.CALL: "kernels of a call",
+    Extent.RECORDING: "recording",
+    Extent.KERNELS: "kernels",
+}
+
+_CHANGES = {
+    KernelChange.EXCHANGED: "other name",
+    KernelChange.APPEARED: "appeared",
+    KernelChange.VANISHED: "vanished",
+    KernelChange.CLASS: "class",
+    KernelChange.LAUNCHES: "launches",
+    KernelChange.UNCHANGED: "",
+}
+
+NO_VERDICT = (
+    "No verdict: one recording of each side cannot tell a difference from noise. `profpipe ab` runs both sides in turns"
+    " and gives a verdict: profpipe ab --a git:REVISION -- PROGRAM"
+)
+
+
+def sections(found: RecordingComparison) -> Iterator[doc.Section]:
+    """Yield a table of all recordings where there are several, and those with the largest differences by part."""
+
+    def size(change: RecordingChange) -> float:
+        return abs(change.difference_ns) / max(change.a.parts.wall_ns, 1.0) if change.has_times else 0.0
+
+    changes = sorted(found.changes, key=size, reverse=True)
+    several = len(changes) > 1
+    if several:
+        yield doc.make_section("recordings", "", [_overview(found.changes)])
+    for change in changes[:_MOST_SECTIONS]:
+        yield _section(change, _title(change) if several else "")
+    if left := changes[_MOST_SECTIONS:]:
+        text = (
+            f"Not shown: {plural(len(left), 'recording')} with smaller differences. `--json FILE` has the parts of all."
+        )
+        yield doc.make_section("others", "", [doc.Paragraph(text)])
+    yield doc.make_section("notes", "", [doc.Paragraph(line) for line in notes(found)])
+
+
+def notes(found: RecordingComparison) -> Iterator[doc.Text]:
+    """Yield the GPUs that differ, the recordings without a partner, and why there is no verdict."""
+    if found.gpus:
+        yield f"The GPUs differ: A was recorded on {found.gpus[0]}, B on {found.gpus[1]}."
+    for side, names in found.alone.items():
+        if names:
+            listed = doc.join(map(doc.Code, names), most=_MOST_NAMED)
+            yield fill(f"Only {side} holds {{}}.", listed)
+    if any(change.has_times and not change.is_same for change in found.changes):
+        yield NO_VERDICT
+
+
+def _title(change: RecordingChange) -> str:
+    a, b = (name_of(own.workload, own.case) for own in (change.a, change.b))
+    return a if a == b else f"{a} → {b}"
+
+
+def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
+    timed = [change for change in changes if change.has_times]
+    unit = time_unit([own.parts.wall_ns for change in timed for own in (change.a, change.b)])
+    columns: doc.Columns[RecordingChange] = [
+        (doc.label("recording"), lambda own: doc.Code(_title(own))),
+        (doc.words("of"), lambda own: own.extent.value),
+        (doc.Column("a", "A", unit), lambda own: own.a.parts.wall_ns),
+        (doc.Column("b", "B", unit), lambda own: own.b.parts.wall_ns),
+        (doc.Column("part", "B - A", unit.signed()), lambda own: own.difference_ns),
+    ]
+    return doc.table_of("recordings", timed, columns)
+
+
+def _section(change: RecordingChange, title: str) -> doc.Section:
+    blocks: list[doc.Block] = [doc.Paragraph(doc.Strong(headline(change)))]
+    if not change.is_same:
+        blocks += [doc.Paragraph(sentence) for sentence in sentences(change)]
+        if change.has_times:
+            blocks += [_parts_table(change), _ranks_table(change)]
+        blocks.append(_kernels_table(change))
+    return doc.make_section("recording_change", title, blocks)
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def headline(change: RecordingChange) -> doc.Text:
+    """Return ``A step takes 599 us in A and 470 us in B: -129 us (-21.5 %), under torch.``"""
+    a_ns, b_ns = change.a.parts.wall_ns, change.b.parts.wall_ns
+    if not change.has_times:
+        return (
+            f"A was recorded by {change.a.profiler} and B by {change.b.profiler}. Each adds its own overhead, so times"
+            " are not compared, only launches."
+        )
+    under = f"under {change.a.profiler}"
+    if change.is_same:
+        return fill(f"{_WHAT[change.extent]} {{}} in A and in B: no difference in any part or kernel, {under}.",
+                    duration(a_ns, step_unit([a_ns])))  # fmt: skip
+    unit = step_unit([a_ns, b_ns])
+    return fill(
+        f"{_WHAT[change.extent]} {{}} in A and {{}} in B: {{}}{_percent(a_ns, b_ns)}, {under}.",
+        duration(a_ns, unit), duration(b_ns, unit), _signed(change.difference_ns),
+    )  # fmt: skip
+
+
+def _percent(a_ns: float, b_ns: float) -> str:
+    return f" ({signed_percent(b_ns / a_ns - 1)})" if a_ns else ""
+
+
+def _signed(ns: float) -> doc.Number:
+    return doc.Number(ns, time_unit([ns]).signed())
+
+
+def sentences(change: RecordingChange) -> Iterator[doc.Text]:
+    """Yield the largest parts, what the figures are of, and what hinders the comparison."""
+    if change.has_times:
+        parts = sorted(((name, b - a) for name, a, b in _leaves(change)), key=lambda part: -abs(part[1]))
+        largest = [(name, ns) for name, ns in parts[:_MOST_PARTS] if abs(ns) > _LEAST_PART * abs(parts[0][1])]
+        if largest:
+            named = [fill(f"{literal(name)} {{}}", _signed(ns)) for name, ns in largest]
+            yield fill("The largest parts of it: {}.", doc.join(named, last=", "))
+    yield doc.join(_context(change), " ", " ")
+    if change.has_times and (renamed := list(change.renamed_classes)):
+        listed = [fill(f"{literal(name)} ({{}} in A, {{}} in B)", *map(duration, ns)) for name, *ns in renamed]
+        yield fill(
+            "Kernels with other names that take about as long in all: {}. Autotuning may choose other tiles for the"
+            " same work, so a kernel that vanished and one that appeared may be the same.", doc.join(listed),
+        )  # fmt: skip
+
+
+def _context(change: RecordingChange) -> Iterator[doc.Text]:
+    a, b = change.a, change.b
+    what = "times" if change.has_times else "launches"
+    without = f"{change.without[0]} does not have" if len(change.without) == 1 else "Neither side has"
+    if change.extent is Extent.STEP:
+        both = [(side, own.steps) for side, own in (("A", a), ("B", b)) if own.steps]
+        counts = [f"{own.count(StepState.STEADY)[1]} of {plural(own.steps, 'step')} in {side}" for side, own in both]
+        yield f"The {what} are means of the steady steps: {' and '.join(counts)}."
+        first, second = (own.rule.value for _, own in both)
+        if first != second:
+            yield (
+                f"The rule {first} found the steps of A and the rule {second} those of B, so a step may not be the same"
+                " work in both."
+            )
+    elif change.extent is Extent.RECORDING:
+        yield f"{without} steps, so the {what} are of whole recordings, from the first operation of a GPU to its last."
+    elif not change.has_times:
+        yield "The launches are of whole recordings."
+    elif change.extent is Extent.KERNELS:
+        yield f"{without} the times of single launches, so only sums of kernels are compared, without idle time."
+    ranks = a.ranks.keys() | b.ranks.keys()
+    if len(ranks) > 1:
+        yield "They are means over the ranks that both sides have."
+        for side, own in (("A", a), ("B", b)):
+            if missing := sorted(ranks - own.ranks.keys()):
+                names = doc.join(map(str, missing), most=_MOST_NAMED)
+                yield fill(f"{side} has no rank {{}}; the kernels below are means over all ranks of a side.", names)
+    if change.extent in (Extent.STEP, Extent.CALL):
+        calls = [sum(own.calls for own in side.kernels.values() if own.kernel_class not in COPIES) for side in (a, b)]
+        yield f"A {change.extent.value} has {count(calls[0])} launches in A and {count(calls[1])} in B."
+    yield fill("In all, A holds {} and B {}.", *(_whole(own, change.has_times) for own in (a, b)))
+    is_longer = max(a.launches, b.launches) > _LONGER * min(a.launches, b.launches)
+    if is_longer and change.extent in (Extent.RECORDING, Extent.KERNELS):
+        yield "One recording holds more launches than the other, so the sums may be of unequal work."
+
+
+def _whole(own: Side, has_times: bool) -> doc.Text:
+    launches = plural(round(own.launches), "launch", "launches")
+    return fill(f"{launches} of {{}}", duration(own.kernel_ns)) if has_times else launches
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _leaves(change: RecordingChange) -> list[tuple[str, float, float]]:
+    """Return (name, ns on A, ns on B) of the parts that add up to the times of both sides."""
+    both = change.a.parts, change.b.parts
+    shown = classes(both) if any(own.classes for own in both) else []
+    prefix = "compute: " if change.a.ranks else ""
+    times = {f"{prefix}{class_label(name)}": [own.classes.get(name, 0.0) for own in both] for name in shown}
+    rest = [own.ns[StepPart.COMPUTE] - sum(own.classes.get(name, 0.0) for name in shown) for own in both]
+    times[f"{prefix}other kernels" if shown else "compute"] = rest
+    times |= {PART_NAMES[part]: [own.ns[part] for own in both] for part in StepPart if part is not StepPart.COMPUTE}
+    return [(name, a_ns, b_ns) for name, (a_ns, b_ns) in times.items() if a_ns or b_ns]
+
+
+def _parts_table(change: RecordingChange) -> doc.Table:
+    """Return the parts and their sum. The compute and the idle time have a row with their sum too."""
+    both = change.a.parts, change.b.parts
+    sums: dict[str, tuple[doc.Text, list[float]]] = {
+        "compute": (doc.Strong("compute"), [own.ns[StepPart.COMPUTE] for own in both]),
+        "idle": (doc.Strong("idle"), [own.idle_ns for own in both]),
+    }
+    rows: list[tuple[doc.Text, list[float]]] = []
+    for name, a_ns, b_ns in _leaves(change):
+        # The row of a sum precedes the first of its parts.
+        group = name.partition(":")[0]
+        if group != name and group in sums:
+            rows.append(sums.pop(group))
+        rows.append((name if ":" in name or not change.a.ranks else doc.Strong(name), [a_ns, b_ns]))
+    rows.append((doc.Strong(_TOTALS[change.extent]), [own.wall_ns for own in both]))
+    unit = step_unit(own.wall_ns for own in both)
+    columns = [doc.label("part", ""), *_time_columns(unit)]
+    cells = tuple(tuple(map(doc.cell, (name, a, b, b - a))) for name, (a, b) in rows)
+    return doc.Table("parts", tuple(columns), cells, is_divisible=False)
+
+
+def _time_columns(unit: Unit) -> list[doc.Column]:
+    return [
+        doc.Column("a", "A", unit),
+        doc.Column("b", "B", unit),
+        doc.Column("part", "B - A", unit.signed()),
+    ]
+
+
+def _ranks_table(change: RecordingChange) -> doc.Table:
+    """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
+    a, b = change.a.ranks, change.b.ranks
+    shared = sorted(a.keys() & b.keys()) if len(a.keys() | b.keys()) > 1 else []
+    unit = step_unit(own[rank].wall_ns for rank in shared for own in (a, b))
+    columns = [doc.label("rank"), *_time_columns(unit)]
+    columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
+    rows: list[list[doc.Content]] = [
+        [str(rank), a[rank].wall_ns, b[rank].wall_ns, b[rank].wall_ns - a[rank].wall_ns,
+         b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
+        for rank in shared
+    ]  # fmt: skip
+    return doc.make_table("ranks", columns, rows)
+
+
+def _kernels_table(change: RecordingChange) -> doc.Table:
+    """Return the kernels that differ most, and all copies and sets."""
+    what = "Kernels and copies" if change.has_times else "Kernels"
+    columns, rows = kernel_rows(change.kernels, _change, _is_kept)
+    table = doc.make_table("kernels", columns, rows, f"{what} {_OF[change.extent]}")
+    return table.without("range", *(() if change.has_times else ("a", "b", "part")))
+
+
+def _is_kept(kernel: KernelDifference) -> bool:
+    is_on_both = kernel.change in (KernelChange.LAUNCHES, KernelChange.TIME, KernelChange.UNCHANGED)
+    return not is_on_both or kernel.kernel_class in COPIES
+
+
+def _change(kernel: KernelDifference) -> str:
+    if kernel.change is KernelChange.TIME:
+        return "grew" if kernel.part_ns > 0 else "shrank"
+    return _CHANGES[kernel.change]
+
+
+# --- the JSON document ------------------------------------------------------------------------------------------------
+
+
+def document(
+    found: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
+) -> dict[str, Any]:
+    """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
+    failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
+    cases = [_case(change, gate) for change in found.changes]
+    cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
+    cases += [{**_unknown(name), "gate": undecided} for name in found.absent]
+    cases += [
+        {**_unknown(name), "differing_params": differing, "gate": failed}
+        for name, differing in found.changed_params.items()
+    ]
+    # All keys that ``profpipe ab`` writes, of which most have no value here.
+    nothing = results_json.verdict_document(
+        PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
+    )
+    unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
+    warnings = {"not_compared": missing(found), "runs_differ": differences(found)}
+    return {
+        **nothing,
+        **dict.fromkeys(key for key in unknown if key in nothing),
+        "kind": "compare",
+        "a": {"runs": [names[0]]},
+        "b": {"runs": [names[1]]},
+        "gate": None if gate is None else {
+            "percent": gate, "inconclusive": "report", "result": found.judge_gate(gate).value,
+            **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
+        },
+        "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
+        "cases": cases,
+        "warnings": [{"kind": kind, "text": text} for kind, texts in warnings.items() for text in texts],
+    }  # fmt: skip
+
+
+def _case(change: Change, gate: float | None) -> dict[str, Any]:
+    ratio = change.b_ns / change.a_ns
+    return {
+        **_unknown(change.name),
+        "a_ns": change.a_ns,
+        "b_ns": change.b_ns,
+        "difference_ns": change.a_ns * (ratio - 1),
+        "ratio": ratio,
+        "is_beyond_noise": change.is_beyond_noise,
+        "is_newly_inaccurate": change.inaccurate_in == ("B",),
+        "gate": None if gate is None else change.judge_gate(gate).value,
+    }
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    """Return a case of which nothing but its name is known."""
+    workload, _, case = name.partition("/")
+    nan = float("nan")
+    known = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
+    return {**known, "kernels": [], "differing_params": None}
+
+
+def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
+    """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
+    a, b = names
+    return {
+        "format": results_json.VERDICTS_FORMAT,
+        "version": results_json.VERDICTS_VERSION,
+        "kind": "compare_recordings",
+        "a": {"runs": [a]},
+        "b": {"runs": [b]},
+        "cases": [_recording(change) for change in found.changes],
+        "alone": dict(found.alone),
+        "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in notes(found)],
+    }
+
+
+def _recording(change: RecordingChange) -> dict[str, Any]:
+    sides = {
+        name: {
+            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches")},
+            "steady": own.steps.count(StepState.STEADY)[1] if own.steps else 0,
+            "steps": own.steps.steps if own.steps else 0,
+            "kernel_ns": own.kernel_ns if change.has_times else None,
+        }
+        for name, own in (("a", change.a), ("b", change.b))
+    }
+    kernels = [
+        {"kernel": own.name, "b_kernel": own.b_name, "kernel_class": own.kernel_class, "cause": str(own.change),
+         "a_calls": own.a.calls, "b_calls": own.b.calls,
+         **(_difference(own.a.ns, own.b.ns) if change.has_times else {})}
+        for own in change.kernels
+    ]  # fmt: skip
+    found = {"of": change.extent.value, **sides, "kernels": kernels}
+    if not change.has_times:
+        return found
+    a, b = change.a.parts, change.b.parts
+    classes = {
+        name: _difference(*(own.classes.get(name, 0.0) for own in (a, b))) for name in {**a.classes, **b.classes}
+    }
+    ranks = {rank: _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
+             for rank, own in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
+    return {
+        **found,
+        **_difference(a.wall_ns, b.wall_ns),
+        "parts": {part.value: _difference(a.ns[part], b.ns[part]) for part in StepPart},
+        "compute": classes,
+        "ranks": ranks,
+    }
+
+
+def _difference(a_ns: float, b_ns: float) -> dict[str, float]:
+    return {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": b_ns - a_ns}
