@@ -56,7 +56,6 @@ from profpipe.runner import (
     fingerprint,
     guided_ncu,
     job_cache,
-    own_runs,
     pairs,
     process,
     sides,
@@ -101,7 +100,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
     def fill(folder: Path) -> None:
         request.save(folder)
         write(folder)
-        own_runs.add(folder)
+        fingerprint.remember(folder)
         store.save(folder, Tables(), begun)
 
     folders.remove_litter(request.out)
