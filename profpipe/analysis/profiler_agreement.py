@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.case_index import CaseIndex, RankResult, WorkloadData, find_ranks
-from profpipe.analysis.findings.workloads import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason
+from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, Counters, KernelBreakdown, KernelTotals, Key, rows
 from profpipe.analysis.roofline import QUEUE

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import pages, selection, text_files
 from profpipe.report.document import Document, Section

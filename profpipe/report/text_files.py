@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.workloads import CaseResult, Findings, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.report import labels, results_json, selection
 from profpipe.report.document import Column, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
@@ -106,8 +106,8 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
         share = kernel_share.by_category(shape, labels.per_iteration(workload))
         parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
         if shape.switch_costs:
-            costs = kernel_share.switch_table(shape, of=labels.iteration(workload))
-            parts.append(write_table(replace(costs, title=f"{kernel_share.SWITCH_TITLE}{place}")))
+            costs = kernel_share.table(shape, of=labels.iteration(workload))
+            parts.append(write_table(replace(costs, title=f"{kernel_share.TITLE}{place}")))
     if is_shortened:
         parts.append(write_table(roofline.table(workload, timed, False, "What limits it")))
         parts.append(write_table(replace(phases.kernel_phases(workload, timed), title="By phase")))

@@ -1,4 +1,4 @@
-"""What share of a call its kernels have, and what replacing the baseline changes: the kernel, its helpers, the call."""
+"""What share of a call its kernels have, by category and class, and what switching the implementation costs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    Iteration,
-    Shape,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings import CaseResult, Iteration, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import CHANGE, ClassTotal, KernelBreakdown, SwitchCost
 from profpipe.report import document as doc
@@ -196,9 +191,9 @@ def class_name(name: str, kind: str = "kernel") -> str:
     return "other operators" if (name, kind) == ("other", "cpu_op") else _NAMES.get(name, name)
 
 
-# --- the cost of switching the implementation -------------------------------------------------------------------------
+# --- what switching the implementation costs -------------------------------------------------------------------------
 
-SWITCH_TITLE = "Cost of switching implementation"
+TITLE = "Cost of switching implementation"
 
 #: Changes that are named; more are counted.
 _MOST_CHANGES = 3
@@ -214,7 +209,7 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("switch_cost", "", workload=workload.name)
     noun, of = "operator" if any(case.is_on_cpu for case in workload.shapes[0].cases) else "kernel", iteration(workload)
     pages = (doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS for shape in shapes)
-    tables = [switch_table(shape, placement, of) for shape, placement in zip(shapes, pages, strict=True)]
+    tables = [table(shape, placement, of) for shape, placement in zip(shapes, pages, strict=True)]
     is_measured = any(cost.measured_call is not None for shape in workload.shapes for cost in shape.switch_costs)
     measured = f" measured {of}: without a profiler." if is_measured else ""
     context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
@@ -224,10 +219,10 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     if any(name == "copies" for cost in changes for name, _, _ in cost.changes):
         context += f" {PART_NAMES['copies'].capitalize()} are memcpy and memset."
     blocks: list[doc.Block] = [doc.Paragraph(means_note(workload)), doc.Paragraph(context), *tables]
-    return doc.make_section("switch_cost", SWITCH_TITLE, blocks, workload=workload.name)
+    return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def switch_table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: str = "call") -> doc.Table:
+def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: str = "call") -> doc.Table:
     """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
