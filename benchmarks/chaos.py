@@ -288,7 +288,7 @@ def differences(own: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 def repeated(project: Path) -> list[str]:
     """Cases without a profiler that were begun again after they had ended well."""
     run, ended, again = only_run(project), set(), []
-    path = run / "raw/sums/plain/events.jsonl" if run else Path("none")
+    path = run / "raw/sums/plain/job.jsonl" if run else Path("none")
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             event = json.loads(line)

@@ -1,9 +1,9 @@
-"""Read ``events.jsonl``, which the harness appends to during a job: the cases and their numbers.
+"""Read the log of a job, to which the harness appends: the cases and their numbers.
 
 One JSON object a line. Each process begins with ``started``; a job whose process died continues in another one, in the
 same file. The last process that began a case counts.
 
-Of several ranks each has a file (``events.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
+Of several ranks each has a file (``job.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
 that ended well, with the subject ``rank 1``.
 """
 
@@ -23,9 +23,9 @@ from profpipe.measure import event_lines, statistics
 from profpipe.measure.event_lines import BadLine
 from profpipe.results import schema
 
-FORMATS = ("profpipe events.jsonl",)
+FORMATS = ("profpipe job.jsonl",)
 
-_CRASHED = "the process ended inside this case; see log.txt beside events.jsonl for its last words"
+_CRASHED = "the process ended inside this case; see log.txt beside it for its last words"
 
 
 @dataclass

@@ -13,9 +13,9 @@ __all__ = ["annotate", "step", "steps"]
 def __getattr__(name: str) -> object:
     """Import a mark of a program at its first use: every command of profpipe imports this module."""
     if name in ("step", "steps"):
-        from profpipe.hook import markers
+        from profpipe.hook import steps
 
-        return getattr(markers, name)
+        return getattr(steps, name)
     if name == "annotate":
         from profpipe.ranges import annotate
 

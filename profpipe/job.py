@@ -38,11 +38,16 @@ class Status(str, Enum):
         return self in (Status.OOM, Status.FAILED, Status.CRASHED, Status.TIMEOUT)
 
 
-#: In the folder of each job that was started; ``runner/journal.py`` describes its content.
-JOURNAL = "parts.json"
+#: In the folder of each job that was started: what the runner and the workload's process say (``runner/job_log.py``).
+LOG = "job.jsonl"
 
 #: Encoded characters in a case's name that torch's traces would change: non-ASCII, backslashes and quotes.
 _LETTERS = re.compile(r"(?:%[89A-F][0-9A-F])+|%5C|%22")
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the file for the events of a rank. Rank 0 writes into the log of the job."""
+    return f"job.rank{rank}.jsonl" if rank else LOG
 
 
 @dataclass(frozen=True)
@@ -181,14 +186,17 @@ class Job:
 
     @property
     def records(self) -> list[Path]:
-        """The files that the harness writes: the events of the job, and those of its further processes.
+        """The files that the harness writes: the log of the job, and the events of its further processes.
 
         For a command: the files that its start-up hook wrote, one for each process that made steps.
         """
         if self.script is None:
             return sorted(self.folder.glob(f"hook.{self.stem}.*.jsonl"))
-        others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
-        return [self.folder / name for name in ("events.jsonl", *others)]
+        return [self.folder / log_name(rank) for rank in range(self.processes)]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
 
     def shown(self, command: Command) -> str:
         """Return ``command`` as a shell line, without secrets."""
@@ -289,7 +297,7 @@ class Cause(str, Enum):
 
 
 @dataclass(frozen=True)
-class CaseOutcome:
+class Outcome:
     """What became of a case, or of a whole job. ``details`` is text for people, ``log`` the path of the output."""
 
     status: Status
@@ -297,12 +305,12 @@ class CaseOutcome:
     details: str = ""
     log: str = ""
     #: Whether the case itself ended well and only its profile is lost.
-    is_unprofiled: bool = False
+    profile_lost: bool = False
 
     @property
     def reason(self) -> str:
         """The sentence that the tables store."""
-        return f"no profile: {self.details}" if self.is_unprofiled else self.details
+        return f"no profile: {self.details}" if self.profile_lost else self.details
 
 
 class IncidentKind(str, Enum):
@@ -310,7 +318,7 @@ class IncidentKind(str, Enum):
 
     #: A process ended before its last case, by no fault of a case, and another one ran the cases that were left.
     RESTARTED = "restarted"
-    #: The record of how far a job is could not be read, so cases without an end in events.jsonl ran again.
+    #: Lines of a job's log could not be read. A case without an end in the log ran again.
     DAMAGED_JOURNAL = "damaged_journal"
     #: The saved request has settings that this version does not know.
     UNKNOWN_SETTINGS = "unknown_settings"
@@ -332,7 +340,7 @@ class JobOutcome:
     """What became of a job. ``end`` is ``ok``, or the first problem that cost a case something."""
 
     job: Job
-    end: CaseOutcome
+    end: Outcome
     seconds: float = 0.0
     #: The seconds of the last process. ``seconds`` includes earlier processes that were interrupted.
     last_s: float = 0.0
@@ -342,8 +350,8 @@ class JobOutcome:
     interrupted: bool = False
     #: By file: the cases of which the file holds an unfinished attempt that a later process repeated.
     attempted_again: Mapping[Path, frozenset[str]] = field(default_factory=dict)
-    #: By case: what the runner knows better than ``events.jsonl``, such as a crash, a timeout or a lost profile.
-    case_outcomes: Mapping[str, CaseOutcome] = field(default_factory=dict)
+    #: By case: what the runner knows better than the workload's process, such as a crash, a timeout or a lost profile.
+    case_outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     #: By case: why it did not end well, whether the runner or the workload's process reported that.
     causes: Mapping[str, Cause] = field(default_factory=dict)
     #: ``source`` is relative to the job's folder.

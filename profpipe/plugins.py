@@ -1,4 +1,4 @@
-"""Finds and loads workloads, parsers and templates by path; nothing else loads files by path.
+"""Finds, reads and loads workloads, parsers and templates by path; nothing else loads files by path.
 
 A file in the folder beside the user's ``pipeline.yaml`` takes precedence over the built-in file of the same name, so a
 user adds or replaces a workload, parser or template by adding one file.
@@ -6,8 +6,10 @@ user adds or replaces a workload, parser or template by adding one file.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
+import symtable
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -75,3 +77,84 @@ def kernel_classes() -> Mapping[str, Any]:
     with (builtin_folder("parsers") / "kernel_classes.yaml").open(encoding="utf-8") as file:
         document: Mapping[str, Any] = yaml.load(file, Loader=loader)
     return document
+
+
+# --- what the file of a workload declares, from its syntax tree: no code of a user runs ------------------------------
+
+
+def script_path(script: str, pipeline_path: Path) -> Path | None:
+    """Return the file of ``script``: a path relative to the pipeline file, else a name in ``workloads/``."""
+    pipeline_dir = pipeline_path.resolve().parent
+    filename = script if script.endswith(".py") else f"{script}.py"
+    if (pipeline_dir / filename).is_file():
+        return pipeline_dir / filename
+    return find("workloads", filename, pipeline_dir) if "/" not in script and "\\" not in script else None
+
+
+def parse_source(script: Path) -> ast.Module:
+    """Return the syntax tree of a file. Raises OSError, SyntaxError or ValueError where it cannot be read."""
+    return ast.parse(script.read_text(encoding="utf-8"), filename=str(script))
+
+
+def declared_params(script: Path) -> dict[str, Any] | None:
+    """Return the literal ``PARAMS`` of a workload's file, names and defaults, or None if it declares none."""
+    for node in parse_source(script).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and target.id == "PARAMS" and value is not None:
+            declared = ast.literal_eval(value)
+            if not isinstance(declared, dict):
+                raise ValueError("PARAMS is not a mapping of names to defaults")
+            return declared
+    return None
+
+
+def readable_params(script: str | None, pipeline_path: Path) -> dict[str, Any]:
+    """Return the ``PARAMS`` of a workload's file; empty if there are none that can be read, which is reported once."""
+    path = script_path(script, pipeline_path) if script else None
+    try:
+        return (declared_params(path) if path else None) or {}
+    except (OSError, SyntaxError, ValueError):
+        return {}
+
+
+#: Functions that can define a name which no statement binds.
+_DEFINERS = frozenset({"globals", "locals", "vars", "setattr", "exec"})
+_LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp)
+
+
+def find_build_problem(script: Path) -> tuple[str, int | None] | None:
+    """Return why the file has no usable ``build(params)``, and the line of its ``build``; None if it may have one."""
+    tree = parse_source(script)
+    aliases = [node for node in ast.walk(tree) if isinstance(node, ast.alias)]
+    if any(alias.name == "*" or "build" in (alias.name, alias.asname) for alias in aliases):
+        return None
+    found = [node for node in tree.body if "build" in _bound(node)]
+    if not found:
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        # `build` may be defined inside an `if`, but not inside another function.
+        is_bound = "build" in symtable.symtable(ast.unparse(tree), str(script), "exec").get_identifiers()
+        return None if is_bound or names & _DEFINERS else ("has no function 'build'", None)
+    last = found[-1]
+    if any(isinstance(node, ast.stmt) and "build" in _bound(node) and node not in found for node in ast.walk(tree)):
+        return None
+    if isinstance(last, (ast.Assign, ast.AnnAssign)) and isinstance(last.value, _LITERALS):
+        return "has a 'build' that is no function", last.lineno
+    if isinstance(last, ast.FunctionDef) and not _takes_one_argument(last.args):
+        return "has a 'build' that does not take one argument, the parameters of the case", last.lineno
+    return None
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """Return the names that a statement binds: a function, a class, or assigned names."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
+
+
+def _takes_one_argument(arguments: ast.arguments) -> bool:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    has_required_keyword = any(default is None for default in arguments.kw_defaults)
+    return required <= 1 and bool(positional or arguments.vararg) and not has_required_keyword

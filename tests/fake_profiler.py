@@ -21,7 +21,7 @@ spec = json.loads(spec_path.read_text())
 folder = spec_path.parent
 
 def write(event, **fields):
-    with (folder / "events.jsonl").open("a") as stream:
+    with (folder / "job.jsonl").open("a") as stream:
         stream.write(json.dumps({"event": event, **fields}) + "\\n")
 
 def stubborn_child(own_session):
@@ -77,7 +77,7 @@ class FakeProfiler:
         return [workload, *after]
 
     def artifacts(self, job: Job) -> list[Path]:
-        return [job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export", job.folder / "events.jsonl"]
+        return [job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export", job.folder / "job.jsonl"]
 
     def diagnose(self, log: str) -> tuple[str, str] | None:
         return self.explains

@@ -586,7 +586,7 @@ def _event_files() -> Iterator[Hostile]:
         "a value 100,000 lists deep": lambda: started + "[" * 100_000 + "]" * 100_000 + "\n",
     }
     for name, make in texts.items():
-        for format in ("events.jsonl", "hook"):
+        for format in ("job.jsonl", "hook"):
 
             def write(folder: Path, make: Callable[[], str] = make, format: str = format) -> Path:
                 path = folder / seed_files.file_name(format)

@@ -63,7 +63,7 @@ class FakeNsys:
         return [profile, Command((*program, "export", str(report), str(trace)), (trace,), runs_workload=False)]
 
     def artifacts(self, job: Job) -> list[Path]:
-        return [job.folder / f"{job.stem}.json", job.folder / "events.jsonl"]
+        return [job.folder / f"{job.stem}.json", job.folder / "job.jsonl"]
 
     def diagnose(self, log: str) -> tuple[str, str] | None:
         return None

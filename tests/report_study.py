@@ -33,12 +33,19 @@ CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""
 
 def analyze(data: Tables, run: Mapping[str, Any]) -> Findings:
     """Return the findings of a run whose record is a JSON document, of which any key may be absent."""
-    return analysis.analyze(data, Manifest.parse(run))
+    return analysis.analyze(data, Manifest.parse(_complete(run)))
+
+
+def _complete(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run whose workloads ask for one sample, unless they say otherwise."""
+    pipeline = run.get("pipeline") or {}
+    workloads = {name: {"repeats": 1, **own} for name, own in pipeline.get("workloads", {}).items()}
+    return {**run, "pipeline": {**pipeline, "workloads": workloads} if pipeline else {}}
 
 
 def write_page(findings: Findings, data: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
     """Write the pages of a run whose record is a JSON document; return the path of SUMMARY.md."""
-    report.render(findings, data, Manifest.parse(run), folder, template)
+    report.render(findings, data, Manifest.parse(_complete(run)), folder, template)
     return folder / "SUMMARY.md"
 
 

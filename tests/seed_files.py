@@ -398,7 +398,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Texts], str]]] = {
     "rocprof v3, counters": ("x_counter_collection.csv", rocprof_v3_counters),
     "rocprof v3, stats": ("x_kernel_stats.csv", rocprof_v3_stats),
     "rocprof v3, JSON": ("x_results.json", rocprof_v3_json),
-    "events.jsonl": ("events.jsonl", events),
+    "job.jsonl": ("job.jsonl", events),
     "hook": ("hook.jsonl", hook),
     "pipeline file": ("pipeline.yaml", pipeline),
 }

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from profpipe.measure.cuda_timer import CLOCK_CYCLES
+from profpipe.measure.timers import CLOCK_CYCLES
 
 MIB = 2**20
 

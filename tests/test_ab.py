@@ -41,7 +41,7 @@ from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import SideEntry, Undecided
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables, Verdict
-from profpipe.runner import checkout, executor, sides
+from profpipe.runner import checkout, process, sides
 from profpipe.runner.pairs import join_cases
 from profpipe.runner.sides import Spec, SpecKind
 
@@ -726,7 +726,7 @@ def test_git_starts_no_program_in_a_checkout(crowded, tmp_path, monkeypatch, key
     found = checkout.find(crowded[0], "HEAD", "--a")
     checkout.create(found.repository, found.commit, tmp_path / "copy")
     os.utime(tmp_path / "copy" / "weights.bin", (0, 0))
-    assert manifest_entries.git_state(executor.ask, tmp_path / "copy") == manifest.GitState(found.commit, False)
+    assert manifest_entries.git_state(process.ask, tmp_path / "copy") == manifest.GitState(found.commit, False)
     assert (tmp_path / "copy" / "weights.bin").read_text() == POINTER
     assert not (tmp_path / "ran").exists()
 

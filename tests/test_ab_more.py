@@ -22,6 +22,7 @@ from report_study import check_golden
 from profpipe import cli
 from profpipe.analysis import history, pairs, verdict
 from profpipe.analysis.verdict import Gate
+from profpipe.config.models import read_recorded
 from profpipe.measure import rounds
 from profpipe.report import ci, results_json
 from profpipe.results import pair_blocks, store
@@ -187,7 +188,7 @@ def decided_and_not():
 def test_the_page_with_further_pairs_is_the_golden_one_and_that_of_a_command_says_nothing_of_visits(regenerate):
     data, run = decided_and_not()
     check_golden("further_pairs.md", page_of(data, run), regenerate)
-    of_command = replace(run, pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}})
+    of_command = replace(run, pipeline=read_recorded({"workloads": {"w": {"command": ["python", "train.py"]}}}))
     assert "visits" in page_of(data, run) and "visits" not in page_of(data, of_command)
 
 
@@ -298,7 +299,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     document = json.loads(done.stdout)
     assert {case["case"]: case["further_pairs"] for case in document["cases"]}["n=1"] == 10
     # The time of a process is the mean of the medians of its visits.
-    events = run / "raw" / "naps" / f"pair-{begin:02d}" / "A" / "events.jsonl"
+    events = run / "raw" / "naps" / f"pair-{begin:02d}" / "A" / "job.jsonl"
     measured = rounds.load_earlier_rounds(events, {"n=1"})["n=1"]["time"]
     mean = statistics.fmean(statistics.median(visit.values_ns) for visit in measured.values())
     rows = data.metrics[(data.metrics["subject"] == f"pair {begin} A") & (data.metrics["case"] == "n=1")]

@@ -207,7 +207,7 @@ def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong
     flags = {row["case"]: json.loads(row["flags"] or "[]") for row in rows(run / "cases.csv")}
     assert "inaccurate" in flags["impl=c"] and "unchecked" in flags["impl=d"]
     assert not {"inaccurate", "unchecked"} & {*flags["impl=a"], *flags["impl=b"]}
-    events = map(json.loads, (run / "raw" / "w" / "plain" / "events.jsonl").read_text().splitlines())
+    events = map(json.loads, (run / "raw" / "w" / "plain" / "job.jsonl").read_text().splitlines())
     notes = [event["text"] for event in events if event["event"] == "note" and event["case"] == "impl=c"]
     assert "inaccurate: error_rel_l1 is 0.08, at most 0.05" in notes
     summary = read_pages(run)

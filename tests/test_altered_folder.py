@@ -92,7 +92,7 @@ FILES = (
     "run.json", "cases.csv", "cases.parquet", "metrics.parquet", "kernels.parquet", "steps.parquet",
     "SUMMARY.md", "gpu_info.txt",
     "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/lock",
-    "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
+    "raw/sums/plain/job.jsonl", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
     "../profpipe.db", "../.salt", "../ceilings.json",
 )  # fmt: skip
 FOLDERS = ("plots", "raw", "raw/sums", "raw/sums/plain", "../latest", ".")
@@ -221,7 +221,7 @@ def commands(folder: Folder) -> dict[str, list[str]]:
         "compare with": ["compare", str(folder.run), str(folder.out / "one"), "--out", str(folder.out)],
         "compare": ["compare", str(folder.out / "one"), str(folder.run), "--out", str(folder.out), "--gate", "5"],
         "history": ["history", "--out", str(folder.out)],
-        "ingest": ["ingest", str(raw / "events.jsonl"), str(raw), "--out", str(folder.out / "ingested")],
+        "ingest": ["ingest", str(raw / "job.jsonl"), str(raw), "--out", str(folder.out / "ingested")],
         "resume": ["resume", str(folder.run)],
         "resume the latest": ["resume", "--out", str(folder.out)],
     }

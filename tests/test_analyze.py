@@ -493,7 +493,7 @@ def test_what_a_profiler_saw_nothing_of_is_not_called_the_fastest() -> None:
 
 def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None:
     kernels = [kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)]
-    run = {"pipeline": {"coverage": {"min_classified": 0.95}}}
+    run = {"pipeline": {"workloads": {"w": {}}, "coverage": {"min_classified": 0.95}}}
     findings = analyze(tables(kernels=kernels), run)
     (coverage,) = findings.coverage
     assert (coverage.classified, coverage.largest, coverage.is_too_low) == (0.9, (("mystery", 0.1),), True)

@@ -136,7 +136,7 @@ def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_pat
     lines += (
         event(round=2, values=[3.5]) + event(metric="time_cuda_graph", values=[7]) + event(case="other", values=[8])
     )
-    (tmp_path / "raw/w/plain/events.jsonl").write_text(lines)
+    (tmp_path / "raw/w/plain/job.jsonl").write_text(lines)
     assert raw_files.read(tmp_path, run).samples == {("w", "n=1"): ((1, 1.0), (1, 2.0), (2, 3.5))}
 
 

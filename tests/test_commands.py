@@ -245,7 +245,7 @@ def interrupted(project, how):
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        events = list(project.glob("out/2*/raw/sums/plain/events.jsonl"))
+        events = list(project.glob("out/2*/raw/sums/plain/job.jsonl"))
         if events and '"case_started", "case": "do=slow' in events[0].read_text():
             break
         time.sleep(0.05)
@@ -262,7 +262,7 @@ def test_ctrl_c_keeps_what_is_there_and_resume_repeats_nothing(project):
     done = profpipe(project, "resume")
     assert done.returncode == 0, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
-    events = (project / "out" / "latest" / "raw" / "sums" / "plain" / "events.jsonl").read_text().splitlines()
+    events = (project / "out" / "latest" / "raw" / "sums" / "plain" / "job.jsonl").read_text().splitlines()
     started = [json.loads(line)["case"] for line in events if '"case_started"' in line]
     assert started.count("do=work,n=1") == 1
     assert latest(project)[1].ended
@@ -324,7 +324,7 @@ def test_a_runner_that_was_killed_in_the_second_job_repeats_nothing_of_the_first
     assert done.returncode == 0, done.stderr
     data, record = latest(project)
     assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
-    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    events = (folder / "raw" / "sums" / "plain" / "job.jsonl").read_text()
     assert events.count('"event": "case_ended"') == 3 and events.count('"event": "started"') == 1
 
 
@@ -333,7 +333,7 @@ BREAKS = """
 FORMATS = ("a file that cannot be read",)
 
 def sniff(path):
-    return path.name == "events.jsonl"
+    return path.name == "job.jsonl"
 
 def parse(path):
     raise KeyboardInterrupt
@@ -354,7 +354,7 @@ def test_a_job_whose_reading_was_interrupted_is_read_again(project, monkeypatch)
     assert cli.main(["resume", str(folder)]) == 0
     data, record = latest(project)
     assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
-    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    events = (folder / "raw" / "sums" / "plain" / "job.jsonl").read_text()
     assert events.count('"event": "case_ended"') == 3, "no case that had finished is repeated"
 
 
@@ -466,7 +466,7 @@ def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(pro
 @pytest.mark.slow
 def test_a_run_that_is_stopped_does_not_wait_for_a_long_report(project, monkeypatch, capsys):
     def stop_in_a_case(run):
-        while not list((project / "out").glob("2*/raw/*/*/events.jsonl")):
+        while not list((project / "out").glob("2*/raw/*/*/job.jsonl")):
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from profpipe.measure import conditions, gpu_monitor
+from profpipe.measure import conditions
 from profpipe.measure.conditions import Conditions, Reading
 
 MHZ = 1e6
@@ -115,7 +115,7 @@ def test_conditions_of_all_visits_are_combined() -> None:
 
 
 def test_idle_readings_and_their_neighbours_do_not_count() -> None:
-    watched = gpu_monitor.GpuMonitor(None)
+    watched = conditions.GpuMonitor(None)
     clocks = [(345, 1), (345, 1), (900, 0), (1500, 0), *[(1980, 0)] * 5, (1980, 0), (1700, 0), (345, 1)]
     watched.readings = [Reading(mhz * MHZ, reasons=bits) for mhz, bits in clocks]
     seen = watched.conditions()
@@ -126,7 +126,7 @@ def test_idle_readings_and_their_neighbours_do_not_count() -> None:
 
 
 def test_readings_before_the_measurement_are_dropped() -> None:
-    watched = gpu_monitor.GpuMonitor(None)
+    watched = conditions.GpuMonitor(None)
     watched.readings = [Reading(345 * MHZ)]
     watched.clear()
     watched.readings += [Reading(1980 * MHZ)]
@@ -147,7 +147,7 @@ class GpuOf:
 def test_power_or_heat_slows_a_clock_that_is_noticeably_below_the_highest(bits: int, mhz: int, is_slowed: bool) -> None:
     reading = Reading(mhz * MHZ, reasons=bits, highest_hz=1980 * MHZ)
 
-    watched = gpu_monitor.GpuMonitor(GpuOf(reading))  # type: ignore[arg-type]
+    watched = conditions.GpuMonitor(GpuOf(reading))  # type: ignore[arg-type]
     watched.read()
     watched.clear()
     assert (reading.is_slowed, watched.is_slowed) == (is_slowed, is_slowed), "a reading before the measurement counts"
@@ -155,7 +155,7 @@ def test_power_or_heat_slows_a_clock_that_is_noticeably_below_the_highest(bits: 
 
 def test_a_lowered_clock_of_the_case_before_does_not_count_for_long() -> None:
     low, high = (Reading(mhz * MHZ, reasons=0x4, highest_hz=1980 * MHZ) for mhz in (1500, 1980))
-    watched = gpu_monitor.GpuMonitor(GpuOf(*[low] * 5, *[high] * 20))  # type: ignore[arg-type]
+    watched = conditions.GpuMonitor(GpuOf(*[low] * 5, *[high] * 20))  # type: ignore[arg-type]
     slowed = []
     for _ in range(25):
         watched.read()
@@ -221,9 +221,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpu_monitor.open_gpu.cache_clear()
+    conditions.open_gpu.cache_clear()
     yield library
-    gpu_monitor.open_gpu.cache_clear()
+    conditions.open_gpu.cache_clear()
 
 
 def torch_that_sees(uuid: str, initialised: bool = True) -> Any:
@@ -238,13 +238,13 @@ def torch_that_sees(uuid: str, initialised: bool = True) -> Any:
 
 
 def clock_of(device: int | str | None = None) -> float | None:
-    with gpu_monitor.monitor_gpu(device) as watched:
+    with conditions.monitor_gpu(device) as watched:
         pass
     return watched.conditions().sm_clock_hz
 
 
 def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
-    with gpu_monitor.monitor_gpu() as watched:
+    with conditions.monitor_gpu() as watched:
         deadline = time.monotonic() + 10
         while len(watched.readings) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -276,7 +276,7 @@ def test_the_highest_clock_was_kept_where_the_gpu_counted_it_in_the_median(
 
 def test_a_measurement_on_a_cpu_has_no_gpu_readings(nvml: Nvml) -> None:
     for device, readings in (("cpu", 0), ("cuda", 1)):
-        with gpu_monitor.monitor_device(device) as watched:
+        with conditions.monitor_device(device) as watched:
             pass
         assert len(watched.readings) == readings
         assert (watched.conditions().other_processes is None) is (device == "cpu")
@@ -323,7 +323,7 @@ def test_old_drivers_and_bindings_are_called_by_the_old_names(nvml: Nvml, monkey
     monkeypatch.delattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons")
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x40, raising=False)
     monkeypatch.delattr(Nvml, "NVML_FI_DEV_POWER_INSTANT")
-    with gpu_monitor.monitor_gpu() as watched:
+    with conditions.monitor_gpu() as watched:
         pass
     assert {reading.reasons for reading in watched.readings} == {0x40}
     assert watched.conditions().power_w == 600.0
@@ -335,7 +335,7 @@ def test_a_driver_older_than_the_binding_is_called_by_the_old_name(nvml: Nvml, m
 
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons", function_not_found)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x20, raising=False)
-    with gpu_monitor.monitor_gpu() as watched:
+    with conditions.monitor_gpu() as watched:
         pass
     assert {reading.reasons for reading in watched.readings} == {0x20}
 
@@ -357,22 +357,22 @@ def test_other_processes_are_counted_where_nvml_lists_them(
 ) -> None:
     nvml.pids = [os.getpid() if pid == "own" else pid for pid in pids]
     monkeypatch.setitem(sys.modules, "torch", torch_that_sees("aaaa1111-0000", has_context))
-    with gpu_monitor.monitor_gpu() as watched:
+    with conditions.monitor_gpu() as watched:
         pass
     assert watched.conditions().other_processes == others
 
 
 def test_without_nvml_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    gpu_monitor.open_gpu.cache_clear()
-    with gpu_monitor.monitor_gpu() as watched:
+    conditions.open_gpu.cache_clear()
+    with conditions.monitor_gpu() as watched:
         pass
     assert watched.conditions() == Conditions()
-    gpu_monitor.open_gpu.cache_clear()
+    conditions.open_gpu.cache_clear()
 
 
 def test_an_error_in_the_block_is_raised_and_ends_the_readings(nvml: Nvml) -> None:
-    with pytest.raises(KeyError), gpu_monitor.monitor_gpu() as watched:
+    with pytest.raises(KeyError), conditions.monitor_gpu() as watched:
         raise KeyError
     count = len(watched.readings)
     time.sleep(0.05)

@@ -13,7 +13,7 @@ import pytest
 from report_study import read_pages
 
 from profpipe import plugins
-from profpipe.measure import distributed
+from profpipe.job import log_name
 from profpipe.results import store
 
 torch = pytest.importorskip("torch")
@@ -324,7 +324,7 @@ def test_the_study_reports_each_process_in_a_table(study):
 
 
 def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
-    records = [study / "raw" / "methods" / "plain" / distributed.events_file(rank) for rank in (0, 1)]
+    records = [study / "raw" / "methods" / "plain" / log_name(rank) for rank in (0, 1)]
     events = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
     samples = [{(e["case"], e["metric"]): e["values"] for e in each if e["event"] == "samples"} for each in events]
     assert samples[0].keys() == samples[1].keys()

@@ -14,16 +14,14 @@ from typing import Any
 
 import hostile_folders
 import pytest
-from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe import cli
 from profpipe.errors import ConfigError
-from profpipe.job import IncidentKind, JobOutcome, Status
+from profpipe.job import IncidentKind
 from profpipe.results import database, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import executor, journal, own_runs
-from profpipe.runner.journal import Entry
+from profpipe.runner import own_runs
 from profpipe.runner.request import REQUEST_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +74,7 @@ def change_request(folder: Path, **settings: Any) -> None:
 @pytest.mark.slow
 def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = unfinished(project, monkeypatch)
-    events = folder / "raw/sums/plain/events.jsonl"
+    events = folder / "raw/sums/plain/job.jsonl"
     first, *rest = events.read_text().splitlines()
     bad = [
         "[1]",
@@ -87,7 +85,6 @@ def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkey
         '{"event": "samples", "case": 1}',
     ]
     events.write_text("\n".join([first, *bad, *rest]) + "\n")
-    (folder / "raw/sums/plain/parts.json").write_text("[1]")
     change_request(folder, later={"setting": [1]})
     done = profpipe(project, "resume")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,7 +97,7 @@ def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkey
     started = [line for line in events.read_text().splitlines() if '"case_started"' in line]
     assert len(started) == 3, "no case was measured again"
     page = (folder / "SUMMARY.md").read_text()
-    for text in ("workloads.sums.colour, later", "the record of the job's processes", "is not a JSON object"):
+    for text in ("workloads.sums.colour, later", "some lines of this record", "is not a JSON object"):
         assert text in page
 
 
@@ -110,40 +107,6 @@ def test_a_value_that_is_no_pipeline_is_still_refused(project: Path, monkeypatch
     change_request(folder, workloads={"sums": {"script": 7}})
     done = profpipe(project, "resume")
     assert done.returncode == 2 and "is not the file that profpipe wrote" in done.stderr
-
-
-# --- the journal -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["[1]", "{}x", "null", "[" * 100_000, '[{"part": "one"}]', ""])
-def test_a_damaged_journal_costs_no_case_that_ended(tmp_path: Path, text: str) -> None:
-    job = job_of(tmp_path, "pass", "pass")
-    job.folder.mkdir(parents=True)
-    (job.folder / journal.JOURNAL).write_text(text)
-    lines = [{"event": "case_started", "case": "case=1"}, {"event": "case_ended", "case": "case=1", "status": "ok"}]
-    (job.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    profiler = fake_profiler(tmp_path, makes_report=False)
-    profiler.artifacts = lambda job: [job.folder / "events.jsonl"]  # type: ignore[method-assign]
-    outcome = run(job, profiler)
-    assert (outcome.status, [each.kind for each in outcome.incidents]) == (Status.OK, [IncidentKind.DAMAGED_JOURNAL])
-    assert started(outcome) == ["case=1", "case=2"]
-
-
-def test_entries_before_the_damage_of_a_journal_are_kept(tmp_path: Path) -> None:
-    journal.write(tmp_path, Entry(1, ("a",), {}, None))
-    entries = json.loads((tmp_path / journal.JOURNAL).read_text())
-    (tmp_path / journal.JOURNAL).write_text(json.dumps([*entries, {"part": 2}, *entries]))
-    assert [entry.part for entry in journal.read(tmp_path)] == [1]
-
-
-def run(job: Any, profiler: Any) -> JobOutcome:
-    (outcome,) = executor.run([job], {"fake": profiler}, Notes())
-    return outcome
-
-
-def started(outcome: JobOutcome) -> list[str]:
-    lines = map(json.loads, (outcome.job.folder / "events.jsonl").read_text().splitlines())
-    return [line["case"] for line in lines if line["event"] == "case_started"]
 
 
 # --- the history -----------------------------------------------------------------------------------------------------
@@ -207,7 +170,7 @@ def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, s
 def test_a_sample_beyond_any_number_ends_no_report(tmp_path: Path) -> None:
     out = hostile_folders.make_run(tmp_path)
     run = next(path for path in out.iterdir() if path.is_dir() and path.name != "latest")
-    events = run / "raw" / "sums" / "plain" / "events.jsonl"
+    events = run / "raw" / "sums" / "plain" / "job.jsonl"
     text, found = re.subn(r'("values": \[)', r"\g<1>1e999, ", events.read_text())
     assert found
     events.write_text(text)

@@ -54,7 +54,7 @@ def carry_out(job: Job, profiler: FakeProfiler) -> JobOutcome:
 
 
 def started(job: Job) -> list[str]:
-    lines = map(json.loads, (job.folder / "events.jsonl").read_text().splitlines())
+    lines = map(json.loads, (job.folder / "job.jsonl").read_text().splitlines())
     return [line["case"] for line in lines if line["event"] == "case_started"]
 
 
@@ -99,17 +99,17 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path: P
         return outcome
 
     assert carry_out_plain().status == "ok"
-    events_text = text(job.folder / "events.jsonl")
+    events_text = text(job.folder / "job.jsonl")
     assert '"status": "failed"' in events_text and "No space left on device" in events_text
     large.unlink()
     assert carry_out_plain().status == "ok" and started(job) == ["case=1", "case=2", "case=1"]
-    parsed = plugins.load_module(ROOT / "parsers" / "events.py").parse(job.folder / "events.jsonl")
+    parsed = plugins.load_module(ROOT / "parsers" / "events.py").parse(job.folder / "job.jsonl")
     assert list(parsed.cases["status"]) == ["ok", "ok"]
 
 
 def test_a_process_that_cannot_write_its_events_has_an_exit_code_for_that(tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text("def build(params):\n    return lambda: None\nprint(1)\n")
-    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    (tmp_path / "job.jsonl").symlink_to("/dev/full")
     spec = {"script": str(tmp_path / "w.py"), "profiler": "plain", "cases": [], "options": {}}
     (tmp_path / "cases.json").write_text(json.dumps(spec))
     argv = [sys.executable, "-m", "profpipe.measure.harness", str(tmp_path / "cases.json")]
@@ -134,7 +134,7 @@ def test_cases_that_never_began_because_of_a_full_disk_are_run(tmp_path: Path) -
     job = job_of(tmp_path, OK, OK, env={"FIRST": WRITE})
     large = full(job)
     first = carry_out(job, fake_profiler(tmp_path))
-    assert lacking(first) == ["case=1", "case=2"] and not (job.folder / "events.jsonl").exists()
+    assert lacking(first) == ["case=1", "case=2"] and "case_started" not in job.log.read_text()
     large.unlink()
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok" and started(job) == ["case=1", "case=2"]
 
@@ -267,7 +267,7 @@ def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path,
     assert profpipe(tmp_path, "resume", folder.name).returncode == 0
     data, record = store.load(folder)
     assert record.ended and list(data.cases["status"]) == ["ok"] * 3
-    events = map(json.loads, text(folder / "raw/sums/plain/events.jsonl").splitlines())
+    events = map(json.loads, text(folder / "raw/sums/plain/job.jsonl").splitlines())
     assert [event["case"] for event in events if event["event"] == "case_started"] == ["n=1", "n=2", "n=3", "n=2"]
     assert "has nothing left to do" in profpipe(tmp_path, "resume", folder.name).stdout
 
@@ -329,6 +329,6 @@ def test_a_run_whose_disk_was_full_is_finished_once_there_is_space(small_disk: P
     data, record = store.load(small_disk / "result")
     assert list(data.cases["status"]) == ["ok"] * 3 and record.ended and record.refused == ()
     plain = small_disk / "result/raw/sums/plain"
-    case_starts = re.findall(r'"case_started", "case": "(n=\d)"', text(plain / "events.jsonl"))
+    case_starts = re.findall(r'"case_started", "case": "(n=\d)"', text(plain / "job.jsonl"))
     assert case_starts[0] == "n=1" and case_starts.count("n=1") == 1, "cases that ended well were not measured again"
     assert case_starts[-2:] == ["n=2", "n=3"]

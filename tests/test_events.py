@@ -1,4 +1,4 @@
-"""events.jsonl: the events of the harness, also after a kill."""
+"""job.jsonl: the events of the harness, also after a kill."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events(tmp_path: Path) -> Write:
     """Writes events (or pieces of text) line by line and gives the file's path."""
 
     def write(*lines: Event | str, end: str = "\n") -> Path:
-        path = tmp_path / "events.jsonl"
+        path = tmp_path / "job.jsonl"
         path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + end)
         return path
 
@@ -239,7 +239,7 @@ def test_mutated_events_are_refused_or_make_whole_tables(parser: ModuleType, tmp
     dice = random.Random(20260712)
     lines = [STARTED, *case("a", *range(1, 20)), metric("flops", 3), *case("b", 2.0), STARTED, *case("c", ended=False)]
     text = "\n".join(map(json.dumps, lines)).encode()
-    path = tmp_path / "events.jsonl"
+    path = tmp_path / "job.jsonl"
     for _ in range(300):
         data = bytearray(text)
         for _ in range(dice.choice([1, 1, 3])):

@@ -21,7 +21,6 @@ from profpipe import profilers
 from profpipe.errors import Interrupted
 from profpipe.job import (
     Case,
-    CaseOutcome,
     Cause,
     Command,
     Incident,
@@ -29,13 +28,14 @@ from profpipe.job import (
     Job,
     JobOutcome,
     Missing,
+    Outcome,
     Status,
     Tool,
 )
-from profpipe.runner import child, executor, process as process_control
+from profpipe.runner import executor, process as process_control
 from profpipe.runner.process import GracePeriods
 
-NO_MEMORY = CaseOutcome(Status.OOM, Cause.HOST_MEMORY, "no memory")
+NO_MEMORY = Outcome(Status.OOM, Cause.HOST_MEMORY, "no memory")
 HURRIED = GracePeriods(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
 HANG = "time.sleep(600)"
@@ -48,8 +48,8 @@ def carry_out(job: Job, profiler: FakeProfiler, notes: Notes | None = None) -> J
 
 
 def fates(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
-    """The status of each case as the report has it: events.jsonl, overridden by the runner's record."""
-    lines = (outcome.job.folder / "events.jsonl").read_text().splitlines()
+    """The status of each case as the report has it: job.jsonl, overridden by the runner's record."""
+    lines = (outcome.job.folder / "job.jsonl").read_text().splitlines()
     ended = [event for event in map(json.loads, lines) if event["event"] == "case_ended"]
     return {event["case"]: (event["status"], "") for event in ended} | {
         case: (end.status, end.reason) for case, end in outcome.case_outcomes.items()
@@ -93,7 +93,7 @@ def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path: Pa
     notes = Notes()
     outcome = carry_out(job_of(tmp_path, OK, OK), fake_profiler(tmp_path), notes)
     assert (outcome.status, outcome.reason, outcome.returncode, outcome.case_outcomes) == ("ok", "", 0, {})
-    assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"]
+    assert [path.name for path in outcome.files] == ["capture.out", "job.jsonl"]
     assert notes.calls == [
         ("job_started", 1, 1),
         ("case_started", "case=1"),
@@ -158,7 +158,7 @@ def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path: P
 
 def test_the_pending_cases_of_a_crashed_job_are_a_second_attempt_with_separate_files(tmp_path: Path) -> None:
     outcome = carry_out(job_of(tmp_path, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=False))
-    assert [path.name for path in outcome.files] == ["events.jsonl", "capture-2.out"]
+    assert [path.name for path in outcome.files] == ["job.jsonl", "capture-2.out"]
     second = json.loads((outcome.job.folder / "cases-2.json").read_text())
     assert ([case["id"] for case in second["cases"]], second["part"], second["stem"]) == (["case=2"], 2, "capture-2")
 
@@ -168,7 +168,7 @@ def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_los
     assert statuses(outcome) == ["ok", "crashed", "ok"]
     second = json.loads((outcome.job.folder / "cases-2.json").read_text())
     assert [case["id"] for case in second["cases"]] == ["case=1", "case=3"] and processes(outcome) == 2
-    assert [path.name for path in outcome.files] == ["capture-2.out", "events.jsonl"]
+    assert [path.name for path in outcome.files] == ["capture-2.out", "job.jsonl"]
 
 
 def test_a_case_is_profiled_again_if_a_later_case_exits_with_code_zero(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tm
 
 
 def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tmp_path: Path) -> None:
-    half = "open(folder / 'events.jsonl', 'a').write('{\"event\": \"case_en'); "
+    half = "open(folder / 'job.jsonl', 'a').write('{\"event\": \"case_en'); "
     outcome, notes = None, Notes()
     outcome = carry_out(
         job_of(tmp_path, f"stream = {half}{SEGFAULT}", OK), fake_profiler(tmp_path, makes_report=False), notes
@@ -230,7 +230,7 @@ def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_agai
     outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")), notes)
     assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
     assert processes(outcome) == 4 and len(notes.messages) == 3
-    assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"], "one part, not four"
+    assert [path.name for path in outcome.files] == ["capture.out", "job.jsonl"], "one part, not four"
 
 
 def test_a_command_is_started_again_after_a_false_start_of_its_tool(tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_the_exit_code_of_a_command_decides_about_its_case(
     assert outcome.status == status
     assert outcome.reason.startswith(reason)
     assert fates_of_runner(outcome) == {"case=1": (status, outcome.reason)}
-    assert {path.name for path in job.folder.iterdir()} == {"log.txt", "parts.json"}
+    assert {path.name for path in job.folder.iterdir()} == {"log.txt", "job.jsonl"}
     assert processes(outcome) == 1
 
 
@@ -522,20 +522,20 @@ def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(time, "sleep", sleep)
     with (tmp_path / "log.txt").open("wb") as log:
-        started = child.start(["sleep", "0.1"], dict(os.environ), log)
+        started = process_control.start(["sleep", "0.1"], dict(os.environ), log)
     assert started.wait(60.0) == 0 and 0.1 <= started.ended - started.began < 60
 
 
 def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clear = process_control.end_remaining
+    clear = process_control.Child.end_remaining
 
-    def slowly(*given: Any) -> str:
+    def slowly(*given: Any) -> int:
         time.sleep(0.5)
         return clear(*given)
 
-    monkeypatch.setattr(process_control, "end_remaining", slowly)
+    monkeypatch.setattr(process_control.Child, "end_remaining", slowly)
     began = time.monotonic()
     outcome = of_command(tmp_path, "sh", "-c", "sleep 9 & true")
     assert 0 < outcome.last_s < time.monotonic() - began - 0.5
@@ -551,7 +551,6 @@ from fake_profiler import Notes as Listener, fake_profiler, job_of
 from profpipe import errors
 from profpipe.runner import executor as run
 from profpipe.runner.process import GracePeriods
-from profpipe.runner.event_log import EventLog
 from profpipe.errors import Interrupted
 
 folder, do, interrupt_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
@@ -618,7 +617,7 @@ def test_after_an_interrupt_the_report_is_exported_and_no_case_is_started(
         f"interrupted interrupted {-signal.SIGINT}",
         "case=2 interrupted interrupted",
         "case=3 interrupted interrupted before it started",
-        "capture.export events.jsonl",
+        "capture.export job.jsonl",
         "Interrupted in job 1 of 2.",
     ]
     assert not (tmp_path / "next").exists()
@@ -659,16 +658,16 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
 
 def test_ask_returns_both_streams_of_a_command_for_any_exit_code() -> None:
     program = "import sys; print('2022.4', flush=True); print('warning', file=sys.stderr); sys.exit(3)"
-    assert executor.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
+    assert process_control.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
 
 
 def test_ask_gives_none_for_a_command_that_is_not_there() -> None:
-    assert executor.ask(["no-such-profiler", "--version"]) is None
+    assert process_control.ask(["no-such-profiler", "--version"]) is None
 
 
 def test_ask_gives_none_for_a_command_that_does_not_end_although_a_child_holds_its_output() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    assert executor.ask([sys.executable, "-c", program], timeout_s=0.5) is None
+    assert process_control.ask([sys.executable, "-c", program], timeout_s=0.5) is None
 
 
 # --- a real nsys -----------------------------------------------------------------------------------------------------
@@ -703,7 +702,7 @@ def under_nsys(tmp_path: Path, nsys: Path, *todo: str, changes: Any = None, **fi
 def test_nsys_leaves_a_report_and_its_export(tmp_path: Path, nsys: Path) -> None:
     outcome = under_nsys(tmp_path, nsys, OK)
     assert (outcome.status, outcome.reason) == ("ok", "")
-    assert [path.name for path in outcome.files] == ["capture.sqlite", "events.jsonl"]
+    assert [path.name for path in outcome.files] == ["capture.sqlite", "job.jsonl"]
 
 
 def test_a_report_that_nsys_writes_elsewhere_is_noticed(tmp_path: Path, nsys: Path) -> None:
@@ -728,7 +727,7 @@ def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_pat
     assert statuses(outcome) == ["ok", "timeout"]
     assert (outcome.job.folder / "capture.sqlite").exists()
     assert survivors(outcome) == []
-    pids = [json.loads(line).get("pid") for line in (outcome.job.folder / "events.jsonl").read_text().splitlines()]
+    pids = [json.loads(line).get("pid") for line in (outcome.job.folder / "job.jsonl").read_text().splitlines()]
     assert not [pid for pid in pids if pid and is_alive(pid)], "nsys puts the workload into another session"
 
 
@@ -737,4 +736,4 @@ def test_a_segfault_under_nsys_costs_one_case_and_the_others_keep_their_profile(
     outcome = under_nsys(tmp_path, nsys, OK, SEGFAULT, OK)
     assert statuses(outcome) == ["ok", "crashed", "ok"]
     assert "killed by SIGSEGV" in fates(outcome)["case=2"][1]
-    assert [path.name for path in outcome.files] == ["capture.sqlite", "events.jsonl", "capture-2.sqlite"]
+    assert [path.name for path in outcome.files] == ["capture.sqlite", "job.jsonl", "capture-2.sqlite"]

@@ -14,7 +14,7 @@ from program import rows
 
 from profpipe.errors import UnreadableFile
 from profpipe.job import Missing, Tool
-from profpipe.profilers import nsys_export
+from profpipe.profilers import nsys as profiler
 
 ROOT = Path(__file__).parents[1]
 HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
@@ -22,13 +22,13 @@ HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
 NEWER = b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)"
 
 
-def refusal(report: Path, nsys: Tool | Missing, says: str | None = None) -> str:
+def refusal(report: Path, tool: Tool | Missing, says: str | None = None) -> str:
     def ask(argv: Sequence[str]) -> str | None:
         assert argv[0] == "/opt/nsys" and argv[-1] == str(report)
         return says
 
     with pytest.raises(UnreadableFile) as refused:
-        nsys_export.export(report, report.with_suffix(".sqlite"), nsys, ask)
+        profiler.export(report, report.with_suffix(".sqlite"), tool, ask)
     return str(refused.value)
 
 
@@ -42,10 +42,8 @@ def newer(tmp_path: Path) -> Path:
 def test_a_report_is_recognised_by_its_content_with_the_version_of_nsys(newer: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.nsys-rep"
     other.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert nsys_export.is_report(newer) and nsys_export.version(newer) == "2026.4.1"
-    assert (
-        not nsys_export.is_report(other) and not nsys_export.is_report(tmp_path) and not nsys_export.is_recording(other)
-    )
+    assert profiler.is_report(newer) and profiler.version(newer) == "2026.4.1"
+    assert not profiler.is_report(other) and not profiler.is_report(tmp_path) and not profiler.is_recording(other)
 
 
 #: A report of 2020 in short: the program and another process in it have version numbers, and nsys has the last one.
@@ -60,9 +58,9 @@ OLDER = (
 def test_a_version_number_of_a_program_is_not_taken_for_the_version_of_nsys(tmp_path: Path) -> None:
     path = tmp_path / "report1.qdrep"
     path.write_bytes(OLDER)
-    assert nsys_export.is_report(path) and nsys_export.version(path) == "2020.3.2"
+    assert profiler.is_report(path) and profiler.version(path) == "2020.3.2"
     path.write_bytes(OLDER.replace(b"2020.3.2.6-87e152c", b""))
-    assert nsys_export.version(path) == ""
+    assert profiler.version(path) == ""
 
 
 def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_command(newer: Path) -> None:
@@ -135,7 +133,7 @@ def ingested(nsys: Path, *files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(nsys: Path, report: Path) -> None:
-    assert nsys_export.version(report) == "2022.4.2"
+    assert profiler.version(report) == "2022.4.2"
     old, cut, newer = (report.with_name(name) for name in ("old.qdrep", "cut.nsys-rep", "newer.nsys-rep"))
     content = report.read_bytes()
     old.write_bytes(content)

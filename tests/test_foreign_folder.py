@@ -184,7 +184,7 @@ def test_checkouts_behind_a_link_are_not_removed(run: Path, tmp_path: Path) -> N
 
 def test_the_files_of_a_job_with_a_link_are_not_reused(run: Path, tmp_path: Path) -> None:
     entry = Manifest.parse({"jobs": [{"folder": "raw/w/plain", "key": "k", "cases": ["n=1"]}]})
-    (run / "raw" / "w" / "plain" / "parts.json").write_text("[]")
+    (run / "raw" / "w" / "plain" / "job.jsonl").touch()
     assert job_cache.find_cached_jobs([(run, entry)])
     (run / "raw" / "w" / "plain" / "log.txt").symlink_to(tmp_path / "outside" / "mine.txt")
     assert job_cache.find_cached_jobs([(run, entry)]) == {}

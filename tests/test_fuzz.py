@@ -152,14 +152,14 @@ def test_damaged_results_folders_are_read_or_refused(tmp_path: Path, tmp_path_fa
         next(path for path in each.iterdir() if path.is_dir() and path.name != "latest" and not path.is_symlink())
         for each in (out, of_pairs)
     )
-    events = "raw/sums/plain/events.jsonl"
+    events = "raw/sums/plain/job.jsonl"
     kinds: list[tuple[str, Path, str, list[str]]] = [
         ("run.json", tables, "run.json", ["report"]),
         ("run.json", run, "run.json", ["compare"]),
         ("order.json", run, "raw/order.json", ["resume"]),
         ("basis.json", run, "raw/basis.json", ["resume"]),
-        ("events.jsonl", run, events, ["ingest"]),
-        ("events.jsonl", run, events, ["report"]),
+        ("job.jsonl", run, events, ["ingest"]),
+        ("job.jsonl", run, events, ["report"]),
         ("tables, Parquet", tables, "kernels.parquet", ["compare"]),
         ("tables, Parquet", run, "metrics.parquet", ["report"]),
         ("tables, Parquet", tables, "kernels.parquet", ["report"]),

@@ -14,7 +14,7 @@ from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, t
 
 from profpipe.commands import rendering
 from profpipe.ingest import job_tables
-from profpipe.measure import machine as device, visible_gpus
+from profpipe.measure import machine, machine as device
 from profpipe.results.manifest import Manifest, PeakRates, parse
 
 H200 = {
@@ -30,7 +30,7 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def peaks_of(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
-    return visible_gpus.peaks_of_job(devices, environment, described)
+    return machine.peaks_of_job(devices, environment, described)
 
 
 # --- processes without a device --------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
 
     h200, l40s = {"device": "NVIDIA H200", "sm_count": 132}, {"device": "NVIDIA L40S", "sm_count": 142}
     of_torch = {"torch": "2.11.0"}
-    first = record("events.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
-    second = record("events.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
+    first = record("job.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
+    second = record("job.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
     assert job_tables.read_devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
     at, other = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
     assert job_tables.read_devices([at, at]) == [{**h200, "count": 1}], (

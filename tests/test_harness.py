@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 WORKLOAD = """
 import torch
-from profpipe.measure import cuda_graph
+from profpipe.measure import launch_profile
 from profpipe.ranges import annotate
 
 PARAMS = {"n": 8, "do": "work"}
@@ -40,7 +40,7 @@ def build(params):
         if params["do"].startswith("raise "):
             raise RuntimeError(params["do"])
         if params["do"] == "spoil":  # in place of a capture that fails, for want of a GPU
-            raise cuda_graph.CaptureAborted("the call cannot be captured")
+            raise launch_profile.CaptureAborted("the call cannot be captured")
         with annotate("multiply"):
             return x @ x
     return fn
@@ -91,7 +91,7 @@ def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "job.jsonl").read_text().splitlines()]
 
 
 def of(events, kind, case=None):
@@ -231,7 +231,7 @@ def test_after_an_oom_larger_cases_are_skipped_by_default(tmp_path):
     ended = {event["case"]: event for event in of(carry_out(tmp_path, cases), "case_ended")}
     assert [ended[case]["status"] for case in cases] == ["oom", "skipped", "ok"]
     assert "larger in every dimension" in ended["large"]["reason"]
-    (tmp_path / "events.jsonl").unlink()
+    (tmp_path / "job.jsonl").unlink()
     options = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
     assert of(carry_out(tmp_path, cases, **options), "case_ended", "large")[0]["status"] == "oom"
 
@@ -254,7 +254,7 @@ def test_clocks_under_a_profiler_are_recorded(monkeypatch):
     """NVML is a mock: there is no GPU here."""
     seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
     monkeypatch.setattr(
-        harness.gpu_monitor, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
+        harness.conditions, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
     )
     recorded = {}
     events = SimpleNamespace(metric=lambda case, metric, value, unit: recorded.update({metric: (value, unit)}))
@@ -286,8 +286,8 @@ def on_a_gpu(monkeypatch, allocated=0):
         memory_allocated=lambda: allocated,
     )
     own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: calls.append("cublas"))
-    monkeypatch.setattr(harness.process_info, "device", lambda: "cuda")
-    monkeypatch.setattr(harness.process_info, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
+    monkeypatch.setattr(harness.machine, "device", lambda: "cuda")
+    monkeypatch.setattr(harness.machine, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
     return calls
 
 
@@ -316,7 +316,7 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
     monkeypatch.setattr(
         harness.sampling, "run_loop", lambda fn, n, **_: done.append("loop") or harness.sampling.Loop(1.0)
     )
-    monkeypatch.setattr(harness.gpu_monitor, "monitor_gpu", lambda: nullcontext(harness.gpu_monitor.GpuMonitor(None)))
+    monkeypatch.setattr(harness.conditions, "monitor_gpu", lambda: nullcontext(harness.conditions.GpuMonitor(None)))
     monkeypatch.setattr(harness, "single_threaded_autograd", nullcontext)
     workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
     events = SimpleNamespace(metric=lambda *_: None)
@@ -338,8 +338,8 @@ def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_
     monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, *, clock_hz, **_: requested.append(clock_hz))
     monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: harness.sampling.Loop(1.0, next(counts)))
     for name in ("monitor_gpu", "monitor_device"):
-        unread = harness.gpu_monitor.GpuMonitor(None)
-        monkeypatch.setattr(harness.gpu_monitor, name, lambda device=None, unread=unread: nullcontext(unread))
+        unread = harness.conditions.GpuMonitor(None)
+        monkeypatch.setattr(harness.conditions, name, lambda device=None, unread=unread: nullcontext(unread))
     workload, events = SimpleNamespace(build=lambda params: lambda: None), SimpleNamespace(metric=lambda *_: None)
     own = harness.Worker(workload, {"profiler": "nsys", "warmup": 1, "repeats": 2, "options": {}}, events, "cuda")
 
@@ -385,7 +385,7 @@ class Model:
 @pytest.mark.parametrize("allocated", [None, 2**30])
 def test_memory_that_a_workload_keeps_is_freed_once_it_is_released(monkeypatch, allocated):
     if allocated is None:
-        monkeypatch.setattr(harness.process_info, "device", lambda: "cpu")
+        monkeypatch.setattr(harness.machine, "device", lambda: "cpu")
     else:
         on_a_gpu(monkeypatch, allocated)
     own, kept = desk(), [Model()]

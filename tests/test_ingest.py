@@ -11,7 +11,7 @@ from fake_profiler import chrome_trace
 
 from profpipe.ingest import job_tables, kernel_classes, reader
 from profpipe.ingest.reader import Read, Refusal, Source
-from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
+from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
 from profpipe.results import schema
 from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
 
@@ -28,7 +28,7 @@ EVENTS = [
 
 
 def written(folder, events=EVENTS):
-    path = folder / "events.jsonl"
+    path = folder / "job.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 
@@ -107,9 +107,9 @@ def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), prof
         workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip
-    files = (folder / "events.jsonl",)
-    end = CaseOutcome(Status(status), details=reason)
-    ends = {case: CaseOutcome(Status(status), details=reason) for case, status, reason in ended}
+    files = (folder / "job.jsonl",)
+    end = Outcome(Status(status), details=reason)
+    ends = {case: Outcome(Status(status), details=reason) for case, status, reason in ended}
     return JobOutcome(job, end, seconds=3.5, last_s=2.0, files=files, case_outcomes=ends)
 
 
@@ -133,7 +133,7 @@ def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
 
 def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_recorded(tmp_path):
     started = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
-    with (tmp_path / "events.jsonl").open("w") as stream:
+    with (tmp_path / "job.jsonl").open("w") as stream:
         stream.write(json.dumps(started) + "\n")
     fates = job_tables.case_rows(outcome(tmp_path, "crashed", "killed"), "r", schema.empty(CASES))
     params = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))

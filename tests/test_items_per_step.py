@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from program import profpipe, rows
 
-from profpipe.config.items import items_of
 from profpipe.config.loader import load_pipeline
+from profpipe.config.quantities import items_of
 from profpipe.errors import ConfigError
 from profpipe.ingest import job_tables
 from profpipe.results import schema

@@ -241,7 +241,7 @@ def done(out: Path, name: str, **entry: Any) -> tuple[Path, dict[str, Any]]:
     run = out / name
     folder = run / "raw" / "w" / "nsys"
     folder.mkdir(parents=True)
-    for file in ("capture.sqlite", "events.jsonl", "log.txt", "parts.json"):
+    for file in ("capture.sqlite", "job.jsonl", "log.txt"):
         (folder / file).write_text(f"{file} of {name}")
     size = (folder / "capture.sqlite").stat().st_size
     files = [{"path": "raw/w/nsys/capture.sqlite", "bytes": size}]
@@ -287,9 +287,9 @@ def test_large_files_are_linked_and_growing_files_are_copied(tmp_path: Path) -> 
     job_cache.reuse(CachedJob(run / "raw/w/nsys", "1"), target)
     assert job_cache.read_origin(target) == "1" and job_cache.read_origin(run / "raw/w/nsys") == ""
     assert (target / "capture.sqlite").samefile(run / "raw/w/nsys/capture.sqlite")
-    with (target / "events.jsonl").open("a") as stream:
+    with (target / "job.jsonl").open("a") as stream:
         stream.write("more")
-    assert (run / "raw/w/nsys/events.jsonl").read_text() == "events.jsonl of 1"
+    assert (run / "raw/w/nsys/job.jsonl").read_text() == "job.jsonl of 1"
     again = tmp_path / "3" / "raw" / "w" / "nsys"
     job_cache.reuse(CachedJob(target, "0"), again)
     assert (job_cache.read_origin(target), job_cache.read_origin(again)) == ("1", "0")

@@ -18,6 +18,7 @@ from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
 from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.config.models import read_recorded
 from profpipe.report import ci, pages, render, results_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
@@ -296,7 +297,7 @@ def training(times: Tables) -> Tables:
 
 
 def as_command(run: Manifest) -> Manifest:
-    return Manifest(**{**vars(run), "pipeline": {"workloads": {"train": {"command": ["python", "train.py"]}}}})
+    return replace(run, pipeline=read_recorded({"workloads": {"train": {"command": ["python", "train.py"]}}}))
 
 
 def test_a_case_without_kernels_is_named():

@@ -23,7 +23,9 @@ def table(section: Section, id: str) -> Table:
 def many_kernels(**report: Any) -> WorkloadFindings:
     """A single case of twelve kernels."""
     rows = [kernel_row("n=1", f"kernel_{i}", 10, 1e6 * (20 - i)) for i in range(12)]
-    return only((tables(kernels=rows, ranges=[range_row("n=1", 10)]), {"pipeline": {"report": report}}))
+    return only(
+        (tables(kernels=rows, ranges=[range_row("n=1", 10)]), {"pipeline": {"workloads": {"w": {}}, "report": report}})
+    )
 
 
 def test_a_lone_case_shows_its_first_kernels_on_the_short_page() -> None:

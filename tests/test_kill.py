@@ -20,7 +20,6 @@ from kill_server import processes_of
 from profpipe.results import database, folders, schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import journal
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -103,7 +102,7 @@ def only_run(project: Path) -> Path | None:
 
 
 def events(run: Path, profiler: str) -> list[dict[str, Any]]:
-    path = run / "raw" / "sums" / profiler / "events.jsonl"
+    path = run / "raw" / "sums" / profiler / "job.jsonl"
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -119,7 +118,7 @@ def counted(run: Path, profiler: str, event: str) -> Counter[str]:
 
 def has_report(run: Path) -> bool:
     """Whether the runner knew, when it was killed, that the profiler had written its report."""
-    return any(entry.ends for entry in journal.read(run / "raw" / "sums" / "nsys"))
+    return any(entry["event"] == "ended" for entry in events(run, "nsys"))
 
 
 def comparable(data: Tables, table: schema.Table) -> pd.DataFrame:

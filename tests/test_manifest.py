@@ -56,8 +56,8 @@ def test_an_entry_replaces_the_entry_of_an_earlier_try() -> None:
 
 
 def test_a_job_is_removed_with_its_files_and_no_others() -> None:
-    kept = FileEntry(source="raw/w/plain-2/events.jsonl")
-    files = (FileEntry(source="raw/w/plain/events.jsonl"), kept)
+    kept = FileEntry(source="raw/w/plain-2/job.jsonl")
+    files = (FileEntry(source="raw/w/plain/job.jsonl"), kept)
     manifest = Manifest().with_job(JobEntry(folder="raw/w/plain"), files, [RefusedFile("raw/w/plain/capture.sqlite")])
     assert len(manifest.jobs) == 1 and len(manifest.files) == 2 and len(manifest.refused) == 1
     manifest = manifest.without_job("raw/w/plain")

@@ -44,7 +44,7 @@ def test_the_record_names_the_tool_and_the_files_that_it_left(run_under_nsys):
     _, record = store.load(run_under_nsys)
     assert record.tools["nsys"].version.count(".") == 2
     (job,) = record.jobs
-    assert [Path(file.path).name for file in job.files] == ["capture.sqlite", "events.jsonl"]
+    assert [Path(file.path).name for file in job.files] == ["capture.sqlite", "job.jsonl"]
     assert (run_under_nsys / "raw" / "attention" / "nsys" / "capture.nsys-rep").stat().st_size > 0
     files = [run_under_nsys / name for name in record.private_files]
     assert {path.name for path in files} == {"capture.nsys-rep", "log.txt", "order.json", "basis.json"}

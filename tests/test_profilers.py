@@ -10,7 +10,7 @@ import pytest
 from profpipe import profilers
 from profpipe.job import Case, Job, Missing, Tool
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
-from profpipe.runner import executor
+from profpipe.runner import process
 
 JOB = Job(
     workload="attention",
@@ -119,7 +119,7 @@ def test_rocprof_output_is_found_below_the_folder_and_sums_give_way_to_single_la
     for name in ("capture_kernel_trace.csv", "capture_kernel_stats.csv", "capture-2_kernel_trace.csv", "other.csv"):
         (host / name).write_text("x")
     found = rocprof.artifacts(replace(JOB, folder=tmp_path))
-    assert [path.name for path in found] == ["capture_kernel_trace.csv", "events.jsonl"]
+    assert [path.name for path in found] == ["capture_kernel_trace.csv", "job.jsonl"]
 
 
 def stand_in(folder, name, text):
@@ -134,14 +134,14 @@ def test_a_tool_is_found_with_its_version(tmp_path, monkeypatch):
     stand_in(tmp_path, "nsys", "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0")
     stand_in(tmp_path, "ncu", "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 36398880)")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert nsys.find(executor.ask) == Tool("nsys", "2023.4.4", str(tmp_path / "nsys"))
-    assert ncu.find(executor.ask) == Tool("ncu", "2025.3.1", str(tmp_path / "ncu"))
+    assert nsys.find(process.ask) == Tool("nsys", "2023.4.4", str(tmp_path / "nsys"))
+    assert ncu.find(process.ask) == Tool("ncu", "2025.3.1", str(tmp_path / "ncu"))
 
 
 def test_a_tool_that_does_not_start_is_missing_with_its_last_words(tmp_path, monkeypatch):
     stand_in(tmp_path, "nsys", "error while loading shared libraries: libdw.so.1")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = nsys.find(executor.ask)
+    found = nsys.find(process.ask)
     assert isinstance(found, Missing) and "libdw.so.1" in found.reason
 
 
@@ -149,7 +149,7 @@ def test_rocprofv3_comes_before_its_predecessors(tmp_path, monkeypatch):
     for name in ("rocprof", "rocprofv2", "rocprofv3"):
         stand_in(tmp_path, name, "1.0.0")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = rocprof.find(executor.ask)
+    found = rocprof.find(process.ask)
     assert isinstance(found, Tool) and (found.variant, found.version) == ("rocprofv3", "1.0.0")
 
 

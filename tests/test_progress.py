@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_profiler import job_of
 
-from profpipe.job import CaseOutcome, Cause, JobOutcome, Status, Visit
+from profpipe.job import Cause, JobOutcome, Outcome, Status, Visit
 from profpipe.runner.progress import Display, duration, time_left
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None
         display.case_started("case=1", Visit())
         display.case_ended("case=1", "ok")
         display.message("[bold] is no markup")
-        display.job_ended(JobOutcome(job, CaseOutcome(Status.CRASHED, Cause.EXIT, "killed by SIGSEGV")))
+        display.job_ended(JobOutcome(job, Outcome(Status.CRASHED, Cause.EXIT, "killed by SIGSEGV")))
     assert stream.getvalue().splitlines() == [
         "[1/3] attention under fake: 2 cases",
         "  case 1 of 2: case=1: ok",
@@ -40,7 +40,7 @@ def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path: Path
         display.job_started(job, 1, 1)
         display.case_ended("case=1", "failed", "ValueError: unknown impl 'fa3'.\nDid you mean 'fa2'?")
         display.case_ended("case=2", "skipped", "needs a GPU")
-        display.job_ended(JobOutcome(job, CaseOutcome(Status.OK)))
+        display.job_ended(JobOutcome(job, Outcome(Status.OK)))
     assert stream.getvalue().splitlines()[1:] == [
         "  case 1 of 2: case=1: failed (ValueError: unknown impl 'fa3'. Did you mean 'fa2'?)",
         "  case 2 of 2: case=2: skipped",
@@ -78,13 +78,13 @@ def test_on_a_terminal_the_line_is_live_and_the_results_stay() -> None:
     program = """
 from pathlib import Path
 from fake_profiler import job_of
-from profpipe.job import CaseOutcome, JobOutcome, Status, Visit
+from profpipe.job import Outcome, JobOutcome, Status, Visit
 from profpipe.runner.progress import Display
 job = job_of(Path("."), "pass")
 with Display() as display:
     display.job_started(job, 1, 1)
     display.case_started("impl=[fa2]", Visit())
-    display.job_ended(JobOutcome(job, CaseOutcome(Status.OK)))
+    display.job_ended(JobOutcome(job, Outcome(Status.OK)))
 """
     ours, theirs = pty.openpty()
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}", "TERM": "xterm", "COLUMNS": "120"}

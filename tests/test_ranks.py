@@ -16,7 +16,7 @@ import pytest
 
 from profpipe import profilers
 from profpipe.config.models import Pipeline
-from profpipe.job import Job, Missing, Tool, workload_argv
+from profpipe.job import Job, Missing, Tool, log_name, workload_argv
 from profpipe.measure import distributed, rounds
 from profpipe.measure.distributed import EndedByPeer, Ranks
 from profpipe.results import schema, store
@@ -176,10 +176,10 @@ def test_each_process_writes_separate_events_and_traces():
         "capture.2.pt.trace.json.gz",
         "capture.rank1.1.pt.trace.json.gz",
         "capture.rank1.2.pt.trace.json.gz",
-        "events.jsonl",
-        "events.rank1.jsonl",
+        "job.jsonl",
+        "job.rank1.jsonl",
     ]
-    assert [path.name for path in profilers.plain.commands(jobs["plain"])[0].makes] == ["events.jsonl"]
+    assert [path.name for path in profilers.plain.commands(jobs["plain"])[0].makes] == ["job.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_of_a_further_process_the_numbers_are_taken_and_the_cases_are_not(tmp_pa
         {"event": "samples", "case": "a=2", "unit": "ns", "values": [1, 2, 3]},
         {"event": "case_ended", "case": "a=2", "status": "oom"},
     ]
-    record = tmp_path / distributed.events_file(1)
+    record = tmp_path / log_name(1)
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     parsed = events.parse(record)
     assert parsed.cases.empty
@@ -387,7 +387,7 @@ def test_nsys_records_the_ranges_of_every_process_in_one_report(nsys, tmp_path):
 def test_reused_events_of_any_process_are_copied(tmp_path):
     from profpipe.runner import job_cache
 
-    for name in ("events.jsonl", "events.rank1.jsonl", "capture.sqlite"):
+    for name in ("job.jsonl", "job.rank1.jsonl", "capture.sqlite"):
         (tmp_path / name).write_text("x")
         job_cache.link_or_copy(str(tmp_path / name), str(tmp_path / f"{name}.taken"))
     linked = [path.name for path in sorted(tmp_path.iterdir()) if path.stat().st_nlink > 1]

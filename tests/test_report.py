@@ -173,9 +173,10 @@ def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path)
 
 def test_a_study_of_several_workloads_has_the_name_of_its_pipeline(tmp_path: Path) -> None:
     rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
-    named = page(tables(metrics=rows), {"pipeline": {"name": "accuracy"}}, tmp_path)
+    run = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
+    named = page(tables(metrics=rows), run, tmp_path)
     assert named.startswith("# accuracy · 2 cases\n") and "fp16" in named
-    assert page(tables(metrics=rows[:1]), {"pipeline": {"name": "accuracy"}}, tmp_path).startswith("# fp16 · 1 case\n")
+    assert page(tables(metrics=rows[:1]), run, tmp_path).startswith("# fp16 · 1 case\n")
     assert page(tables(metrics=rows), {"name": "out"}, tmp_path).startswith("# fp16 and bf16 · 2 cases\n"), (
         "files from elsewhere"
     )

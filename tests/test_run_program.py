@@ -102,7 +102,7 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Pat
     run = (project / "out" / "latest").resolve()
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "ended": None, "jobs": []}))
-    (run / "raw" / "train" / "plain" / "parts.json").unlink()
+    (run / "raw" / "train" / "plain" / "job.jsonl").unlink()
     profpipe(project.parent, "resume", run)
     assert [each["cwd"] for each in seen(project)] == [str(project)] * 2
 

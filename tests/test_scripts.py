@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profpipe import plugins
-from profpipe.config.workload_files import declared_params
+from profpipe.plugins import declared_params
 
 WORKLOADS = list(plugins.files("workloads", "*.py"))
 

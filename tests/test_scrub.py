@@ -531,7 +531,7 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     (raw / "capture-2.sqlite").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
     (raw / "other_results.db").write_bytes(ATTENTION.read_bytes()[:100_000])
-    (raw / "events.jsonl").write_text('{"event": "started"}\n')
+    (raw / "job.jsonl").write_text('{"event": "started"}\n')
     done = job_files.scrub_exports(sorted(raw.iterdir()), tmp_path)
     assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False, raw / "other_results.db": False}
     private = ["capture-2.sqlite", "capture.nsys-rep", "other_results.db"]

@@ -96,7 +96,7 @@ def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Pat
     outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED)
 
     def interrupt() -> None:
-        while not all((one.folder / "events.jsonl").exists() for one in jobs[:2]):
+        while not all((one.folder / "job.jsonl").exists() for one in jobs[:2]):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from profpipe.measure.oom_pruning import is_larger
+from profpipe.measure.case_order import is_larger
 
 OOM = {"impl": "math", "batch": 2, "seqlen": 4096, "causal": False, "scale": None}
 

@@ -20,7 +20,7 @@ from profpipe.analysis.cases import comparisons
 from profpipe.commands import cluster, resume
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, manifest_entries, schema
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob

@@ -23,7 +23,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import job_tables, reader
 from profpipe.ingest.groupby import Union
 from profpipe.ingest.steps.accounting import states
-from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
+from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -942,7 +942,7 @@ def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> No
     case = Case("default", {})
     job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
     job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
-    outcome = JobOutcome(job, CaseOutcome(Status.OK), files=(path,))
+    outcome = JobOutcome(job, Outcome(Status.OK), files=(path,))
     (result,) = reader.ingest(job_tables.sources_of_job(outcome, tmp_path))
     assert isinstance(result, reader.Read)
     assert result.tables.steps[["case", "rule"]].to_numpy().tolist() == [["default", "marker"]] * 3

@@ -25,7 +25,7 @@ TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
     """``run`` as it would be with these `plots` in its pipeline file."""
     entries = [Plot.model_validate({"title": "A plot", **entry}).model_dump(mode="json") for entry in wanted]
-    return {**run, "pipeline": {**run.get("pipeline", {}), "plots": entries}}
+    return {**run, "pipeline": {"workloads": {"w": {}}, **run.get("pipeline", {}), "plots": entries}}
 
 
 def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:

@@ -29,8 +29,8 @@ from report_study import (
 
 from profpipe import plugins
 from profpipe.analysis.findings.workloads import Study
-from profpipe.config.kernel_categories import OTHER_CLASSES
 from profpipe.config.models import Table
+from profpipe.config.quantities import OTHER_CLASSES
 from profpipe.report.document import Details, Paragraph, plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.studies import study_table
@@ -44,7 +44,7 @@ TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
     """``run`` as it would be with these `tables` in its pipeline file."""
     entries = [Table.model_validate({"title": "A table", **entry}).model_dump(mode="json") for entry in wanted]
-    return {**run, "pipeline": {**run.get("pipeline", {}), "tables": entries}}
+    return {**run, "pipeline": {"workloads": {"w": {}}, **run.get("pipeline", {}), "tables": entries}}
 
 
 def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import resource
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.job import Command, Job, Tool
-from profpipe.runner import child, executor, process
+from profpipe.runner import executor, process, supervisor
 from profpipe.runner.process import GRACE, GracePeriods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,116 +115,62 @@ def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started
     assert wait_until_gone(pids, 0.0) == []
 
 
-def test_a_supervisor_that_was_killed_is_replaced() -> None:
-    os.kill(child.supervisor_pid(), signal.SIGKILL)
-    time.sleep(0.1)
-    assert executor.ask(["echo", "still here"]) == "still here\n"
-
-
 def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> None:
     """As where Python needs PYTHONHOME, which ``-I`` ignores."""
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     program = (
         f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
-        "from profpipe.runner import child\n"
-        "child.start(['true'], {}, open('log', 'wb'))"
+        "from profpipe.runner import process\n"
+        "process.start(['true'], {}, open('log', 'wb'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("profpipe.runner.child.SupervisorError: The supervisor of the processes ends before it")
-    assert last.endswith(f"{tmp_path}/python -I -S {child.supervisor.__file__}")
+    assert last.startswith("profpipe.runner.process.SupervisorError: The supervisor of the processes ends before it")
+    assert last.endswith(f"{tmp_path}/python -I -S {supervisor.__file__}")
 
 
-def free_numbers(pid: int) -> Iterator[int]:
-    """The numbers of the descriptors that a process opens next."""
-    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    return (number for number in itertools.count() if number not in used)
-
-
-def test_a_supervisor_without_free_descriptors_is_no_missing_program() -> None:
-    executor.ask(["true"])
-    supervisor = child.supervisor_pid()
-    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
-    # A request brings two descriptors, and the third one is for a pipe.
-    most = next(itertools.islice(free_numbers(supervisor), 2, None))
-    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, before[1]))
-    try:
-        with pytest.raises(child.SupervisorError, match="No process can be started: Too many open files"):
-            executor.ask(["true"])
-    finally:
-        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
-    assert executor.ask(["echo", "still here"]) == "still here\n"
-    assert child.supervisor_pid() == supervisor
-
-
-@pytest.mark.parametrize("has_supervisor", [True, False])
-def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path, has_supervisor: bool) -> None:
-    program = (
-        "import resource, sys\n"
-        "from profpipe.runner import child\n"
-        "log = open('log', 'wb')\n"
-        f"{'child.supervisor_pid()' if has_supervisor else ''}\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, 4096))\n"
-        "try: child.start(['true'], {}, log)\n"
-        "except child.SupervisorError as error: print(error)"
-    )
-    words = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert "cannot be started" in done.stdout or "can be started" in done.stdout, done.stderr
-    assert "Too many open files" in done.stdout, done.stderr
-
-
-def test_requests_to_a_supervisor_that_is_killed_reach_the_next_one(tmp_path: Path) -> None:
-    """The first request fills the buffer of the socket, so that the second one ends with a reset connection."""
-    executor.ask(["true"])
-    supervisor = child.supervisor_pid()
-    os.kill(supervisor, signal.SIGSTOP)
-    room = int(Path("/proc/sys/net/core/wmem_default").read_text()) + 2000
-    values = {str(number): "x" * (room // 4) for number in range(4)}
-    with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor(2) as threads:
-        requests = [threads.submit(child.start, ["true"], values, log)]
-        time.sleep(0.1)
-        requests.append(threads.submit(child.start, ["true"], values, log))
-        time.sleep(0.1)
-        os.kill(supervisor, signal.SIGKILL)
-        assert [request.result(10).wait(10) for request in requests] == [0, 0]
-    assert child.supervisor_pid() != supervisor
+def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, before[1]))
+        try:
+            with pytest.raises(process.SupervisorError, match=r"No process can be started: .*Too many open files"):
+                process.start(["true"], {}, log)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
     """As where a process hangs inside a driver and survives SIGKILL. Here the stopped supervisor reports no end."""
-    # Other tests have started processes that a later test needs.
-    others = process.find_descendants()
     with (tmp_path / "log").open("wb") as log:
-        started = child.start(["sleep", "600"], dict(os.environ), log)
-    os.kill(child.supervisor_pid(), signal.SIGSTOP)
+        started = process.start(["sleep", "600"], dict(os.environ), log)
+    os.kill(started.supervisor.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        process.kill_tree(started, others, GracePeriods(kill_s=0.2))
+        started.kill(0.2)
         assert started.returncode is None and 0.2 <= time.monotonic() - began < 2
     finally:
-        os.kill(child.supervisor_pid(), signal.SIGCONT)
+        os.kill(started.supervisor.pid, signal.SIGCONT)
     assert started.wait(5.0) == -signal.SIGKILL
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         with pytest.raises(FileNotFoundError, match="no-such-program"):
-            child.start(["no-such-program"], {}, log)
+            process.start(["no-such-program"], {}, log)
         with pytest.raises(NotADirectoryError, match="log"):
-            child.start(["true"], dict(os.environ), log, tmp_path / "log")
+            process.start(["true"], dict(os.environ), log, tmp_path / "log")
         with pytest.raises(OSError, match="Invalid argument"):
-            child.start(["true", "a\0b"], dict(os.environ), log)
+            process.start(["true", "a\0b"], dict(os.environ), log)
 
 
 def test_words_and_variables_of_any_bytes_and_length_reach_a_program(tmp_path: Path) -> None:
     word, value = os.fsdecode(b"\xff\xe9 \n'"), "x" * 100_000
     program = "import os, sys; sys.stdout.buffer.write(os.fsencode(sys.argv[1] + str(len(os.environ['LONG']))))"
-    assert executor.ask([sys.executable, "-c", program, word], env={"LONG": value}) == os.fsencode(
+    assert process.ask([sys.executable, "-c", program, word], env={"LONG": value}) == os.fsencode(
         word + "100000"
     ).decode(errors="replace")
 
@@ -239,7 +183,7 @@ def test_a_program_has_the_signals_and_descriptors_of_a_shell() -> None:
     )
     # Python ignores two signals itself, and what a shell starts by `&` ignores SIGQUIT.
     ignored = ["SIGQUIT"] if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN else []
-    assert executor.ask([sys.executable, "-c", program]) == f"{[*ignored, 'SIGPIPE', 'SIGXFSZ']} [0, 1, 2]\n"
+    assert process.ask([sys.executable, "-c", program]) == f"{[*ignored, 'SIGPIPE', 'SIGXFSZ']} [0, 1, 2]\n"
 
 
 def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_of_a_job(tmp_path: Path) -> None:
@@ -248,20 +192,20 @@ def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_
     if subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     program = (
-        "from profpipe.runner import executor, process, supervisor\n"
-        "print(executor.ask(['echo', 'ran']).strip(), supervisor.has_proc(), process.find_descendants(), "
-        "list(supervisor.descendants(1)))"
+        "from profpipe.runner import process, supervisor\n"
+        "print(process.ask(['echo', 'ran']).strip(), supervisor.has_proc(), "
+        "supervisor.descendants(1))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [*isolated, sys.executable, "-c", program]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "ran False set() []", done.stderr
+    assert done.stdout.strip() == "ran False set()", done.stderr
 
 
 #: A runner that ends while a process and its child run, and what is left of the two after at most two seconds.
 ENDED_RUNNER = """
-{python} -c 'import os, time; from profpipe.runner import child
-child.start(["sh", "-c", "sleep 600 & echo $! >b; echo $$ >a; wait"], dict(os.environ), open("log", "wb"))
+{python} -c 'import os, time; from profpipe.runner import process
+process.start(["sh", "-c", "sleep 600 & echo $! >b; echo $$ >a; wait"], dict(os.environ), open("log", "wb"))
 while not (os.path.exists("a") and os.path.getsize("a")): time.sleep(0.01)
 os._exit(0)'
 for i in $(seq 40); do

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from profpipe.measure import process_info, rounds
+from profpipe.measure import machine, rounds
 from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.launch_profile import LaunchProfile
 from profpipe.measure.rounds import RoundSamples
@@ -70,7 +70,7 @@ def test_the_facts_name_the_loop_that_profilers_see():
 def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_that_was_timed(monkeypatch):
     # A mock: graphs need a GPU. It shows only which function is called how.
     calls = []
-    monkeypatch.setattr(rounds.cuda_graph, "capture_graph", lambda fn: lambda: calls.append("replay"))
+    monkeypatch.setattr(rounds.launch_profile, "capture_graph", lambda fn: lambda: calls.append("replay"))
     monkeypatch.setattr(
         rounds.sampling, "run_loop", lambda fn, n, **_: calls.append("loop") or rounds.sampling.Loop(1.0)
     )
@@ -100,7 +100,7 @@ def test_the_launch_time_is_the_shortest_seen_and_at_most_the_loop_time(monkeypa
 
 
 def test_a_second_process_runs_the_remaining_rounds_of_the_first(tmp_path):
-    log = tmp_path / "events.jsonl"
+    log = tmp_path / "job.jsonl"
     events = [
         {"event": "samples", "case": "a", "metric": "time", "round": 1, "unit": "ns", "values": [1.0, 2.0]},
         {"event": "samples", "case": "b", "metric": "time", "round": 1, "unit": "ns", "values": [9.0]},
@@ -152,7 +152,7 @@ def test_a_case_keeps_the_clock_until_a_visit_lowers_it(monkeypatch, fully_loade
 
     watched = FakeMonitor(Conditions((Reading(highest_hz=1980e6),)))
     monkeypatch.setattr(rounds.sampling, "sample", sample)
-    monkeypatch.setattr(rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(watched))
+    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(watched))
     case = timed(plan(order="interleaved", rounds=3), [])
     for _ in range(3):
         case.visit(lambda: None)
@@ -169,7 +169,7 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
 
     watched = FakeMonitor(Conditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))
     monkeypatch.setattr(rounds.sampling, "sample", sample)
-    monkeypatch.setattr(rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(watched))
+    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(watched))
     light, heavy = (timed(plan(order="interleaved", rounds=4), []) for _ in range(2))
     heavy.visit_clocks_hz = light.visit_clocks_hz
     for case in (heavy, light, heavy, light, heavy, light, heavy):
@@ -205,7 +205,7 @@ def test_the_first_visit_of_a_process_warms_up_in_full_though_it_is_not_the_firs
     monkeypatch.setattr(rounds.sampling, "sample", sample)
     monkeypatch.setattr(rounds.sampling, "warm_up", lambda fn, n, device: [fn() for _ in range(n)])
     monkeypatch.setattr(
-        rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(rounds.gpu_monitor.GpuMonitor(None))
+        rounds.conditions, "monitor_device", lambda device: nullcontext(rounds.conditions.GpuMonitor(None))
     )
     case = timed(plan(order="interleaved", rounds=3, warmup=8), [])
     case.device = "cuda"
@@ -219,12 +219,12 @@ def test_restored_rounds_keep_their_conditions(monkeypatch, tmp_path):
     # A mock of the GPU's readings: there is no GPU here. The record between the two processes is real.
     hot = Reading(1.5e9, 700.0, 81.0, reasons=0x4, highest_hz=1.98e9)
     hot_gpu = Conditions((hot,) * 3, other_processes=1, counted_hz=(1.6e9, 1.5e9))
-    monkeypatch.setattr(rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(FakeMonitor(hot_gpu)))
+    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(hot_gpu)))
     written = []
     timed(plan(order="interleaved", rounds=2, target=0.9), written).visit(lambda: None)
-    log = tmp_path / "events.jsonl"
+    log = tmp_path / "job.jsonl"
     log.write_text("".join(json.dumps({"case": "a", **event}) + "\n" for event in written))
-    monkeypatch.setattr(rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(FakeMonitor(Conditions())))
+    monkeypatch.setattr(rounds.conditions, "monitor_device", lambda device: nullcontext(FakeMonitor(Conditions())))
     written.clear()
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
     case.restore(rounds.load_earlier_rounds(log, {"a"})["a"])
@@ -247,9 +247,9 @@ def test_nothing_is_inherited_where_nothing_was_written(tmp_path):
 
 def test_mode_both_keeps_the_graphs_times_under_a_name_of_their_own(monkeypatch):
     # A mock: graphs need a GPU. It shows only which callable is sampled as what.
-    monkeypatch.setattr(rounds.cuda_graph, "capture_graph", lambda fn: lambda: None)
+    monkeypatch.setattr(rounds.launch_profile, "capture_graph", lambda fn: lambda: None)
     monkeypatch.setattr(
-        rounds.gpu_monitor, "monitor_device", lambda device: nullcontext(rounds.gpu_monitor.GpuMonitor(None))
+        rounds.conditions, "monitor_device", lambda device: nullcontext(rounds.conditions.GpuMonitor(None))
     )
     written = []
     case = timed(plan(order="sequential", mode="both", target=0.9), written)
@@ -259,7 +259,7 @@ def test_mode_both_keeps_the_graphs_times_under_a_name_of_their_own(monkeypatch)
 
 def test_a_call_that_has_no_graph_keeps_its_eager_times_in_mode_both_and_is_marked(monkeypatch):
     """No mock is needed: without a GPU no call can be captured."""
-    if process_info.device() == "cuda":
+    if machine.device() == "cuda":
         pytest.skip("here the call would be captured")
     written = []
     case = timed(plan(order="interleaved", rounds=2, mode="both", target=0.9), written)
@@ -273,10 +273,10 @@ def test_after_a_failed_graph_capture_the_process_measures_no_further_case(monke
     """A mock of the driver."""
 
     def give_up(fn):
-        raise rounds.cuda_graph.CaptureAborted("the driver gave the capture up")
+        raise rounds.launch_profile.CaptureAborted("the driver gave the capture up")
 
-    monkeypatch.setattr(rounds.cuda_graph, "capture_graph", give_up)
-    with pytest.raises(rounds.cuda_graph.CaptureAborted):
+    monkeypatch.setattr(rounds.launch_profile, "capture_graph", give_up)
+    with pytest.raises(rounds.launch_profile.CaptureAborted):
         timed(plan(order="sequential", mode="both", target=0.9), []).visit(lambda: None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profpipe import plugins
-from profpipe.config import loader, study_values
+from profpipe.config import loader, quantities
 from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 
@@ -144,12 +144,12 @@ def test_a_value_that_the_environment_removes_is_accepted(tmp_path: Path) -> Non
 def test_a_table_can_show_each_category_and_each_class_of_kernels_on_the_gpu() -> None:
     document = plugins.kernel_classes()
     subjects = {*document["categories"], *document["classes"]} - {"memcpy", "memset"}
-    assert subjects <= study_values.KERNEL_VALUES.keys()
+    assert subjects <= quantities.KERNEL_VALUES.keys()
 
 
 def test_every_known_name_is_parsed() -> None:
-    for word in study_values.known_names():
-        found = study_values.parse_value(word)
-        assert found.source == ("metric" if word in study_values.METRICS else found.source) and found.name == word
-    unknown = study_values.parse_value("attention.speed")
-    assert (unknown.source, unknown.subject) == (study_values.Source.METRIC, "attention.speed")
+    for word in quantities.known_names():
+        found = quantities.parse_value(word)
+        assert found.source == ("metric" if word in quantities.METRICS else found.source) and found.name == word
+    unknown = quantities.parse_value("attention.speed")
+    assert (unknown.source, unknown.subject) == (quantities.Source.METRIC, "attention.speed")

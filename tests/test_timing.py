@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 from stand_in_gpu import MIB, StandInGpu, kernels
 
-from profpipe.measure import cpu_timer, cuda_graph, cuda_timer, sampling, statistics
-from profpipe.measure.cpu_timer import CpuTimer
+from profpipe.measure import launch_profile, sampling, statistics, timers
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
 from profpipe.measure.sampling import StoppingRule
+from profpipe.measure.timers import CpuTimer
 
 
 class Log:
@@ -49,7 +49,7 @@ class Log:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A log that also sees the flush of the CPU's caches."""
     log = Log()
-    monkeypatch.setattr(cpu_timer.ctypes, "memset", lambda *_: log.seen.append("flush"))
+    monkeypatch.setattr(timers.ctypes, "memset", lambda *_: log.seen.append("flush"))
     return log
 
 
@@ -262,8 +262,8 @@ def test_a_sample_is_the_time_of_the_callable_alone(monkeypatch: pytest.MonkeyPa
         yield
         advance(1)
 
-    monkeypatch.setattr(cpu_timer.time, "perf_counter_ns", lambda: clock.now)
-    monkeypatch.setattr(cpu_timer.ctypes, "memset", lambda *_: advance(1_000_000))
+    monkeypatch.setattr(timers.time, "perf_counter_ns", lambda: clock.now)
+    monkeypatch.setattr(timers.ctypes, "memset", lambda *_: advance(1_000_000))
     durations = iter([500, 20, 30])
     assert on_cpu(lambda: advance(next(durations)), 3, annotate).values_ns == [500.0, 20.0, 30.0]
 
@@ -329,16 +329,16 @@ def test_a_clock_that_stands_or_goes_back_measures_nothing(monkeypatch: pytest.M
 def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_process_can_have_filled_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert cpu_timer.last_level_cache_bytes(tmp_path) is None
+    assert timers.last_level_cache_bytes(tmp_path) is None
     for index, size in enumerate(("48K", "32K", "2048K", "105M")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    assert cpu_timer.last_level_cache_bytes(tmp_path) == 105 * MIB
-    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: 105 * MIB)
+    assert timers.last_level_cache_bytes(tmp_path) == 105 * MIB
+    monkeypatch.setattr(timers, "last_level_cache_bytes", lambda: 105 * MIB)
     assert CpuTimer().flush_bytes == 210 * MIB
-    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: 480 * MIB)
+    monkeypatch.setattr(timers, "last_level_cache_bytes", lambda: 480 * MIB)
     assert CpuTimer().flush_bytes == 256 * MIB
-    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: None)
+    monkeypatch.setattr(timers, "last_level_cache_bytes", lambda: None)
     assert CpuTimer().flush_bytes == 64 * MIB
 
 
@@ -349,7 +349,7 @@ def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     gpu = StandInGpu()
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    monkeypatch.setattr(cpu_timer.time, "perf_counter_ns", lambda: gpu.now_ns)
+    monkeypatch.setattr(timers.time, "perf_counter_ns", lambda: gpu.now_ns)
     monkeypatch.setattr(sampling.time, "perf_counter", lambda: gpu.now_ns / 1e9)
     return gpu
 
@@ -638,7 +638,7 @@ def test_where_one_process_was_late_all_hold_their_gpus_longer(gpu: StandInGpu) 
     other_late, held_longer_ns = run([*in_time.sent[:-1], 1])
     assert in_time.sent[-1] == other_late.sent[-2] == 0, "this one was in time, and says so"
     # The only sample is the first of its batch, for which the GPU is held by a separate rule.
-    room = cuda_timer.FIRST_HOLD_FACTOR, cuda_timer.FIRST_HOLD_EXTRA_NS
+    room = timers.FIRST_HOLD_FACTOR, timers.FIRST_HOLD_EXTRA_NS
     before, after = ((ns - room[1]) / room[0] for ns in (held_ns[-1], held_longer_ns[-1]))
     assert held_longer_ns[:-1] == held_ns and after == pytest.approx(2 * before + 30_000, abs=2)
 
@@ -985,7 +985,7 @@ def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: StandInGpu) -> N
 
 
 def test_a_graph_is_captured_after_warm_up_calls_and_replayed(gpu: StandInGpu) -> None:
-    replay = cuda_graph.capture_graph(gpu.call)
+    replay = launch_profile.capture_graph(gpu.call)
     assert gpu.seen.count("call") == 4
     assert on_gpu(gpu, replay).values_ns == [100_000.0] * 20
     assert gpu.seen.count("call") == 4
@@ -998,8 +998,8 @@ def test_a_call_that_synchronises_is_refused_before_a_capture_is_tried(gpu: Stan
         gpu.launch(1_000)
         gpu.item()
 
-    with pytest.raises(cuda_graph.NotCapturable, match=r"synchronises \(1 operations.*Use mode: eager"):
-        cuda_graph.capture_graph(call)
+    with pytest.raises(launch_profile.NotCapturable, match=r"synchronises \(1 operations.*Use mode: eager"):
+        launch_profile.capture_graph(call)
 
 
 def fails_when_captured(error: Exception) -> Any:
@@ -1020,17 +1020,17 @@ def test_an_aborted_capture_names_the_first_error(gpu: StandInGpu) -> None:
 
     gpu.cuda.graph = capture
     call = fails_when_captured(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
-    with pytest.raises(cuda_graph.CaptureAborted, match="not permitted when stream is capturing"):
-        cuda_graph.capture_graph(call)
-    with pytest.raises(cuda_graph.CaptureAborted, match="previous error during capture"):
-        cuda_graph.capture_graph(gpu.call)
+    with pytest.raises(launch_profile.CaptureAborted, match="not permitted when stream is capturing"):
+        launch_profile.capture_graph(call)
+    with pytest.raises(launch_profile.CaptureAborted, match="previous error during capture"):
+        launch_profile.capture_graph(gpu.call)
 
 
 def test_a_call_that_fails_by_itself_leaves_the_capture_well_ended(gpu: StandInGpu) -> None:
     call = fails_when_captured(RuntimeError("AdamW's capturable is False"))
-    with pytest.raises(cuda_graph.NotCapturable, match="capturable is False") as raised:
-        cuda_graph.capture_graph(call)
-    assert not isinstance(raised.value, cuda_graph.CaptureAborted)
+    with pytest.raises(launch_profile.NotCapturable, match="capturable is False") as raised:
+        launch_profile.capture_graph(call)
+    assert not isinstance(raised.value, launch_profile.CaptureAborted)
 
 
 def test_the_inputs_of_a_graph_live_as_long_as_the_graph(gpu: StandInGpu) -> None:
@@ -1039,7 +1039,7 @@ def test_the_inputs_of_a_graph_live_as_long_as_the_graph(gpu: StandInGpu) -> Non
             gpu.call()
 
     inputs = Inputs()
-    alive, replay = weakref.ref(inputs), cuda_graph.capture_graph(inputs)
+    alive, replay = weakref.ref(inputs), launch_profile.capture_graph(inputs)
     del inputs
     replay()
     assert alive() is not None
@@ -1047,5 +1047,5 @@ def test_the_inputs_of_a_graph_live_as_long_as_the_graph(gpu: StandInGpu) -> Non
 
 def test_without_a_gpu_there_is_no_graph(gpu: StandInGpu) -> None:
     gpu.cuda.is_available = lambda: False
-    with pytest.raises(cuda_graph.NotCapturable, match="need a GPU"):
-        cuda_graph.capture_graph(gpu.call)
+    with pytest.raises(launch_profile.NotCapturable, match="need a GPU"):
+        launch_profile.capture_graph(gpu.call)

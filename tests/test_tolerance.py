@@ -250,7 +250,7 @@ def test_a_number_with_a_reserved_name_is_an_error(tmp_path: Path, function: str
 
 def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None:
     """The names that measuring writes, and those that the parser makes of samples, are all of them refused."""
-    record = tmp_path / "events.jsonl"
+    record = tmp_path / "job.jsonl"
     with record.open("w") as stream:
         events = harness.Events(stream)
         events.write("started", profiler="plain")

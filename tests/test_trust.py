@@ -196,7 +196,7 @@ def test_without_a_name_the_runs_of_others_are_left_out(
     assert resume("--trust") == 2 and not mark() and "--trust: is for a run that you name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["raw", "raw/w", "raw/w/plain/events.jsonl"])
+@pytest.mark.parametrize("place", ["raw", "raw/w", "raw/w/plain/job.jsonl"])
 def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:

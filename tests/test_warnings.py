@@ -63,7 +63,7 @@ def test_a_workload_without_recorded_kernels_is_named() -> None:
 
 def test_a_classified_share_below_the_required_one_is_a_warning() -> None:
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)])
-    (line,) = warned(data, {"pipeline": {"coverage": {"min_classified": 0.95}}})
+    (line,) = warned(data, {"pipeline": {"workloads": {"w": {}}, "coverage": {"min_classified": 0.95}}})
     assert line == (
         "Classified: 90.0 % of kernel time (nsys), **below the required 95.0 %**; own kernels: `mystery` (10.0 %)."
     )

@@ -70,7 +70,8 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     workloads = [_workload_data(tables, str(name), run) for name in names]
     results_on = functools.partial(case_results, run=run)
     studies, plots = (
-        study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
+        study_tables.fill_studies(entries, workloads, results_on)
+        for entries in ((run.pipeline.tables, run.pipeline.plots) if run.pipeline else ((), ()))
     )
     duplicates = validity.find_duplicates(workloads)
     unreliable = {(name, case): DoubtCause.NO_KERNELS for (name, _), cases in unseen.items() for case in cases}
@@ -102,9 +103,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     frames = {table.name: getattr(tables, table.name) for table in ALL}
     own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
-    is_command = bool(declared.get("command"))
+    is_command = run.is_command(name)
     layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
-    breakdowns = index.breakdowns(once=is_command and not declared.get("capture"))
+    breakdowns = index.breakdowns(once=declared is not None and declared.is_command and not declared.capture)
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
@@ -116,10 +117,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
 def _workload(
     data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
-    capture = data.declared.get("capture") or {}
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
-    ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
+    capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
     counters = roofline.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     nodes = nodes_of(data, run)
@@ -131,9 +131,7 @@ def _workload(
     with_steps = _cases_that_may_have_steps(data, cases)
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
     own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
-    targets = {
-        name: Target(own["good"], own.get("poor")) for name, own in (declared.get("targets") or {}).items() if own
-    }
+    targets = {name: Target(own.good, own.poor) for name, own in (declared.targets if declared else ()) if own}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
@@ -151,7 +149,7 @@ def _workload(
         for id, case in cases.items()
         if own_steps.of(id) is None
     )
-    requested = (run.pipeline.get("report") or {}).get("top_kernels")
+    requested = run.pipeline.report.top_kernels if run.pipeline else None
     top = (kernel_breakdown.top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
     return WorkloadFindings(
@@ -166,7 +164,7 @@ def _workload(
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
         untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
-        requested_samples=declared.get("repeats"),
+        requested_samples=declared.repeats if declared else None,
         top=tuple(itertools.chain.from_iterable(top)),
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
         phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
@@ -181,8 +179,8 @@ def _workload(
             workloads,
         ),
         iteration=_iteration(data),
-        recorded_after_s=capture.get("after_s", 0.0),
-        recorded_for_s=capture.get("for_s"),
+        recorded_after_s=capture.after_s if capture else 0.0,
+        recorded_for_s=capture.for_s if capture else None,
         memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         overheads=roofline.overheads(index.numbers),
@@ -195,7 +193,7 @@ def _workload(
         rates_measured=rates is not peaks,
         highest_clock=highest_clock,
         node_spread=nodes.spread,
-        tolerance=declared.get("tolerance") or {},
+        tolerance=declared.limits if declared else {},
     )
 
 
@@ -204,7 +202,7 @@ def _iteration(data: WorkloadData) -> Iteration:
     profiler = data.profiler or ""
     if any(name == profiler for _, name in data.recorded.step_totals):
         return Iteration.STEP
-    if data.declared.get("command"):
+    if data.is_command:
         return Iteration.PROCESS
     # Kernels outside every case have no iterations, also in a run of calls.
     own = [found[profiler] for case, found in data.breakdowns.items() if case and profiler in found]
@@ -214,8 +212,7 @@ def _iteration(data: WorkloadData) -> Iteration:
 def _cases_that_may_have_steps(data: WorkloadData, cases: Mapping[str, CaseResult]) -> list[str]:
     """Return the cases without those that the harness measured: their times are of calls, and they have no steps."""
     with_steps = set(data.recorded.tables.steps["case"])
-    is_command = bool(data.declared.get("command"))
-    calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not is_command}
+    calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not data.is_command}
     return [id for id in cases if id in with_steps or id not in calls]
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,6 +17,9 @@ from profpipe.analysis.kernel_breakdown import KernelBreakdown, break_down
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
 from profpipe.results import schema
 from profpipe.results.schema import FAILED, PROCESS_WALL, StepState, Tables
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
@@ -271,9 +274,14 @@ class WorkloadData:
     """The tables of one workload, indexed by case. ``profiler`` names the one whose kernel times represent it."""
 
     name: str
-    declared: Mapping[str, Any]
+    #: The workload in the pipeline file; None for ingested files.
+    declared: Workload | None
     layout: Layout
     recorded: CaseIndex
     breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
     basis: Basis | None
     profiler: str | None
+
+    @property
+    def is_command(self) -> bool:
+        return self.declared is not None and self.declared.is_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
@@ -30,6 +30,9 @@ from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import FAILED, PROCESS_WALL
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -194,14 +197,15 @@ def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
 
 
 def _flags(
-    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Mapping[str, Any], peaks: Rates
+    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: Rates
 ) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
     flags = list(index.flags.get((case.id, basis.profiler), ()))
-    n, requested = case.time.n if case.time else None, declared.get("repeats")
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=bool(declared.get("command"))):
+    n, requested = case.time.n if case.time else None, declared.repeats if declared else 0
+    is_command = declared is not None and declared.is_command
+    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
     if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
@@ -225,11 +229,11 @@ def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command
     return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: CaseResult, declared: Workload | None) -> Verdict | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
     if case.time is None:
         return None
-    limits = declared.get("tolerance") or {}
+    limits = declared.limits if declared else {}
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]

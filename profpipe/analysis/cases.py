@@ -102,8 +102,8 @@ class Layout:
         return sets_none and all(value is None or is_number(value) for own in by_compared.values() for value in own)
 
 
-def lay_out(tables: Tables, declared: Mapping[str, Any], planned: Iterable[str] = ()) -> Layout:
-    """Return the layout of the workload in ``tables``; ``declared`` is its entry in the resolved pipeline, or empty.
+def lay_out(tables: Tables, declared: Workload | None, planned: Iterable[str] = ()) -> Layout:
+    """Return the layout of the workload in ``tables``; ``declared`` is its entry in the pipeline file.
 
     ``planned`` are its cases in order. The tables have them in the order of measurement, in shuffled rounds.
     """
@@ -115,17 +115,17 @@ def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ..
 
     A group has the cases of one shape, and those that share their baseline. The order is that of ``cases``.
     """
-    layout = _lay_out({case.id: dict(case.params) for case in cases}, workload.model_dump(mode="json"))
+    layout = _lay_out({case.id: dict(case.params) for case in cases}, workload)
     groups = grouped((without(layout.shape(case.id), *layout.baseline), case.id) for case in cases)
     return [tuple(group) for group in groups.values()]
 
 
-def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]) -> Layout:
+def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Workload | None) -> Layout:
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
-    own = {*(declared.get("params") or {}), *(declared.get("matrix") or {})}
+    own = {*declared.params, *declared.matrix} if declared else set()
     set_here = {*own, *_ALWAYS_SHOWN} if own else set(axes)
-    baseline = {axis: value for axis, value in (declared.get("baseline") or {}).items() if axis in axes}
+    baseline = {axis: value for axis, value in ((declared and declared.baseline) or {}).items() if axis in axes}
     only = COMPARED if COMPARED in axes else None
     compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), only)
     fixed = [axis for axis in axes if axis not in (*varying, compare) and axis in set_here]

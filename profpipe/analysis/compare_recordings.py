@@ -190,7 +190,7 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     frames = {table.name: getattr(data, table.name) for table in ALL}
     own = {n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()}
     declared = manifest.workload(workload)
-    index = CaseIndex.of(Tables(**own), bool(declared.get("command")))
+    index = CaseIndex.of(Tables(**own), manifest.is_command(workload))
     found = steps.find_steps(index, [case], {}, declared)
     place, kinds = (case, profiler), dict(rows(index.tables.kernels, "kernel", "kind"))
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))

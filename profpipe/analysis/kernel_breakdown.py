@@ -12,7 +12,7 @@ import pandas as pd
 
 from profpipe.analysis.findings.kernels import KernelRow, Phase
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals
-from profpipe.config.kernel_categories import CATEGORIES, category
+from profpipe.config.quantities import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
 #: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.

@@ -264,7 +264,7 @@ def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dic
     """
     found: dict[_Key, dict[str, Captures]] = {}
     for (workload, pair, side), own in _processes(data):
-        is_command = bool(run.workload(workload).get("command"))
+        is_command = run.is_command(workload)
         index = CaseIndex.of(own, is_command)
         copies = own.kernels[own.kernels["kind"].isin(COPIES)]
         classes = dict(zip(copies["kernel"], copies["kind"], strict=True))

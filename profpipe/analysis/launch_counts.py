@@ -17,12 +17,12 @@ _Counts = Mapping[str, int]
 
 def compare(data: WorkloadData) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
-    counts, ncu = _counts(data), data.declared.get("ncu") or {}
+    counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
     # ncu profiles selected kernels, unless the pipeline file asks for all.
-    complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or ncu.get("kernels") == "all")]
+    complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or (ncu and ncu.kernels == "all"))]
     for other in complete[1:]:
-        excluded = str(ncu.get("exclude") or "") if other == "ncu" else ""
+        excluded = ncu.exclude if ncu and other == "ncu" else ""
         if found := _compare_pair((complete[0], other), counts, data, excluded):
             yield found
 

@@ -110,7 +110,7 @@ def read_conditions(
     highest_hz: float | None,
 ) -> Conditions:
     """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
-    jobs, is_command = run.jobs_of(workload), bool(run.workload(workload).get("command"))
+    jobs, is_command = run.jobs_of(workload), run.is_command(workload)
     ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
     found = Conditions(
         recorded,

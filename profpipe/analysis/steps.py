@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from profpipe.analysis.case_index import CaseIndex, Measure, Number
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE, ClassTotal
 from profpipe.analysis.kernel_totals import KernelTotals, rows
-from profpipe.config.items import items_of
+from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import (
@@ -34,6 +34,9 @@ from profpipe.results.schema import (
     StepRule,
     StepState,
 )
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 #: The class of the kernels that are the part ``communication``.
 _COMMUNICATION: Final = "communication"
@@ -376,7 +379,7 @@ def find_steps(
     index: CaseIndex,
     cases: Sequence[str],
     params: Mapping[str, Mapping[str, Any]],
-    declared: Mapping[str, Any],
+    declared: Workload | None,
     jobs: Iterable[JobEntry] = (),
     unlike_nodes: Mapping[str, Differences] = MappingProxyType({}),
 ) -> StepFindings:
@@ -403,7 +406,7 @@ def find_steps(
     # The most trusted profiler that recorded the kernels of a case.
     recorders = {case: next((p for p in PREFERENCE if (case, p) in index.capture_totals), "") for case in without}
     totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
-    items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
+    items = {case: items_of(declared.items_per_step if declared else None, own) for case, own in params.items()}
     return StepFindings(
         cases=tuple(found.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
@@ -417,7 +420,7 @@ def find_steps(
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
-        item_name=str(declared.get("item_name") or "items"),
+        item_name=declared.item_name if declared else "items",
         contradictions=tuple(
             Contradiction(case, name, check, subject, number.value, int(number.n))
             for (case, name), numbers in index.step_numbers.items()

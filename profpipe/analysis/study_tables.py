@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -21,10 +21,12 @@ from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings.workloads import Basis, CaseResult, Cell, Grid, NoValue, Study
 from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
-from profpipe.config.kernel_categories import CATEGORIES
-from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Plot, Table
 
 #: Axes of a table that are no parameters of its cases.
 VALUE, PHASE, WORKLOAD, PROFILER = "value", "phase", "workload", "profiler"
@@ -47,44 +49,42 @@ ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
-    entries: Iterable[Mapping[str, Any]], workloads: Sequence[WorkloadData], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadData], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     found = []
     for entry in entries:
-        names = entry.get("workload") or ()
-        if chosen := [data for data in workloads if data.name in names or not names]:
+        if chosen := [data for data in workloads if data.name in entry.workload or not entry.workload]:
             found.append(_fill(_read_request(entry, chosen), chosen, results_on))
     return tuple(found)
 
 
-def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> Study:
+def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadData]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
     """
-    is_plot, rows = "over" in entry, list(entry["rows"]) if "rows" in entry else [entry["over"]]
-    columns = list(entry.get("columns") or entry.get("lines") or ())
+    rows, given = entry.axes.values()
+    columns, is_plot = [*given], "over" in entry.axes
     if is_plot and not columns:
-        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, entry["over"])]
+        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, *rows)]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
-    values, phases, where = list(entry["value"]), list(entry.get("phase") or ()), entry.get("where") or {}
-    for axis, several in ((PHASE, phases), (VALUE, values)):
+    for axis, several in ((PHASE, entry.phase), (VALUE, entry.value)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
     return Study(
-        title=str(entry["title"]),
-        values=tuple(map(parse_value, values)),
-        phases=tuple(phases),
+        title=entry.title,
+        values=tuple(map(parse_value, entry.value)),
+        phases=tuple(entry.phase),
         row_axes=tuple(rows),
         column_axes=tuple(columns),
-        note=str(entry.get("note") or ""),
-        is_first=bool(entry.get("first")),
+        note=entry.note,
+        is_first=entry.first,
         is_plot=is_plot,
-        where=where,
-        unplaced=(*where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
-        requested_units=tuple(entry.get("unit") or ()),
-        requested_profiler=entry.get("profiler"),
+        where=entry.where,
+        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
+        requested_units=tuple(entry.unit),
+        requested_profiler=entry.profiler,
     )
 
 
@@ -113,7 +113,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: Results
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
-    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
+    limits = [(data.declared.limits if data.declared else {}).items() for data in workloads]
     return replace(
         request,
         row_axes=rows,

@@ -152,7 +152,7 @@ def _expectation(workload: str, case: str, requested: str, attention: Collection
 
 def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
     """Return the classified share of each workload's kernel time, from the profiler that represents it."""
-    minimum = (run.pipeline.get("coverage") or {}).get("min_classified")
+    minimum = run.pipeline.coverage.min_classified if run.pipeline else None
     found = []
     for workload, recorded in tables.kernels.groupby("workload", sort=False):
         if (profiler := preferred(recorded)) is not None:
@@ -226,9 +226,10 @@ def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
     A run records the names of environment variables without values, so a workload with variables equals no other.
     """
     declared, index = data.declared, data.recorded
-    mode = (declared.get("timing") or {}).get("mode") or "eager"
-    setting = [declared.get("script"), declared.get("processes") or 1, mode, data.name if declared.get("env") else ""]
-    for case, params in data.layout.params.items() if declared.get("script") else ():
+    if declared is None or declared.script is None:
+        return
+    setting = [declared.script, declared.processes, declared.timing.mode, data.name if declared.env else ""]
+    for case, params in data.layout.params.items():
         time = index.numbers.get((case, "plain", ""), {}).get("time")
         # A time that includes other work says nothing about the other workload's time.
         is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or ranks.has_waited(index, case)

@@ -18,7 +18,7 @@ from profpipe import errors, stdio
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import arguments, execution, rendering
 from profpipe.config import yaml
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest

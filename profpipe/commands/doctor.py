@@ -48,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe import profilers
     from profpipe.measure import measured_peaks
-    from profpipe.runner import executor
+    from profpipe.runner import process
 
-    print(text(examine(profilers.ALL, executor.ask, executor.ask_python)))
+    print(text(examine(profilers.ALL, process.ask, process.ask_python)))
     if args.measure_peaks:
-        ask_python = functools.partial(executor.ask_python, timeout_s=measured_peaks.LONGEST_S)
+        ask_python = functools.partial(process.ask_python, timeout_s=measured_peaks.LONGEST_S)
         found = measured_peaks.renew(args.out, ask_python)
         path = args.out / measured_peaks.FILE
         print(f"\nHighest rates of {found['device']}, kept in {path}:\n{measured_peaks.text(found)}")

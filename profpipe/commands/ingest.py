@@ -174,18 +174,18 @@ def exported(path: Path, folder: Path) -> Path:
 
     Raises ``UnreadableFile`` where nsys cannot export it.
     """
-    from profpipe.profilers import nsys, nsys_export
+    from profpipe.profilers import nsys
 
-    if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
+    if not (nsys.is_report(path) or nsys.is_recording(path)):
         return path
     # Only an export needs what starts processes, and that takes longer to load than a small file takes to read.
-    from profpipe.runner import child, executor
+    from profpipe.runner import process
 
     target = folder / f"{path.stem}.sqlite"
-    ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
+    ask = functools.partial(process.ask, timeout_s=_EXPORT_S)
     try:
-        nsys_export.export(path, target, nsys.find(executor.ask), ask)
-    except child.SupervisorError as error:
+        nsys.export(path, target, nsys.find(process.ask), ask)
+    except process.SupervisorError as error:
         raise UnreadableFile(path, "is a report of nsys, which only nsys can read", f"{error}.") from error
     return target
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
-from profpipe.job import JOURNAL
+from profpipe.job import LOG
 
 EXAMPLES = """\
   profpipe report out/latest
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         what = f"{templates.summary} is no file."
         raise ConfigError("--template", what, "Name a template such as templates/SUMMARY.md.j2.")
     # (workload, profiler) of the jobs that were started and not stored, because the runner was killed.
-    places = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(JOURNAL))
+    places = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(LOG))
     stored = {job.folder for job in manifest.jobs}
     started = {place.parts[1:3] for place in places if str(place) not in stored}
     planned = (replace(job, cut_off=(job.workload, job.profiler) in started) for job in manifest.planned)

@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Scrub each file and print how many entries were removed, never their text."""
     from profpipe.ingest import reader
-    from profpipe.profilers import nsys_export
+    from profpipe.profilers import nsys
     from profpipe.scrub import exports
 
     parsers, code = reader.parsers(), errors.OK
     for path in args.files:
         try:
-            if nsys_export.is_report(path) or nsys_export.is_recording(path):
+            if nsys.is_report(path) or nsys.is_recording(path):
                 raise UnreadableFile(
                     path, "is nsys's own report, which cannot be changed", "Share an export of it instead."
                 )

@@ -171,7 +171,8 @@ def _processes(
     together: dict[Any, list[Process]] = {}
     for file in files:
         with _opened(folder, file, is_run=manifest.is_run) as path:
-            step_range = (manifest.workload(file.workload).get("steps") or {}).get("range") or ""
+            declared = manifest.workload(file.workload)
+            step_range = (declared.steps.range if declared else None) or ""
             recording = reader.recording(reader.choose(path, known), path)
             # The class of each kernel as in the tables, by its name; of names with several classes none.
             kernels = data.kernels[data.kernels["workload"] == file.workload]

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from profpipe import masking
 from profpipe.config import validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings, Workload
-from profpipe.config.workload_files import readable_params
 from profpipe.config.yaml import (
     mapping_at,
     placeholders,
@@ -27,6 +26,7 @@ from profpipe.config.yaml import (
     written_list,
 )
 from profpipe.errors import ConfigError, did_you_mean
+from profpipe.plugins import readable_params
 
 #: (axis, the baseline's value in the file, the value that replaces it).
 _Moved = tuple[str, Any, Any]

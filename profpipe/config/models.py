@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from profpipe.config.items import parameters
-from profpipe.config.slurm import Slurm, Words
-from profpipe.config.strict_model import StrictModel
-from profpipe.config.targets import Targets
+from profpipe.config.quantities import parameters
+from profpipe.config.settings import (
+    Capture,
+    Coverage,
+    KernelRule,
+    Ncu,
+    Report,
+    Seconds,
+    Slurm,
+    Steps,
+    StrictModel,
+    Targets,
+    Timing,
+    TorchProfiler,
+    Words,
+)
 from profpipe.config.yaml import as_list
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
+
+#: The context of a validation that reads the pipeline of a run, not a user's file.
+RECORDED: Final = {"recorded": True}
 
 ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
 
@@ -25,17 +40,6 @@ Names = Annotated[list[str], BeforeValidator(as_list)]
 Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
 Point = Mapping[str, Scalar]
 Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
-
-
-def _validate_regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
-    return text
-
-
-Regex = Annotated[str, AfterValidator(_validate_regex)]
 
 
 def _validate_name(name: str) -> str:
@@ -60,9 +64,12 @@ Limits = Annotated[
 ]
 
 
-#: Times are finite: JSON, and so run.json, cannot hold infinity.
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+def _read_variables(env: object, info: ValidationInfo) -> object:
+    """Return variables with texts: the record of a run has their names only."""
+    return dict.fromkeys(env, "") if info.context is RECORDED and isinstance(env, Mapping) else env
 
+
+Variables = Annotated[Mapping[str, str], BeforeValidator(_read_variables)]
 
 _TIMEOUT = "seconds without a next case or the end of the job after which the process and its children are killed"
 _CASE_TIMEOUT = "seconds after which a case, or one round of it, is killed; the others continue in a new process"
@@ -93,101 +100,6 @@ def _validate_items(items: float | str) -> float | str:
 ItemCount = Annotated[float | str, AfterValidator(_validate_items)]
 
 
-class NcuTargets(StrictModel):
-    """Throughput in % of the hardware's peak below which the report names a kernel."""
-
-    memory: float = Field(80.0, ge=0, le=100, description="memory throughput")
-    sm: float = Field(90.0, ge=0, le=100, description="SM throughput")
-
-
-class Ncu(StrictModel):
-    """Metrics and kernels that Nsight Compute collects."""
-
-    set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
-    sections: tuple[str, ...] = Field(
-        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
-        description="additional ncu --section names; the first two fill ncu_memory_metrics.txt and "
-        "ncu_compute_metrics.txt, the third gives the reasons for stalls",
-    )
-    kernels: Regex = Field(
-        "all",
-        description="'all', 'guided' (the kernels with the largest share), or a regular expression; for a `command` "
-        "with nsys or torch among its profilers the default is 'guided'",
-    )
-    top: int = Field(3, ge=1, description="number of kernels of a case that 'guided' profiles")
-    source: bool = Field(False, description="embed the source code of kernels in the ncu report")
-    targets: NcuTargets = NcuTargets()
-    exclude: Regex = Field(
-        "nccl", description="kernels that are never replayed; a kernel that waits for another process would hang"
-    )
-
-
-class Timing(StrictModel):
-    """Settings of the times that are measured without a profiler."""
-
-    target: float = Field(
-        0.005, gt=0, lt=1, description="stop when half the 95 % interval is at most this share of the median"
-    )
-    budget_s: Seconds = Field(2.0, le=86_400, description="seconds of sampling for each case, all rounds together")
-    slowed_s: float = Field(
-        0.0, ge=0, le=86_400, description="least seconds of sampling where power or heat lowers the GPU's clock"
-    )
-    most: int = Field(10_000, ge=1, description="largest number of samples of a case")
-    mode: Literal["eager", "cuda_graph", "both"] = Field(
-        "eager", description="launch each call, replay a CUDA graph, or both"
-    )
-    order: Literal["interleaved", "sequential"] = Field(
-        "interleaved", description="cases in rounds, or one after the other"
-    )
-    rounds: int = Field(3, ge=1, description="rounds when interleaved, so that drift affects all cases alike")
-    seed: int = Field(0, description="seed of the random order in each round")
-    flush: bool = Field(True, description="overwrite the caches before each sample; false sets the flag warm_cache")
-
-
-class Steps(StrictModel):
-    """Steps of a `command`: what a program does in each iteration, such as a training step."""
-
-    warmup: int = Field(5, ge=0, description="first steps, which are not recorded and do not count")
-    measure: int = Field(
-        20, ge=1, description="steps that profilers record after the warm-up (ncu: one); plain times all steps"
-    )
-    stop: bool = Field(False, description="end the program after these steps, with exit code 0")
-    range: Regex | None = Field(
-        None, description="name of a range that the program opens once in each step, as a regular expression"
-    )
-    forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
-
-
-class Capture(StrictModel):
-    """The time that profilers record of a `command` without steps, such as a server."""
-
-    after_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds from the start to the recording")
-    for_s: Seconds = Field(description="seconds that are recorded")
-
-
-class TorchProfiler(StrictModel):
-    """What torch.profiler records of a `command`."""
-
-    with_stack: bool = Field(False, description="record the Python stack of each operator, which slows the program")
-    record_shapes: bool = Field(False, description="record the shapes of the inputs of each operator")
-
-
-class Coverage(StrictModel):
-    """Share of the kernel time that must be classified; below it the exit code is 1."""
-
-    min_classified: float | None = Field(
-        None, ge=0, le=1, description="smallest classified share of the kernel time, 0 to 1"
-    )
-
-
-class KernelRule(StrictModel):
-    """Rules for the class of a kernel, tried before those of parsers/kernel_classes.yaml."""
-
-    pattern: Regex = Field(description="regular expression that is searched in the kernel name")
-    kernel_class: str = Field(alias="class", description="attention, gemm, copy, add, ...")
-    family: str = Field("", description="implementation that the kernel belongs to: fa2, cudnn, ...")
-
-
 class Settings(StrictModel):
     """Settings of all workloads; a workload may override each of them."""
 
@@ -212,7 +124,7 @@ class Settings(StrictModel):
         description="allow cases to run side by side on the `gpus` of the machine, one on each; cases that the report "
         "compares stay on one GPU",
     )
-    env: Mapping[str, str] = Field({}, description="environment variables of the workload's process")
+    env: Variables = Field({}, description="environment variables of the workload's process")
     ncu: Ncu = Ncu()
     timing: Timing = Timing()
     tolerance: Limits = Field(
@@ -224,6 +136,11 @@ class Settings(StrictModel):
     skip_larger_after_oom: bool = Field(
         True, description="after a case ran out of memory, skip cases that are larger in every dimension"
     )
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The tolerance by the name of each measure."""
+        return {str(measure): limit for measure, limit in self.tolerance.items()}
 
 
 #: Settings of the harness, which does not run inside a command.
@@ -300,7 +217,9 @@ class Workload(Settings):
         return document
 
     @model_validator(mode="after")
-    def _validate_command(self) -> Workload:
+    def _validate_command(self, info: ValidationInfo) -> Workload:
+        if info.context is RECORDED:
+            return self
         if (self.script is None) == (self.command is None) or self.command == ():
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
         if self.cwd is not None and self.command is None:
@@ -323,6 +242,10 @@ class Workload(Settings):
         if self.processes > 1 and self.timing.mode != "eager":
             raise ValueError("'timing.mode' must be eager with several processes")
         return self
+
+    @property
+    def is_command(self) -> bool:
+        return self.command is not None
 
     @property
     def is_parallel(self) -> bool:
@@ -360,6 +283,11 @@ class Table(_Study):
     note: str = Field("", description="one or two sentences above the table")
     first: bool = Field(False, description="show the table at the top of the report, above the answer on speed")
 
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """The axes by their key: those of the rows, and those of the columns."""
+        return {"rows": self.rows, "columns": self.columns}
+
 
 class Plot(_Study):
     """Plots of the study: a picture for each value, with a panel for each combination of the other axes."""
@@ -369,16 +297,13 @@ class Plot(_Study):
         [],
         description="axes with a line for each value, 'workload', 'phase' or 'profiler'; without it the compared axis",
     )
+    note: ClassVar[str] = ""
+    first: ClassVar[bool] = False
 
-
-class Report(StrictModel):
-    """Settings of the report."""
-
-    top_kernels: int | None = Field(
-        None,
-        ge=1,
-        description="kernels that are listed for each case; without it 8 for a single case and 3 for several",
-    )
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """The axes by their key: what the x axis shows, and those of the lines."""
+        return {"over": [self.over], "lines": self.lines}
 
 
 class Pipeline(StrictModel):
@@ -402,8 +327,8 @@ class Pipeline(StrictModel):
     slurm: Slurm | None = None
 
     @model_validator(mode="after")
-    def _validate_gpus(self) -> Pipeline:
-        if self.gpus > 1:
+    def _validate_gpus(self, info: ValidationInfo) -> Pipeline:
+        if self.gpus > 1 and info.context is not RECORDED:
             if not any(workload.parallel for workload in self.workloads.values()):
                 raise ValueError("'gpus' is for workloads with 'parallel: true', and none has it")
             for name, workload in self.workloads.items():
@@ -412,3 +337,35 @@ class Pipeline(StrictModel):
                         f"{name}: 'gpus' chooses the GPU of each case, and 'env' sets CUDA_VISIBLE_DEVICES"
                     )
         return self
+
+
+def read_recorded(document: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline in the record of a run, in which variables have no values.
+
+    A setting that another version had, lacked or allowed gets its default. Raises ValueError for one of the wrong type.
+    """
+    known: dict[str, Any] = copy.deepcopy({**document, "version": 1})
+    while True:
+        try:
+            return Pipeline.model_validate(known, context=RECORDED)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                is_mistyped = each["type"].endswith(("_type", "_parsing", "literal_error"))
+                setting = None if is_mistyped else _deepest_key(known, each["loc"])
+                if setting is None:
+                    raise ValueError(f"{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
+                mapping, key = setting
+                mapping.pop(key, None)
+
+
+def _deepest_key(document: dict[str, Any], location: Sequence[int | str]) -> tuple[dict[str, Any], str] | None:
+    """Return the last mapping and its key on the way to ``location``, as far as the document goes."""
+    node: Any = document
+    found: tuple[dict[str, Any], str] | None = None
+    for key in location:
+        if isinstance(node, dict) and key in node:
+            found = node, str(key)
+        elif not (isinstance(node, list) and isinstance(key, int)):
+            break
+        node = node[key]
+    return found

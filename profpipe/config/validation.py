@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin
@@ -15,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from profpipe import plugins
-from profpipe.config import items, study_validation
-from profpipe.config.models import OF_SCRIPTS, Pipeline, Workload
-from profpipe.config.workload_files import declared_params, find_build_problem, script_path
-from profpipe.config.yaml import line_of, shown
+from profpipe.config import quantities
+from profpipe.config.models import OF_SCRIPTS, Pipeline, Plot, Table, Workload
+from profpipe.config.quantities import Source, items_of, parameters
+from profpipe.config.yaml import line_of, mapping_at, shown, written_list
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Scalar, as_text
 
@@ -103,7 +105,7 @@ def unknown_names(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) ->
     ``path`` is the pipeline file, ``written`` its content before the environment and ``--set`` change it.
     """
     in_workloads = [m for name, workload in pipeline.workloads.items() for m in _in_workload(name, workload, path)]
-    return in_workloads + list(study_validation.find_mistakes(pipeline, path, written))
+    return in_workloads + list(_in_studies(pipeline, path, written))
 
 
 def _explain(entry: ErrorDetails) -> Mistake:
@@ -226,7 +228,7 @@ def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the names in ``items_per_step`` that are no parameters, and the first case that it has no number for."""
     if not isinstance(expression := workload.items_per_step, str):
         return
-    names, known = items.parameters(expression), {*_varying(workload), *workload.params}
+    names, known = parameters(expression), {*_varying(workload), *workload.params}
     if unknown := [name for name in names if name not in known]:
         yield from ((at, f"there is no parameter '{name}'.", did_you_mean(name, known)) for name in unknown)
         return
@@ -234,7 +236,7 @@ def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*map(workload.matrix.get, axes))]  # type: ignore[arg-type]
     for point in [*points, *workload.include]:
         try:
-            items.items_of(expression, {**workload.params, **point})
+            items_of(expression, {**workload.params, **point})
         except ValueError as error:
             yield at, f"{error}.", "Each case needs a number above 0: write one, or arithmetic on its parameters."
             return
@@ -270,22 +272,23 @@ def _option_values(before: str, word: str) -> list[str]:
 
 
 def _in_script(at: str, workload: Workload, script: str, path: Path) -> Iterator[Mistake]:
-    found = script_path(script, path)
+    found = plugins.script_path(script, path)
     if found is None:
         own = [file.stem for file in plugins.files("workloads", "*.py", path.resolve().parent)]
         yield f"{at}.script", f"there is no workload '{script}'.", did_you_mean(script.removesuffix(".py"), own)
         return
     try:
-        declared = declared_params(found)
-        problem = find_build_problem(found)
+        declared = plugins.declared_params(found)
+        problem = plugins.find_build_problem(found)
     except (SyntaxError, ValueError) as error:
         yield f"{at}.script", f"{shown(found)}: {error}.", "PARAMS must be a literal dict of names and defaults."
         return
     if problem is not None:
-        place = f"{shown(found)}:{problem.line}" if problem.line else shown(found)
+        what, build_line = problem
+        place = f"{shown(found)}:{build_line}" if build_line else shown(found)
         remedy = f"Define build(params), or run the file as a program: command: [python, {script}]"
         line = line_of(path, "workloads", at.removeprefix("workloads."), "script")
-        yield f"{at}.script", f"{place} {problem.what}.", remedy, line
+        yield f"{at}.script", f"{place} {what}.", remedy, line
         return
     if declared is None:
         return
@@ -314,3 +317,154 @@ def _wrong_type(default: object, value: object) -> str | None:
     }
     types, name = expected.get(type(default), ((), ""))
     return None if value is None or not types or type(value) in types else name
+
+
+# --- tables and plots: words that their workloads do not know ---------------------------------------------------------
+
+#: Words that rows and columns may hold in addition to axes and metrics.
+_PLACES = ("value", "phase", "workload", "profiler")
+
+#: Metrics that a comparison with a reference may write: error_rel_l1, cosine_dq.
+_ERRORS = re.compile(r"(error_(max|mean|rel_l1|rmse)|cosine)(_\w+)?")
+
+_NAME = re.compile(r"[A-Za-z]\w*")
+
+
+def _in_studies(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield the mistakes in the tables and plots of ``pipeline``, read from ``path``.
+
+    ``written`` is the file before the environment and ``--set`` change it. A table may name a value that the file has
+    and this run leaves out.
+    """
+    studies: Mapping[str, Sequence[Table | Plot]] = {"tables": pipeline.tables, "plots": pipeline.plots}
+    for at, table in ((f"{part}.{i}", study) for part, group in studies.items() for i, study in enumerate(group)):
+        for name in table.workload:
+            if name not in pipeline.workloads:
+                yield f"{at}.workload", f"there is no workload '{name}'.", did_you_mean(name, pipeline.workloads)
+        if not table.workload and len(pipeline.workloads) > 1:
+            yield at, "needs 'workload', for there are several.", f"Known: {', '.join(pipeline.workloads)}."
+            continue
+        chosen = {n: w for n, w in pipeline.workloads.items() if n in table.workload or not table.workload}
+        if chosen:
+            yield from _in_table(at, table, _Words(chosen, path, written))
+
+
+_WORKLOAD_LIB: Final = Path(__file__).parents[1] / "workload_lib"
+
+
+class _Words:
+    """The words that a table of some workloads may use: axes with their values, and metrics."""
+
+    def __init__(self, workloads: Mapping[str, Workload], path: Path, written: Mapping[str, Any]) -> None:
+        #: In this run, and in the file before the environment and ``--set`` changed it.
+        self.axes: dict[str, list[Any]] = {}
+        metrics = frozenset(quantities.METRICS)
+        for name, workload in workloads.items():
+            declared = plugins.readable_params(workload.script, path)
+            points = [{axis: [value]} for point in (declared, workload.params, *workload.include)
+                      for axis, value in point.items()]  # fmt: skip
+            in_file = [mapping_at(written, "workloads", name, part) for part in ("params", "matrix")]
+            points += [{str(axis): written_list(value) or []} for part in in_file for axis, value in part.items()]
+            for axis, values in itertools.chain.from_iterable(point.items() for point in (*points, workload.matrix)):
+                self.axes.setdefault(axis, []).extend(values)
+            script = plugins.script_path(workload.script, path) if workload.script else None
+            metrics |= _texts(script) if script else frozenset()
+        self._metrics = metrics - self.axes.keys()
+
+    def is_metric(self, word: str) -> bool:
+        """Return True if a case may have a metric ``word``. The prefix ``metric.`` allows every name."""
+        return word.startswith("metric.") or word in self._metrics or bool(_ERRORS.fullmatch(word))
+
+    def nearest(self, word: str, likely: Iterable[str], with_metrics: bool = False) -> str:
+        """Return a remedy: the nearest word, or the prefix that allows an unknown metric."""
+        remedy = did_you_mean(word, [*likely, *(self._metrics if with_metrics else ())])
+        if remedy.startswith("Did you mean"):
+            return remedy
+        return f"{did_you_mean(word, likely)} A metric that its workload names otherwise: metric.{word}".strip()
+
+
+@functools.lru_cache(maxsize=64)
+def _texts(script: Path) -> frozenset[str]:
+    """Return every name among the string literals of a workload's file, of the parts (``_part.py``) that it names, and
+    of the modules that it imports from ``profpipe.workload_lib``.
+
+    The names of its metrics are among them. They are read from the syntax tree, so no code of the user runs.
+    """
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"), filename=str(script))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    parts = [script.with_name(text) for text in texts if re.fullmatch(r"_\w+\.py", text)]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    if script.parent != _WORKLOAD_LIB:
+        shared = [alias.name for node in imports if node.module == "profpipe.workload_lib" for alias in node.names]
+        parts += [_WORKLOAD_LIB / f"{name}.py" for name in shared]
+    names = frozenset(text for text in texts if _NAME.fullmatch(text))
+    return names.union(*(_texts(part) for part in parts if part != script))
+
+
+def _in_table(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
+    yield from _in_values(at, table, known)
+    yield from _in_places(at, table, known)
+    for axis, values in table.where.items():
+        if axis not in known.axes:
+            if axis != "workload" and not known.is_metric(axis):
+                yield f"{at}.where", f"'{axis}' is no axis and no metric.", known.nearest(axis, known.axes)
+            continue
+        for value in values:
+            texts = [as_text(other) for other in known.axes[axis]]
+            if as_text(value) not in texts:
+                yield f"{at}.where.{axis}", f"no case has {as_text(value)}.", did_you_mean(as_text(value), texts)
+    yield from _in_units(at, table)
+
+
+def _in_places(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
+    places = table.axes
+    # A plot draws one picture for each value.
+    reserved = _PLACES if isinstance(table, Table) else tuple(word for word in _PLACES if word != "value")
+    for part, words in places.items():
+        for word in words:
+            if word not in known.axes and word not in reserved and not known.is_metric(word):
+                yield (
+                    f"{at}.{part}",
+                    f"'{word}' is no axis and no metric.",
+                    known.nearest(word, [*known.axes, *reserved]),
+                )
+    (first, words), (second, others) = places.items()
+    if table.profiler and "profiler" in (*words, *others):
+        yield f"{at}.profiler", "names one profiler, and 'profiler' is among the axes.", "Keep one of the two."
+    for word in dict.fromkeys(word for word in words if word in others):
+        yield f"{at}.{second}", f"'{word}' is also under {first}.", "Keep one of the two."
+    if "phase" in (*words, *others) and not table.phase:
+        yield at, "has 'phase' among its axes and names none.", "For example: phase: [forward, backward]"
+
+
+def _in_values(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
+    values = [quantities.parse_value(word) for word in table.value]
+    for value in values:
+        if value.source is Source.METRIC and value.name in known.axes:
+            yield f"{at}.value", f"'{value.name}' is an axis.", "Put it among rows or columns."
+        elif value.source is Source.METRIC and not known.is_metric(value.name):
+            remedy = known.nearest(value.name, quantities.known_names(), with_metrics=True)
+            yield f"{at}.value", f"'{value.name}' is not known.", remedy
+        elif value.source is Source.KERNELS and table.profiler == "plain":
+            yield f"{at}.profiler", f"plain sees no kernels, and '{value.name}' needs them.", "Leave it out, or: nsys."
+        elif value.name in quantities.OF_SINGLE_CALLS and table.profiler not in (None, "plain"):
+            yield f"{at}.profiler", f"only plain times single calls, which '{value.name}' needs.", "Leave it out."
+    without_phase = [value.name for value in values if value.source is not Source.KERNELS] if table.phase else []
+    if table.phase and len(without_phase) == len(values):
+        yield f"{at}.phase", "narrows values of kernels, and there is none.", "For example: value: kernels.time"
+    for name in without_phase:
+        yield f"{at}.value", f"'{name}' is not known by phase.", "Give it a separate table."
+
+
+def _in_units(at: str, table: Table | Plot) -> Iterator[Mistake]:
+    stored = [quantities.parse_value(word).unit for word in table.value]
+    for unit in table.unit:
+        fitting = [name for name, units in quantities.UNITS.items() if unit in units]
+        if not fitting:
+            every = [name for units in quantities.UNITS.values() for name in units]
+            yield f"{at}.unit", f"'{unit}' is no unit.", did_you_mean(unit, every)
+        elif all(stored) and not set(fitting) & set(stored):
+            yield f"{at}.unit", f"nothing here is measured in {unit}.", ""

@@ -1,10 +1,13 @@
-"""Times of step boundaries that cost microseconds and make nothing wait: CUDA events, ``perf_counter_ns`` on a CPU."""
+"""Times of step boundaries, and peaks of memory.
+
+Times cost microseconds and make nothing wait: CUDA events, ``perf_counter_ns`` on a CPU.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 #: (number, ns since the epoch of its start on the host, ns of its duration)
 Row = Tuple[int, int, float]
@@ -101,3 +104,37 @@ class EventClock:
         event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def peaks_of_torch() -> Dict[str, int]:
+    """Return the device of this thread and the peaks of torch's memory on it; nothing without a GPU."""
+    library = cuda()
+    return {} if library is None else _peaks(library, library.current_device())
+
+
+def peaks_on_any_device() -> Dict[str, int]:
+    """Return the device with the highest peak, for a thread that does not know which device the others use."""
+    library = cuda()
+    if library is None:
+        return {}
+    return _peaks(library, max(range(library.device_count()), key=library.max_memory_allocated))
+
+
+def _peaks(library: Any, device: int) -> Dict[str, int]:
+    return {
+        "device": device,
+        "peak_allocated": library.max_memory_allocated(device),
+        "peak_reserved": library.max_memory_reserved(device),
+    }
+
+
+def peak_of_host() -> Dict[str, int]:
+    """Return the peak of the memory that the process held on the host (resident set size)."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # getrusage(2) counts KiB on Linux and bytes on macOS.
+    return {"peak_host": peak if sys.platform == "darwin" else peak * 1024}

@@ -4,12 +4,97 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
-from profpipe.hook import compiled, settings, span, steps
+from profpipe.hook import settings, span, steps
 from profpipe.hook.steps import Steps
+
+# --- functions of torch.compile --------------------------------------------------------------------------------------
+#
+# The hooks of torch run while torch.compile traces a function, and never again. So ``torch.compile`` is wrapped. Its
+# functions are called by a wrapper that Dynamo does not trace: nothing is compiled twice, and no graph is broken.
+
+#: Wraps ``compiled``, which torch.compile made of ``target``.
+Wrap = Callable[[Any, Callable[..., Any]], Callable[..., Any]]
+
+#: A step changes the parameters. So many of the first ones are looked at.
+_PARAMETERS = 8
+
+
+def wrap_compiled(torch: Any, wrap: Wrap) -> None:
+    """Pass each function that torch.compile makes through ``wrap``. A compiled module stays as it is."""
+    original = getattr(torch, "compile", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = original(model, *args, **kwargs)
+        # Without a model it is a decorator, which calls torch.compile again. A module is wrapped by its `__call__`.
+        if model is None or isinstance(model, (type, torch.nn.Module)) or not callable(found):
+            return found
+        return wrap(model, found)
+
+    torch.compile = compile
+
+
+class OptimizerWatch:
+    """The optimizers of the process, and how many steps of each were seen."""
+
+    def __init__(self, torch: Any, is_compiling: Callable[[], bool], stepped: Callable[[Any], None]) -> None:
+        self._is_compiling, self._stepped = is_compiling, stepped
+        self._counts: Any = weakref.WeakKeyDictionary()
+        self._watch_creation(torch.optim.Optimizer)
+
+    def count(self, optimizer: Any) -> int:
+        found: int = self._counts.get(optimizer, 0)
+        return found
+
+    def step(self, optimizer: Any) -> None:
+        """Count a step of ``optimizer``, and report it."""
+        self._counts[optimizer] = self.count(optimizer) + 1
+        self._stepped(optimizer)
+
+    def wrap(self, target: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``compiled`` so that the step of an optimizer inside is seen by the change of its parameters."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_compiling():
+                return compiled(*args, **kwargs)
+            before = self._states()
+            result = compiled(*args, **kwargs)
+            for optimizer, (count, versions) in before.items():
+                if self.count(optimizer) == count and _versions(optimizer) != versions:
+                    self.step(optimizer)
+            return result
+
+        return call
+
+    def _states(self) -> Dict[Any, Tuple[int, Any]]:
+        return {optimizer: (count, _versions(optimizer)) for optimizer, count in list(self._counts.items())}
+
+    def _watch_creation(self, kind: Any) -> None:
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def create(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._counts.setdefault(optimizer, 0)
+
+        kind.__init__ = create
+
+
+def _versions(optimizer: Any) -> Any:
+    """Return the numbers of changes of the first parameters, which torch counts for autograd."""
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return [parameter._version for parameter in itertools.islice(parameters, _PARAMETERS)]
+
+
+# --- the hooks -------------------------------------------------------------------------------------------------------
 
 
 def after_import(name: str) -> None:
@@ -43,7 +128,7 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
             _watch_opening(torch.cuda.nvtx, function, _first_argument, found, given)
     elif given.forward:
         watch = _ModuleWatch(torch, found)
-        compiled.watch(torch, watch.wrap)
+        wrap_compiled(torch, watch.wrap)
     else:
         _watch_optimizers(torch, found)
 
@@ -59,7 +144,7 @@ def _watch_optimizers(torch: Any, found: Steps) -> None:
         found.note(f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()")
         return
     is_compiling = _compiling(torch)
-    seen = compiled.OptimizerWatch(torch, is_compiling, functools.partial(found.call, "optimizer"))
+    seen = OptimizerWatch(torch, is_compiling, functools.partial(found.call, "optimizer"))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile traces this function as a part of the optimizer, where it must do nothing.
@@ -67,11 +152,11 @@ def _watch_optimizers(torch: Any, found: Steps) -> None:
             seen.step(optimizer)
 
     register(after_step)
-    compiled.watch(torch, seen.wrap)
+    wrap_compiled(torch, seen.wrap)
     _watch_skipped_steps(torch, found, seen)
 
 
-def _watch_skipped_steps(torch: Any, found: Steps, seen: compiled.OptimizerWatch) -> None:
+def _watch_skipped_steps(torch: Any, found: Steps, seen: OptimizerWatch) -> None:
     """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     original = getattr(scaler, "_maybe_opt_step", None)

@@ -1,16 +1,21 @@
-"""The file that the hook writes: JSON lines, one file for each process that makes steps.
+"""The file that the hook writes, and what it says about the process.
 
-The first line is ``started``. parsers/hook.py describes the lines and reads them.
+It has JSON lines, and each process that makes steps has one file. The first line is ``started``. parsers/hook.py
+describes the lines and reads them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 import traceback
 from typing import Any, Callable, Dict, Optional, Set, TextIO
+
+from profpipe.hook import clock, settings
+from profpipe.hook.settings import Settings
 
 
 class Record:
@@ -56,3 +61,44 @@ class Record:
             is_new = remark not in self._written
             self._written.add(remark)
             return is_new
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def describe(given: Settings) -> Dict[str, Any]:
+    """Return the fields of the first line of the record."""
+    torch = sys.modules.get("torch")
+    about: Dict[str, Any] = {
+        "profiler": given.profiler,
+        "rank": settings.rank(),
+        "python": sys.version.split()[0],
+        "warmup": given.warmup,
+        "torch": str(getattr(torch, "__version__", "")),
+    }
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        about["rank"] = distributed.get_rank()
+    if given.node:
+        about["node"] = given.node
+    library = clock.cuda()
+    if library is not None:
+        about["device_name"] = library.get_device_name(library.current_device())
+    return about
+
+
+def at_end_of_multiprocessing(finish: Callable[[], None]) -> None:
+    """Have ``finish`` called in a process of multiprocessing, which ends without ``atexit``.
+
+    While a process is forked it is not known yet to be one, and forgets such functions before it begins its work.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        _register(finish)
+        util.register_after_fork(finish, _register)
+
+
+def _register(finish: Callable[[], None]) -> None:
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        sys.modules["multiprocessing.util"].Finalize(None, finish, exitpriority=0)

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from profpipe import ranges
-from profpipe.hook import clock, memory, process, torch_profiler
+from profpipe.hook import clock, record, torch_profiler
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -40,7 +40,7 @@ class _Span:
         self._begin_s = float(given.capture["started_s"]) + float(given.capture["after_s"])
         self._for_s = float(given.capture["for_s"])
         self._end_s = self._begin_s + self._for_s
-        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: process.describe(given))
+        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._reset()
         if given.profiler == "torch" and not given.is_collected:
             self._others = torch_profiler.Others(given, self._record, self._is_own, self._make_room)
@@ -55,7 +55,7 @@ class _Span:
     def start(self) -> None:
         finish = functools.partial(self._finish, os.getpid())
         atexit.register(finish)
-        process.at_end_of_multiprocessing(finish)
+        record.at_end_of_multiprocessing(finish)
         self._thread.start()
 
     def after_fork(self) -> None:
@@ -78,7 +78,7 @@ class _Span:
             else:
                 self._wait()
             if self._settings.profiler == "plain":
-                self._record.write("memory", **memory.of_torch_on_any_device(), **memory.of_host())
+                self._record.write("memory", **clock.peaks_on_any_device(), **clock.peak_of_host())
         except Exception as error:  # an error of the hook must not end the program
             self._record.error(error, "capture")
         self._record.write("finished", steps=0, stopped=False)

@@ -7,13 +7,56 @@ import functools
 import os
 import sys
 import threading
-from typing import Any, Callable, Optional
+import weakref
+from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
-from profpipe.hook import captures, process, settings
+from profpipe import ranges
+from profpipe.hook import captures, record, settings
 from profpipe.hook.captures import Capture
 from profpipe.hook.record import Record
-from profpipe.hook.sequence import Sequence
 from profpipe.hook.settings import Settings
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+#: An iteration may hold so many times as many calls as the longest one so far, and a few more, before the loop is
+#: taken for another one, which does not use the optimizer that ended the steps until then.
+_LONGER = 4
+_MORE = 16
+
+
+class Sequence:
+    """The optimizers of a program in the order of their calls.
+
+    The optimizer that stepped for the first time last ends each step: in a GAN that is the second of two, and where
+    the discriminator steps five times for each step of the generator, the generator.
+    """
+
+    def __init__(self) -> None:
+        self._seen = weakref.WeakSet()  # type: ignore[var-annotated]
+        self._last: Any = lambda: None
+        self._since = 0
+        self._longest = 1
+
+    def add(self, member: Any) -> str:
+        """Return what the call of ``member`` is: ``ends`` a step, is ``inside`` one, or begins a ``new`` order."""
+        if member not in self._seen:
+            self._seen.add(member)
+            return self._end_with(member)
+        if self._last() is member:
+            self._longest = max(self._longest, self._since + 1)
+            self._since = 0
+            return "ends"
+        self._since += 1
+        if self._since > _LONGER * self._longest + _MORE:
+            return self._end_with(member)
+        return "inside"
+
+    def _end_with(self, member: Any) -> str:
+        self._last, self._since, self._longest = weakref.ref(member), 0, 1
+        return "new"
+
+
+# --- the steps of a process ------------------------------------------------------------------------------------------
 
 #: Of two rules, the first one applies.
 _RULES = ("marker", "optimizer", "forward")
@@ -30,7 +73,7 @@ class Steps:
 
     def __init__(self, given: Settings) -> None:
         self._settings = given
-        self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: process.describe(given))
+        self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -150,7 +193,7 @@ class Steps:
         self._capture = captures.choose(self._settings, self._record)
         at_exit = functools.partial(self._at_exit, os.getpid())
         atexit.register(at_exit)
-        process.at_end_of_multiprocessing(at_exit)
+        record.at_end_of_multiprocessing(at_exit)
 
     def _at_exit(self, pid: int) -> None:
         """Complete the files. A forked child inherits this function, and the steps are not its own."""
@@ -230,3 +273,75 @@ def of_process() -> Optional[Steps]:
         given = settings.read()
         _STEPS = Steps(given) if given is not None and given.capture is None else None
     return _STEPS
+
+
+# --- marks by hand ---------------------------------------------------------------------------------------------------
+#
+# ``from profpipe import step, steps``: both work in every process. Where nothing is recorded a call costs well under a
+# microsecond.
+
+T = TypeVar("T")
+
+
+class _Marks:
+    """What the functions below call: the steps that profpipe records, or ranges for another profiler."""
+
+    steps: Any = None
+
+
+def step() -> None:
+    """Mark the boundary between two steps: call it once in each iteration, always at the same place.
+
+    The first call begins the first step. Steps that a program marks take precedence over those that profpipe finds.
+    """
+    (_Marks.steps or _choose()).boundary("marker")
+
+
+def steps(iterable: Iterable[T]) -> Iterator[T]:
+    """Yield the items of ``iterable``; each iteration of the loop over them is a step.
+
+    A step lasts until the loop has its next item, so the loading of that item belongs to it. What follows the loop
+    belongs to no step, and neither does an iteration that the program leaves by ``break``.
+    """
+    marks = _Marks.steps or _choose()
+    is_complete = False
+    try:
+        for item in iterable:
+            marks.boundary("marker")
+            yield item
+        marks.close()
+        is_complete = True
+    finally:
+        if not is_complete:
+            marks.abandon()
+
+
+def _choose() -> Any:
+    _Marks.steps = of_process() or _Ranges()
+    return _Marks.steps
+
+
+class _Ranges:
+    """Ranges around the steps for a profiler that the user started without profpipe: nsys, ncu, torch or rocprof."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._open = ranges.free_ranges()
+        self._close: Optional[Callable[[], object]] = None
+
+    def boundary(self, rule: str) -> None:
+        if self._close is not None:
+            self.close()
+        self._number += 1
+        if self._open is not None:
+            self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{self._number}")
+        elif ranges.is_profiled():
+            self._close = ranges.record(f"{ranges.STEP_PREFIX}{rule}:{self._number}")
+
+    def close(self) -> None:
+        if self._close is not None:
+            close, self._close = self._close, None
+            close()
+
+    def abandon(self) -> None:
+        self._close = None

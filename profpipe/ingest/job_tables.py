@@ -45,7 +45,7 @@ def _is_false_start(path: Path, outcome: JobOutcome) -> bool:
 def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
     """Return rows for the cases whose end the workload's process could not write.
 
-    ``written`` are the `cases` rows of the job's ``events.jsonl``; a crash or timeout that the runner saw replaces
+    ``written`` are the `cases` rows of the log of the job; a crash or timeout that the runner saw replaces
     them. A case that was never reached has the outcome of the job.
     """
     job, known = outcome.job, set(written["case"])
@@ -53,7 +53,7 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
     # With the defaults of PARAMS, where the process got that far.
     begun = {
         event["case"]: event["params"]
-        for event in event_lines.read(job.folder / "events.jsonl")[0]
+        for event in event_lines.read(job.log)[0]
         if event["event"] == "case_started" and isinstance(event.get("params"), dict)
     }
     rows = []
@@ -83,7 +83,7 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
 
 
 def expected_families(events: Path) -> dict[str, str]:
-    """Return the kernel family that each case should run, from the workload's ``expects`` in ``events.jsonl``."""
+    """Return the kernel family that each case should run, from the workload's ``expects`` in the log of the job."""
     expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
     return {event["case"]: event["family"] for event in expects if event.get("family")}
 

@@ -146,11 +146,6 @@ class Ranks:
 SINGLE_PROCESS: Final = Ranks()
 
 
-def events_file(rank: int) -> str:
-    """Return the name of the file with the events of a process. The job's result is that of rank 0."""
-    return f"events.rank{rank}.jsonl" if rank else "events.jsonl"
-
-
 def _most_severe_end(messages: Sequence[RankMessage]) -> tuple[str, str] | None:
     """Return the end of the case for all, with its rank where not all agree; None while the case continues."""
     ends = [(rank, message) for rank, message in enumerate(messages) if message.status in _SEVERITY]

@@ -1,4 +1,4 @@
-"""Read what a workload's process says: the lines of the harness in ``events.jsonl``, and those of the start-up hook.
+"""Read what a workload's process says: the lines of the harness in the log of a job, and those of the start-up hook.
 
 Anything may stand in the file: libraries print into it, a kill cuts a line, a newer version writes other events. A line
 that is no event is left out, and its number is returned, so that every reader sees the same events.
@@ -7,6 +7,7 @@ that is no event is left out, and its number is returned, so that every reader s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +21,8 @@ Event = dict[str, Any]
 NS_PER: Final[Mapping[str, float]] = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _STATUSES: Final = frozenset(map(str, Status))
 _NAMED: Final = 3
-_STARTED: Final = b'{"event":"started"'
+#: The first event of a process, and those of the runner, which follow the last line of a process.
+_OTHER_PROCESS: Final = re.compile(rb'\{"event": ?"(?:started|attempt|stopping|ended)"')
 
 
 class Damage(Enum):
@@ -76,14 +78,13 @@ def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, E
     ``key`` names what a line holds: ``event`` of the harness, ``hook`` of the start-up hook. A killed process leaves
     its last line cut, without a line end: the ``started`` of the next process may be in the same line.
     """
-    lines = [line.replace(b'{"event": "started"', _STARTED) for line in lines]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         found = parse(line, key)
-        if found is Damage.NO_JSON and (at := line.rfind(_STARTED)) > 0:
+        if found is Damage.NO_JSON and (following := [*_OTHER_PROCESS.finditer(line, 1)]):
             yield number, BadLine(number, Damage.CUT)
-            found = parse(line[at:], key)
+            found = parse(line[following[-1].start() :], key)
         if isinstance(found, Damage):
             is_cut = found is Damage.NO_JSON and _is_last_of_process(lines[i] for i in range(number, len(lines)))
             yield number, BadLine(number, Damage.CUT if is_cut else found, _kind_of(line, key))
@@ -120,8 +121,8 @@ def _kind_of(line: bytes, key: str) -> str:
 
 
 def _is_last_of_process(following: Iterable[bytes]) -> bool:
-    after = next((line for line in following if line.strip()), _STARTED)
-    return after.lstrip().startswith(_STARTED)
+    after = next((line for line in following if line.strip()), None)
+    return after is None or _OTHER_PROCESS.match(after.lstrip()) is not None
 
 
 # --- the values of each event ----------------------------------------------------------------------------------------
@@ -176,6 +177,8 @@ _are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
 
 #: By event: the values that a reader uses. Other events, and other values, are not looked at.
 _HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
+    "attempt": {"part": _is_count, "cases": _are_texts},
+    "ended": {"part": _is_count, "command": lambda value: value == 0 or _is_count(value)},
     "started": {
         "profiler": _optional(_is_text),
         "torch": _optional(_is_text),

@@ -1,6 +1,6 @@
 """Runs the cases of a job one after the other, inside the workload's process, under any profiler.
 
-``python -m profpipe.measure.harness raw/<workload>/<profiler>/cases.json`` appends to ``events.jsonl`` beside the
+``python -m profpipe.measure.harness raw/<workload>/<profiler>/cases.json`` appends to ``job.jsonl`` beside the
 specification, one line at a time, so a crash loses no case that ended before it.
 """
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import itertools
 import json
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,20 +25,104 @@ from typing import Any, Final, TextIO
 
 from profpipe import masking, origins, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
-from profpipe.job import Status
+from profpipe.job import LOG, Status, log_name
 from profpipe.measure import (
-    cuda_graph,
+    case_order,
+    conditions,
     distributed,
-    gpu_monitor,
-    oom_pruning,
-    process_info,
+    launch_profile,
+    machine,
     rounds,
     sampling,
     workload_metrics,
 )
-from profpipe.measure.capture import Region, capture_cases, single_threaded_autograd
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
+
+# --- what a profiler records -----------------------------------------------------------------------------------------
+
+#: Makes the context around the iterations; calls its argument, which loads the GPU, as late as possible before them.
+Region = Callable[[Callable[[], None]], AbstractContextManager[None]]
+
+
+@contextmanager
+def single_threaded_autograd() -> Iterator[None]:
+    """Run backward passes on the calling thread instead of autograd's thread.
+
+    ncu assigns each kernel to the ranges of the thread that launched it, and has no times to assign it by, so kernels
+    of a backward pass would belong to no case. The kernels are the same.
+    """
+    torch = machine.torch()
+    with torch.autograd.set_multithreading_enabled(False) if torch is not None else nullcontext():
+        yield
+
+
+@contextmanager
+def capture_cases(spec: Mapping[str, Any], folder: Path, ranks: Ranks) -> Iterator[Region]:
+    """Yield the function that makes the context around a case's measured iterations.
+
+    nsys ends its capture at the first cudaProfilerStop, so all cases share one capture. With several processes it
+    records everything, and the ranges show what is measured. ncu takes any number of start/stop pairs. torch.profiler
+    keeps its records in memory until the export, so each case has its own trace: a later crash loses nothing.
+    """
+    profiler = spec["profiler"]
+    if profiler == "nsys" and not ranks.is_distributed:
+        with _cuda_profiler():
+            yield _load_only
+    elif profiler == "ncu":
+        yield lambda load: _cuda_profiler()  # ncu replays every kernel with pauses between, so a load has no effect
+    elif profiler == "torch":
+        stem = ranks.file_name(spec["stem"])
+        traces = (folder / f"{stem}.{number}.pt.trace.json.gz" for number in itertools.count(1))
+        yield lambda load: _torch_profiler(next(traces), load)
+    else:
+        yield _load_only
+
+
+@contextmanager
+def _load_only(load: Callable[[], None]) -> Iterator[None]:
+    load()
+    yield
+
+
+@contextmanager
+def _cuda_profiler() -> Iterator[None]:
+    if machine.device() == "cpu":
+        yield
+        return
+    torch = machine.torch()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+
+
+@contextmanager
+def _torch_profiler(trace: Path, load: Callable[[], None]) -> Iterator[None]:
+    """Record the block. Setting up the recorder takes milliseconds, in which a GPU idles, so ``load`` runs after it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = machine.device() == "cuda"
+    recorder = profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu)
+    recorder.prepare_trace()
+    load()
+    recorder.start_trace()
+    try:
+        yield
+        if on_gpu:
+            machine.torch().cuda.synchronize()
+    finally:
+        recorder.stop_trace()
+    # Renamed when complete, so that the trace of a killed process is not read.
+    partial = trace.with_name(f"partial-{trace.name}")
+    recorder.export_chrome_trace(str(partial))
+    partial.replace(trace)
+
+
+# --- the job ---------------------------------------------------------------------------------------------------------
 
 #: Exit code of a process that could not continue after a CUDA error.
 CONTEXT_LOST = 70
@@ -46,7 +132,7 @@ CASE_PREFIX = "profpipe:"
 
 
 class Events:
-    """``events.jsonl``: one JSON object a line, flushed at once, without ``secrets``."""
+    """The log of the job: one JSON object a line, flushed at once, without ``secrets``."""
 
     def __init__(self, stream: TextIO, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
         self._stream = stream
@@ -91,15 +177,15 @@ def _run(spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
     masking.remember(spec.get("secrets", {}))
     ranks = distributed.join(spec.get("processes", 1))
-    log = spec_path.parent / distributed.events_file(ranks.rank)
+    log = spec_path.parent / log_name(ranks.rank)
     # Several processes measure all rounds again: one of them may have been ended a round earlier than another.
     names = () if ranks.is_distributed else {case["id"] for case in spec["cases"]}
     earlier = rounds.load_earlier_rounds(log, names)
     with log.open("a", encoding="utf-8") as stream:
         events = Events(stream, spec.get("secrets", {}))
-        described = {"ranges": ranges.use(spec["profiler"]), **ranks.describe(), **process_info.describe()}
+        described = {"ranges": ranges.use(spec["profiler"]), **ranks.describe(), **machine.describe()}
         events.write("started", profiler=spec["profiler"], **described)
-        worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, process_info.device(), ranks)
+        worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, machine.device(), ranks)
         worker.freeze_imports()
         if spec["profiler"] == "plain":
             time_cases(worker, earlier)
@@ -184,7 +270,7 @@ class Worker:
             status = Status.OOM if _is_out_of_memory(error) else Status.FAILED
             end = CaseEnd(status, str(error) if isinstance(error, BuildError) else one_line(error))
             self.events.write("error", case=name, traceback=traceback.format_exc())
-            if isinstance(error, cuda_graph.CaptureAborted):
+            if isinstance(error, launch_profile.CaptureAborted):
                 lost = "torch is left in the middle of the capture"
         if self.clean_up():
             lost = "the CUDA context is lost"
@@ -200,7 +286,7 @@ class Worker:
             # events of rank 0 have the end of this case.
             reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
             ended = {"status": own.status, "reason": reason, "flags": own.flags}
-            with Path(self.spec["folder"], distributed.events_file(0)).open("a", encoding="utf-8") as stream:
+            with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
         return CaseEnd(status, reason, flags) if status else None
@@ -214,7 +300,7 @@ class Worker:
         expects = getattr(self.workload, "expects", None)
         self.events.write("expects", case=name, family=(expects(params) if expects else None) or "")
         prunes = self.spec["options"].get("skip_larger_after_oom", True)
-        if prunes and any(oom_pruning.is_larger(params, smaller) for smaller in self.oom_params):
+        if prunes and any(case_order.is_larger(params, smaller) for smaller in self.oom_params):
             return CaseEnd(Status.SKIPPED, "larger in every dimension than a case that ran out of memory")
         available = getattr(self.workload, "available", None)
         if available and (reason := available(params)):
@@ -244,8 +330,8 @@ class Worker:
     def clean_up(self) -> bool:
         """Free the case's memory before the next case; return True if the CUDA context did not survive the case."""
         gc.collect()
-        if process_info.device() == "cuda":
-            torch = process_info.torch()
+        if machine.device() == "cuda":
+            torch = machine.torch()
             try:
                 torch.cuda.synchronize()
                 _clear_workspaces()
@@ -288,8 +374,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _clear_workspaces() -> None:
     """Free the workspace that cuBLAS keeps in torch's memory, 32 MiB on an H200, and that the next call would count."""
-    torch = process_info.torch()
-    if torch is not None and process_info.device() == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+    torch = machine.torch()
+    if torch is not None and machine.device() == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
         torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -341,7 +427,7 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
 def profile_case(worker: Worker, name: str, region: Region, params: dict[str, Any]) -> CaseEnd:
     fn, repeats, range_name = worker.build(params), worker.spec["repeats"], CASE_PREFIX + name
     if worker.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
-        fn = cuda_graph.capture_graph(fn)
+        fn = launch_profile.capture_graph(fn)
     worker.ranks.barrier("built")
     warmup = worker.spec["warmup"]
     # The first call of the load is the last call of the warm-up, so that a call of a minute is not made once more.
@@ -355,14 +441,14 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             fn()
     else:
         # The clocks help to explain why times under a profiler differ from times without one.
-        with region(load), gpu_monitor.monitor_device(worker.device) as monitor:
+        with region(load), conditions.monitor_device(worker.device) as monitor:
             run_loop = functools.partial(sampling.run_loop, ranks=worker.ranks, flush=worker.flush)
             loop = run_loop(fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate)
         worker.events.metric(name, "loop_wall", loop.wall_ns, "ns")
-        conditions = replace(monitor.conditions(), counted_hz=loop.clocks_hz)
-        if conditions.counted_clock_hz is not None:
-            worker.visit_clocks_hz.append(conditions.counted_clock_hz)
-        for metric, (value, unit) in conditions.metrics().items():
+        measured = replace(monitor.conditions(), counted_hz=loop.clocks_hz)
+        if measured.counted_clock_hz is not None:
+            worker.visit_clocks_hz.append(measured.counted_clock_hz)
+        for metric, (value, unit) in measured.metrics().items():
             worker.events.metric(name, metric, value, unit)
     worker.events.metric(name, "iterations", repeats, "1")
     # ncu flushes the caches itself before each replay.
@@ -371,7 +457,7 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
 
 
 def _apply_load(worker: Worker, fn: Callable[[], object]) -> None:
-    with gpu_monitor.monitor_gpu():  # NVML is opened at its first use, which can take as long as a GPU needs to idle
+    with conditions.monitor_gpu():  # NVML is opened at its first use, which can take as long as a GPU needs to idle
         highest_hz = max(worker.visit_clocks_hz, default=None)
         sampling.apply_load(fn, device=worker.device, ranks=worker.ranks, clock_hz=highest_hz, flush=worker.flush)
 

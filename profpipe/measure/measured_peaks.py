@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from profpipe import errors
 from profpipe.job import Ask
-from profpipe.measure import gpu_monitor, machine, process_info, sampling
+from profpipe.measure import conditions, machine, sampling
 
 #: Sizes of square matmuls; the faster one counts.
 _SIZES: Final = (4096, 8192)
@@ -44,7 +44,7 @@ def measure(
 
     absent: dict[str, str] = {}
     rates: dict[str, dict[str, Any]] = {}
-    with gpu_monitor.monitor_gpu() as monitor:
+    with conditions.monitor_gpu() as monitor:
         copied = _copy(torch, kind, max_copy_bytes, rule)
         for dtype in PRODUCTS:
             try:
@@ -53,7 +53,7 @@ def measure(
                 absent[dtype] = errors.words(error)
             else:
                 rates[dtype] = max(found, key=lambda one: float(one["flops"]))
-    conditions = monitor.conditions()
+    measured = monitor.conditions()
     with machine.nvml() as library:
         driver = None if library is None else str(library.nvmlSystemGetDriverVersion())
     return {
@@ -63,8 +63,8 @@ def measure(
         "copy": copied,
         "matmul": rates,
         "absent": absent,
-        "conditions": {name: value for name, (value, _) in conditions.metrics().items()},
-        "notes": conditions.notes,
+        "conditions": {name: value for name, (value, _) in measured.metrics().items()},
+        "notes": measured.notes,
     }
 
 
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         print("usage: python -m profpipe.measure.measured_peaks OUT.json", file=sys.stderr)
         return errors.BAD_INPUT
-    if process_info.device() == "cpu":
+    if machine.device() == "cpu":
         print("Measuring the ceilings needs torch and a GPU. Run it on a machine with both.", file=sys.stderr)
         return errors.TOOL_MISSING
     out = Path(argv[0])

@@ -1,7 +1,7 @@
 """Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
 
 Each visit builds its case again, so that only one case's tensors are in memory, and writes its samples to
-``events.jsonl``.
+``job.jsonl``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import ranges
-from profpipe.measure import conditions, cuda_graph, event_lines, gpu_monitor, interleaving, sampling
+from profpipe.measure import case_order, conditions, event_lines, launch_profile, sampling
 from profpipe.measure.conditions import Conditions
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
@@ -69,7 +69,7 @@ class TimingPlan:
 
     def visits(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield (round from 1, case) in the order of measurement; a single round keeps the order of the pipeline."""
-        for number, order in interleaving.rounds(cases, self.rounds, self.seed):
+        for number, order in case_order.rounds(cases, self.rounds, self.seed):
             yield from ((number, case) for case in order)
 
 
@@ -86,7 +86,7 @@ class TimedCase:
     """A case and the results of its visits so far.
 
     ``samples_ns`` and ``launches`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event,
-    **fields)`` appends to events.jsonl.
+    **fields)`` appends to the log of the job.
     """
 
     plan: TimingPlan
@@ -127,9 +127,9 @@ class TimedCase:
     def _sample_graph(self, fn: Callable[[], object]) -> None:
         """Time the graph as well; a call that cannot be captured keeps its eager times."""
         try:
-            replay = cuda_graph.capture_graph(fn)
-        except cuda_graph.NotCapturable as error:
-            if isinstance(error, cuda_graph.CaptureAborted):
+            replay = launch_profile.capture_graph(fn)
+        except launch_profile.NotCapturable as error:
+            if isinstance(error, launch_profile.CaptureAborted):
                 raise  # this process can measure nothing more
             self.not_captured = True
             self.write("note", text=str(error))
@@ -137,7 +137,7 @@ class TimedCase:
             self._sample(replay, GRAPH_TIME)
 
     def _timed_callable(self, fn: Callable[[], object]) -> Callable[[], object]:
-        return cuda_graph.capture_graph(fn) if self.plan.mode == "cuda_graph" else fn
+        return launch_profile.capture_graph(fn) if self.plan.mode == "cuda_graph" else fn
 
     def _warm_up(self, fn: Callable[[], object], metric: str, budget_s: float) -> None:
         # Rounds restored from an earlier process are no visits of this one: nothing is compiled yet.
@@ -156,7 +156,7 @@ class TimedCase:
         self._warm_up(fn, metric, rule.budget_s / 2)
         before = self.launches.get(metric)
         highest_hz = max(self.visit_clocks_hz, default=None)
-        with gpu_monitor.monitor_device(self.device) as monitor:
+        with conditions.monitor_device(self.device) as monitor:
             samples = sampling.sample(
                 fn,
                 device=self.device,

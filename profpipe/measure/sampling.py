@@ -15,13 +15,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from profpipe.measure.cpu_timer import CpuTimer
-from profpipe.measure.cuda_timer import CudaTimer
-from profpipe.measure.device_timer import DeviceTimer
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
 from profpipe.measure.launch_profile import NO_PRIOR, LaunchProfile, PriorMeasurement
 from profpipe.measure.statistics import GROUP_NS, is_stable, relative_half_width
+from profpipe.measure.timers import CpuTimer, CudaTimer, DeviceTimer
 
 TIMERS: Final[Mapping[str, Callable[..., DeviceTimer]]] = {"cuda": CudaTimer, "cpu": CpuTimer}
 

@@ -23,7 +23,7 @@ Metric = tuple[str, str, float | None, str, int]
 
 _UNITS = {"flops": "flop", "bytes_moved": "byte"}
 
-#: Metrics that are samples, and the suffixes that the parser of events.jsonl adds for their statistics.
+#: Metrics that are samples, and the suffixes that the parser of a job's log adds for their statistics.
 _SAMPLED: Final = ("time", "time_own", "time_cuda_graph")
 _STATISTICS: Final = ("", "_p10", "_p90", "_min", "_max", "_cv")
 #: Metric names of profpipe's measurements. A workload's number of such a name would be taken for the measurement.

@@ -14,13 +14,19 @@ from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from profpipe.errors import ConfigError
 from profpipe.job import Cause, Incident, Status
 from profpipe.results import atomic, budget
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 from profpipe.results.tasks import Task
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Pipeline, Workload
+else:
+    # pydantic, which `ingest` does without, loads where a run has a pipeline.
+    Pipeline = Any
 
 FILE: Final = "run.json"
 #: Entries of a list or mapping of the manifest: jobs, files, incidents and others.
@@ -260,8 +266,8 @@ class Manifest:
     #: None: the run has not ended; empty: the record does not say.
     ended: str | None = ""
     command: tuple[str, ...] = ()
-    #: The resolved pipeline file, with environment variables but without their values.
-    pipeline: Mapping[str, Any] = field(default_factory=dict)
+    #: The resolved pipeline file without the values of environment variables; None for ingested files.
+    pipeline: Pipeline | None = None
     machine: Machine = Machine()
     packages: Mapping[str, str | None] = field(default_factory=dict)
     tools: Mapping[str, ToolEntry] = field(default_factory=dict)
@@ -293,9 +299,13 @@ class Manifest:
     def jobs_of(self, workload: str) -> list[JobEntry]:
         return [job for job in self.jobs if job.workload == workload]
 
-    def workload(self, name: str) -> Mapping[str, Any]:
-        """Return the settings of a workload in the pipeline file; empty where there are none."""
-        return (self.pipeline.get("workloads") or {}).get(name) or {}
+    def workload(self, name: str) -> Workload | None:
+        """Return the settings of a workload in the pipeline file."""
+        return self.pipeline.workloads.get(name) if self.pipeline is not None else None
+
+    def is_command(self, workload: str) -> bool:
+        declared = self.workload(workload)
+        return declared is not None and declared.is_command
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -325,7 +335,8 @@ class Manifest:
         for key, value in document.items():
             if isinstance(value, list | dict) and len(value) > _MOST_ENTRIES:
                 raise ValueError(f"{key} has {len(value):,} entries, more than {_MOST_ENTRIES:,}")
-        return parse(cls, {"is_run": "jobs" in document, **document})
+        manifest = parse(cls, {"is_run": "jobs" in document, **document, "pipeline": None})
+        return replace(manifest, pipeline=_read_pipeline(document.get("pipeline") or {}))
 
     def save(self, folder: Path) -> None:
         atomic.write_text(folder / FILE, json.dumps(self.as_json(), indent=1) + "\n")
@@ -338,6 +349,8 @@ class Manifest:
             return {key: value for key, value in items if value is not None or key in ("ended", "returncode")}
 
         document = asdict(self, dict_factory=known_items)
+        if self.pipeline is not None:
+            document["pipeline"] = as_document(self.pipeline)
         if not document.pop("is_run"):
             return {key: document[key] for key in ("schema_version", "name", "files", "refused")}
         absent = {name for name in _OPTIONAL if not document[name]}
@@ -380,6 +393,27 @@ class Manifest:
             refused=tuple(file for file in self.refused if not file.source.startswith(f"{folder}/")),
             incidents=tuple(each for each in self.incidents if not each.source.startswith(f"{folder}/")),
         )
+
+
+def as_document(pipeline: Pipeline) -> dict[str, Any]:
+    """Return a pipeline as run.json holds it: environment variables have no values."""
+    document: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True)
+    for settings in (document["defaults"], *document["workloads"].values()):
+        settings["env"] = dict.fromkeys(settings["env"])
+    return document
+
+
+def _read_pipeline(document: Any) -> Pipeline | None:
+    if not document:
+        return None
+    from profpipe.config.models import read_recorded
+
+    if not isinstance(document, dict):
+        raise ValueError("pipeline is not a mapping")
+    try:
+        return read_recorded(document)
+    except ValueError as error:
+        raise ValueError(f"pipeline.{error}") from None
 
 
 _T = TypeVar("_T")

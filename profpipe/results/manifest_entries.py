@@ -27,6 +27,7 @@ from profpipe.results.manifest import (
     PlannedJob,
     StoredFile,
     ToolEntry,
+    as_document,
     parse,
 )
 from profpipe.results.schema import Origin
@@ -93,11 +94,11 @@ def _published_word(before: str, word: str, secrets: Mapping[str, str], options:
     return masking.mask_printed(masking.masker(secrets).mask(masking.hide_assigned(word, "...", before)))
 
 
-def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> Pipeline:
     """Return the resolved pipeline without secrets: environment variables have no values, `slurm.setup` no lines."""
-    document = pipeline.model_dump(mode="json", by_alias=True)
-    for settings in (document["defaults"], *document["workloads"].values()):
-        settings["env"] = dict.fromkeys(settings["env"])
+    from profpipe.config.models import read_recorded
+
+    document = as_document(pipeline)
     for settings in document["workloads"].values():
         settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
         settings["srun"] = list(map(masking.hide_option, settings["srun"]))
@@ -106,8 +107,7 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
         document["slurm"]["setup"] = []
         for name in ("options", "launcher"):
             document["slurm"][name] = list(map(masking.hide_option, document["slurm"][name]))
-    published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
-    return published_document
+    return read_recorded(masking.masker(secrets).mask_all(document))
 
 
 def job_entry(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from profpipe.job import LOG
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import Damage
 from profpipe.results.manifest import JobEntry, Manifest
@@ -42,7 +43,9 @@ def read(folder: Path, run: Manifest) -> RawFiles:
             continue
         if text := _end_of(place / OUTPUT, folder):
             logs[job.folder] = text
-        for case, values in _samples(place / "events.jsonl", job) if job.profiler == "plain" else ():
+        # Older runs have the events of the process in a file with this name.
+        log = next((path for path in (place / LOG, place / "events.jsonl") if path.is_file()), None)
+        for case, values in _samples(log, job) if log and job.profiler == "plain" else ():
             samples.setdefault((job.workload, case), []).extend(values)
     return RawFiles({key: tuple(values) for key, values in samples.items()}, logs)
 

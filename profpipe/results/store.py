@@ -16,7 +16,7 @@ import pandas as pd
 from profpipe import stdio
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, budget, schema
-from profpipe.results.manifest import FILE, Manifest
+from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 #: Which columns hold JSON: of which kind, its word, and what an empty cell stands for.
@@ -124,66 +124,8 @@ def load(folder: Path) -> tuple[Tables, Manifest]:
     if manifest.schema_version != schema.SCHEMA_VERSION:
         what = f"was written with schema {manifest.schema_version}; this profpipe reads {schema.SCHEMA_VERSION}."
         raise ConfigError(str(folder), what)
-    _check_pipeline(folder, manifest.pipeline)
     frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.parquet", table) for table in schema.ALL}
     return Tables(**frames), manifest
-
-
-def _check_pipeline(folder: Path, document: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting of the wrong type. The analysis reads the settings as they are.
-
-    Settings that another version had or lacked are fine.
-    """
-    if not document:
-        return
-    from pydantic import ValidationError
-
-    from profpipe.config.models import Pipeline
-
-    # The published pipeline has no values of variables.
-    without_env: dict[str, Any] = {"env": {}}
-    workloads = document.get("workloads")
-    settings = {
-        name: {**own, **without_env} if isinstance(own, dict) else own
-        for name, own in (workloads.items() if isinstance(workloads, dict) else ())
-    }
-    defaults = document.get("defaults")
-    complete = {
-        **document,
-        "version": 1,
-        **({"workloads": settings} if isinstance(workloads, dict) else {}),
-        **({"defaults": {**defaults, **without_env}} if isinstance(defaults, dict) else {}),
-    }
-    wrong_at: tuple[Any, ...] | None = None
-    try:
-        read = Pipeline.model_validate(complete).model_dump(mode="json", by_alias=True)
-        wrong_at = _find_mistyped(complete, read)
-        what = "is text in the place of a number"
-    except ValidationError as error:
-        # A workload as a whole may be unlike those of this version; each of its settings must have its type.
-        wrong = [
-            each
-            for each in error.errors()
-            if each["type"].endswith(("_type", "_parsing", "literal_error"))
-            or (each["type"] == "value_error" and len(each["loc"]) > 2)
-        ]
-        if wrong:
-            wrong_at, what = wrong[0]["loc"], wrong[0]["msg"]
-    if wrong_at is not None:
-        where = ".".join(["pipeline", *map(str, wrong_at)])
-        raise ConfigError(str(folder / FILE), f"is not what profpipe wrote: {where}: {what}.", _REMEDY)
-
-
-def _find_mistyped(written: Any, read: Any, path: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-    """Return the place of a text that pydantic read as a number: the analysis reads the text."""
-    if isinstance(written, dict) and isinstance(read, dict):
-        pairs = [(key, value, read[key]) for key, value in written.items() if key in read]
-    elif isinstance(written, list) and isinstance(read, list):
-        pairs = [(index, *both) for index, both in enumerate(zip(written, read, strict=False))]
-    else:
-        return path if isinstance(written, str) and isinstance(read, (int, float)) else None
-    found = (_find_mistyped(a, b, (*path, key)) for key, a, b in pairs)
-    return next((place for place in found if place is not None), None)
 
 
 def _read(path: Path, table: schema.Table) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from typing import Final
 from profpipe.errors import ConfigError
 from profpipe.masking import mask_printed
 from profpipe.results import folders, manifest_entries
-from profpipe.runner import executor
+from profpipe.runner import process
 
 #: Below the run's folder: one checkout for each side that is a commit.
 FOLDER: Final = Path("raw") / "checkouts"
@@ -140,4 +140,4 @@ def _path_in_git(repository: Path, name: str) -> Path:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    return executor.ask(manifest_entries.git_argv(folder, *words), timeout_s=_TIMEOUT_S)
+    return process.ask(manifest_entries.git_argv(folder, *words), timeout_s=_TIMEOUT_S)

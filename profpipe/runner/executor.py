@@ -1,10 +1,10 @@
 """[Job] -> [JobOutcome]: run the processes of the jobs.
 
 The commands of a job run one after the other, each in its own session, under a time limit, with the output in
-``log.txt``. The files that a command made and the cases in ``events.jsonl`` decide whether it succeeded, never the exit
-code alone. A case that takes its process down is recorded, and the cases after it run in a new process.
+``log.txt``. The files that a command made and the cases in the log of the job decide whether it succeeded, never the
+exit code alone. A case that takes its process down is recorded, and the cases after it run in a new process.
 
-A job that an earlier runner did not finish continues where its journal says (``journal.py``).
+A job that an earlier runner did not finish continues where its log says (``job_log.py``).
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ import itertools
 import json
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
 
 from profpipe.errors import Interrupted, is_disk_full
 from profpipe.job import (
-    JOURNAL,
+    LOG,
     Case,
-    CaseOutcome,
     Cause,
     Command,
     Incident,
@@ -34,31 +29,27 @@ from profpipe.job import (
     Job,
     JobOutcome,
     Missing,
+    Outcome,
     Profiler,
     ProgressListener,
     Status,
     Tool,
     workload_argv,
 )
-from profpipe.measure import oom_pruning
+from profpipe.measure import case_order
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     artifacts,
-    child,
     environment,
-    event_log,
     failure_reasons,
     hook_files,
-    journal,
     oom,
     outcome,
     process,
 )
-from profpipe.runner.child import Child, SupervisorError
-from profpipe.runner.event_log import EventLog
-from profpipe.runner.journal import Entry, ProcessEnd
-from profpipe.runner.outcome import Attempt, CommandEnd
-from profpipe.runner.process import GracePeriods, InterruptCounter
+from profpipe.runner.job_log import Attempt, JobLog, ProcessEnd
+from profpipe.runner.outcome import Result
+from profpipe.runner.process import Child, GracePeriods, InterruptCounter, SupervisorError
 from profpipe.runner.slurm import step
 
 _POLL_S = 0.2
@@ -102,42 +93,6 @@ def run(
                 raise Interrupted(f"Interrupted {when} job {index} of {last}.")
 
 
-def ask(
-    argv: Sequence[str],
-    env: Mapping[str, str] = MappingProxyType({}),
-    timeout_s: float = 20.0,
-    cwd: Path | None = None,
-) -> str | None:
-    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
-
-    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
-    child.SupervisorError where no command can be started.
-    """
-    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
-    with tempfile.TemporaryFile() as output:
-        try:
-            asked = child.start(argv, {**environment.filter_variables(os.environ), **env}, output, cwd)
-        except OSError:
-            return None
-        try:
-            if asked.wait(timeout_s) is None:
-                return None
-        finally:
-            process.kill_group(asked)
-        output.seek(0)
-        return output.read().decode(errors="replace")
-
-
-def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
-    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
-
-    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
-    old for options that prevent this.
-    """
-    env = {"PYTHONPATH": environment.own_python_path()}
-    return ask([python, *words], env, timeout_s, environment.ROOT)
-
-
 @dataclass(frozen=True)
 class Context:
     """The arguments that all steps of a job share. ``oom_cases`` grows during the run."""
@@ -153,185 +108,175 @@ class Context:
 
 def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
     if isinstance(job.tool, Missing):
-        skipped, ids = CaseOutcome(Status.SKIPPED, Cause.TOOL_MISSING, str(job.tool)), [case.id for case in job.cases]
+        skipped, ids = Outcome(Status.SKIPPED, Cause.TOOL_MISSING, str(job.tool)), [case.id for case in job.cases]
         causes = dict.fromkeys(ids, Cause.TOOL_MISSING)
         return JobOutcome(job, skipped, case_outcomes=dict.fromkeys(ids, skipped), causes=causes)
-    is_damaged = journal.load(job.folder)[1]
-    attempts = _load_attempts(job, profiler, context)
-    pruned: dict[str, CaseOutcome] = {}
-    while (pending := attempts[-1].pending if attempts else job.cases) and not _is_over(attempts, context):
-        pruned |= dict.fromkeys(_cases_larger_than_oom(job, pending, attempts, context), outcome.LARGER_THAN_OOM)
+    if os.path.lexists(job.log):
+        process.kill_leftovers(job.folder, context.grace.kill_s)
+        step.end(job, process.ask, context.grace.kill_s)
+    log = JobLog(job.folder, context.listener)
+    damage = (Incident(IncidentKind.DAMAGED_JOURNAL, LOG),) if log.is_damaged else ()
+    results = _load_results(job, profiler, log, context)
+    pruned: dict[str, Outcome] = {}
+    while (pending := results[-1].pending if results else job.cases) and not _is_over(results, context):
+        pruned |= dict.fromkeys(_cases_larger_than_oom(job, pending, results, context), outcome.LARGER_THAN_OOM)
         pending = tuple(case for case in pending if case.id not in pruned)
         if not pending:
             break
-        if attempts:
-            problem = attempts[-1].problem
+        if results:
+            problem = results[-1].problem
             why = f"{problem.status}: {problem.reason}" if problem else "started before"
             context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
-        number = attempts[-1].job.part + 1 if attempts else job.part
-        attempts.append(_run_attempt(replace(job, cases=pending, part=number), profiler, context))
-    _remember_oom(job, attempts, context)
-    merged = _merge_outcomes(job, attempts, pruned, profiler, interrupted=context.interrupts.count > 0)
-    damage = (Incident(IncidentKind.DAMAGED_JOURNAL, JOURNAL),) if is_damaged else ()
+        results.append(_run_attempt(replace(job, cases=pending, part=log.last_part() + 1), profiler, log, context))
+    _remember_oom(job, results, context)
+    merged = _merge_results(job, results, pruned, profiler, log, interrupted=context.interrupts.count > 0)
     return replace(merged, incidents=(*damage, *merged.incidents))
 
 
-def _is_over(attempts: Sequence[Attempt], context: Context) -> bool:
+def _is_over(results: Sequence[Result], context: Context) -> bool:
     """Return True if another process makes no sense.
 
     One process that starts no case may be chance, for a tool sometimes loses its agent. Two in a row are not.
     """
-    is_stuck = len(attempts) > 1 and not any(attempt.started_a_case for attempt in attempts[-2:])
-    return bool(attempts) and (attempts[-1].unrecoverable or is_stuck or context.interrupts.count > 0)
+    is_stuck = len(results) > 1 and not any(result.started_a_case for result in results[-2:])
+    return bool(results) and (results[-1].unrecoverable or is_stuck or context.interrupts.count > 0)
 
 
 def _cases_larger_than_oom(
-    job: Job, cases: Sequence[Case], attempts: Sequence[Attempt], context: Context
+    job: Job, cases: Sequence[Case], results: Sequence[Result], context: Context
 ) -> Iterator[str]:
     """Yield the ids of ``cases`` that are larger in every dimension than a case that ran out of memory in any job."""
     if not job.options.get("skip_larger_after_oom", False):
         return
-    _remember_oom(job, attempts, context)
+    _remember_oom(job, results, context)
     smaller = context.oom_cases.get((job.workload, job.profiler), ())
-    yield from (c.id for c in cases if any(oom_pruning.is_larger(c.params, other.params) for other in smaller))
+    yield from (c.id for c in cases if any(case_order.is_larger(c.params, other.params) for other in smaller))
 
 
-def _remember_oom(job: Job, attempts: Sequence[Attempt], context: Context) -> None:
+def _remember_oom(job: Job, results: Sequence[Result], context: Context) -> None:
     known = context.oom_cases.setdefault((job.workload, job.profiler), [])
-    known += [case for attempt in attempts for case in attempt.oom_cases() if case not in known]
+    known += [case for result in results for case in result.oom_cases() if case not in known]
 
 
-def _merge_outcomes(
-    job: Job, attempts: Sequence[Attempt], pruned: Mapping[str, CaseOutcome], profiler: Profiler, *, interrupted: bool
+def _merge_results(
+    job: Job,
+    results: Sequence[Result],
+    pruned: Mapping[str, Outcome],
+    profiler: Profiler,
+    log: JobLog,
+    *,
+    interrupted: bool,
 ) -> JobOutcome:
-    """Merge the outcomes of all attempts. There is none where every case is too large to be tried."""
-    outcomes = {case: ended for attempt in attempts for case, ended in attempt.outcomes.items()}
-    if attempts:
-        # In rounds the harness leaves a case and turns to it again.
-        started = event_log.read_started(_events(job)) if interrupted else frozenset()
-        for case in attempts[-1].pending:
-            if interrupted:
-                outcomes[case.id] = outcome.INTERRUPTED if case.id in started else outcome.NOT_STARTED
-            else:
-                outcomes[case.id] = attempts[-1].problem or outcome.OK
+    """Merge the results of all attempts. There is none where every case is too large to be tried."""
+    outcomes = {case: ended for result in results for case, ended in result.outcomes.items()}
+    for case in results[-1].pending if results else ():
+        if interrupted:
+            # In rounds the harness leaves a case and turns to it again.
+            outcomes[case.id] = outcome.INTERRUPTED if case.id in log.started else outcome.NOT_STARTED
+        else:
+            outcomes[case.id] = results[-1].problem or outcome.OK
     outcomes |= pruned
     files = {
-        attempt.job.part: [path for path in profiler.artifacts(attempt.job) if path.exists()]
-        for attempt in attempts
-        if attempt.has_files
+        result.job.part: [path for path in profiler.artifacts(result.job) if path.exists()]
+        for result in results
+        if result.has_files
     }
     attempted_again = {
-        path: attempt.retried
-        for attempt in attempts
-        if attempt.retried
-        for path in files.get(attempt.job.part, ())
+        path: result.retried
+        for result in results
+        if result.retried
+        for path in files.get(result.job.part, ())
         if path not in job.records
     }
-    recorded = {case: ended for attempt in attempts for case, ended in attempt.recorded.items()}
-    restarts = [attempt for attempt in attempts[:-1] if attempt.problem and not attempt.outcomes]
-    problems = (attempt.problem for attempt in attempts if attempt.problem and attempt not in restarts)
+    recorded = {case: ended for result in results for case, ended in result.recorded.items()}
+    restarts = [result for result in results[:-1] if result.problem and not result.outcomes]
+    problems = (result.problem for result in results if result.problem and result not in restarts)
     return JobOutcome(
         job,
         end=next(problems, outcome.OK),
-        seconds=sum(attempt.seconds for attempt in attempts),
-        last_s=attempts[-1].seconds if attempts else 0.0,
-        returncode=attempts[-1].returncode if attempts else None,
+        seconds=sum(result.seconds for result in results),
+        last_s=results[-1].seconds if results else 0.0,
+        returncode=results[-1].returncode if results else None,
         files=tuple(dict.fromkeys(itertools.chain.from_iterable(files.values()))),
         interrupted=interrupted,
         attempted_again=attempted_again,
         case_outcomes=outcomes,
         causes={case: ended.cause for case, ended in {**recorded, **outcomes}.items() if ended.cause},
-        incidents=tuple(Incident(IncidentKind.RESTARTED, "log.txt", a.problem.reason) for a in restarts if a.problem),
+        incidents=tuple(Incident(IncidentKind.RESTARTED, "log.txt", r.problem.reason) for r in restarts if r.problem),
     )
-
-
-def _events(job: Job) -> Path:
-    return job.folder / "events.jsonl"
 
 
 # --- one attempt: the workload's process, then the exports of its report ---------------------------------------------
 
 
-def _run_attempt(job: Job, profiler: Profiler, context: Context) -> Attempt:
+def _run_attempt(job: Job, profiler: Profiler, log: JobLog, context: Context) -> Result:
     # Recordings hold the environment. Until the private files are known, only their owner may enter the folder.
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    events = EventLog(_events(job), context.listener)
-    entry = Entry(job.part, tuple(case.id for case in job.cases), {}, None, begins_at=events.begins_at)
-    journal.write(job.folder, entry)
+    attempt = log.begin(job.part, [case.id for case in job.cases])
     if job.script:
         atomic.write_private(job.spec, json.dumps(_specification(job), indent=1).encode())
-    return _run_commands(job, profiler, events, entry, context)
+    return _run_commands(job, profiler, attempt, log, context)
 
 
-def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, context: Context) -> Attempt:
+def _run_commands(job: Job, profiler: Profiler, attempt: Attempt, log: JobLog, context: Context) -> Result:
     """Run the commands of the attempt that have no end yet, as long as each leaves a usable file for the next one."""
-    commands, ends = profiler.commands(job), list(entry.ends)
-    for command in commands[len(ends) :]:
-        if ends and (context.interrupts.count > 1 or not _end(job, commands[len(ends) - 1], ends[-1]).is_usable):
+    commands, ends = profiler.commands(job), attempt.ends
+    for number in range(len(ends), len(commands)):
+        if ends and (context.interrupts.count > 1 or not ends[-1].is_usable):
             break
-        ends.append(_run_command(command, job, events, context))
-        journal.write(job.folder, replace(entry, ended=events.ended, inside=events.inside, ends=tuple(ends)))
-    known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
-    retries_kill = not any(
-        earlier.part < entry.part
-        and earlier.inside == events.inside
+        log.end(attempt, number, _run_command(commands[number], job, log, context))
+    was_killed = any(
+        earlier.part < attempt.part
+        and earlier.inside == attempt.inside
         and any(failure_reasons.is_sigkill(first.returncode) for first in earlier.ends[:1])
-        for earlier in journal.read(job.folder)
+        for earlier in log.attempts
     )
-    return outcome.judge(job, profiler, known, events.ended, events.inside, retries_kill=retries_kill)
+    read_output = functools.partial(_read_output, job)
+    return outcome.judge(job, profiler, attempt, read_output, retries_kill=not was_killed)
 
 
-def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
-    # From here on the output reaches tables, pages and the terminal. The log itself is private.
-    return CommandEnd(command, end, job.masked(artifacts.read_output(job.folder / "log.txt", end.log)))
+def _read_output(job: Job, end: ProcessEnd) -> str:
+    # From here on the output reaches tables, pages and the terminal. The file itself is private.
+    return job.masked(artifacts.read_output(job.folder / "log.txt", end.log))
 
 
-def _load_attempts(job: Job, profiler: Profiler, context: Context) -> list[Attempt]:
-    """Return the attempts of an earlier runner that still count, and make the exports that are missing."""
-    (entries, is_damaged), attempts = journal.load(job.folder), []
-    if entries or is_damaged:
-        process.kill_leftovers(job.folder, context.grace.kill_s)
-        step.end(job, ask, context.grace.kill_s)
-    if is_damaged:
-        part = max(journal.last_part(job.folder), entries[-1].part + 1 if entries else 1)
-        entries.append(Entry(part, tuple(case.id for case in job.cases), {}, None))
-        journal.write(job.folder, entries[-1])
-    for entry, following in itertools.zip_longest(entries, entries[1:]):
-        own = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
+def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -> list[Result]:
+    """Return the results of an earlier runner that still count, and make the exports that are missing."""
+    results = []
+    for attempt in list(log.attempts):
+        cases = job.cases if attempt.cases is None else [case for case in job.cases if case.id in attempt.cases]
+        own = replace(job, part=attempt.part, cases=tuple(cases))
         commands = profiler.commands(own)
-        removed = bool(entry.ends) and _is_removed(commands, entry, own, profiler)
+        removed = bool(attempt.ends) and _is_removed(commands, attempt, own, profiler)
         if removed:
             context.listener.message(f"{job.title}: the files of a process were removed; its cases run again")
-        if entry.ends and not removed:
-            events = EventLog(_events(job), context.listener, dict(entry.ended), entry.inside)
-            kept = replace(entry, ends=tuple(_valid_ends(commands, entry, job)))
-            attempts.append(outcome.as_resumed(_run_commands(own, profiler, events, kept, context)))
+        if attempt.ends and not removed:
+            attempt.ends[:] = _valid_ends(commands, attempt, job)
+            results.append(outcome.as_resumed(_run_commands(own, profiler, attempt, log, context)))
         else:
-            known = event_log.read_outcomes(_events(job), entry.begins_at, following.begins_at if following else None)
-            recorded = {case.id: known[case.id] for case in own.cases if case.id in known}
-            # Which files the attempts before the damage left is not known.
-            has_own_files = is_damaged and not set(profiler.artifacts(own)) <= set(job.records)
+            # Which files an attempt left is not known where the log has lost its begin.
+            has_own_files = attempt.cases is None and not set(profiler.artifacts(own)) <= set(job.records)
             keeps = profiler.KEEPS_ENDED_CASES and not removed and not has_own_files
-            attempts.append(outcome.cut_off(own, recorded, keeps_ended_cases=keeps))
-    return outcome.merge_attempts(attempts)
+            results.append(outcome.cut_off(own, attempt.ended, keeps_ended_cases=keeps))
+    return outcome.with_all_pending(results)
 
 
-def _is_removed(commands: Sequence[Command], entry: Entry, job: Job, profiler: Profiler) -> bool:
+def _is_removed(commands: Sequence[Command], attempt: Attempt, job: Job, profiler: Profiler) -> bool:
     """Return True if neither the report nor the exports of a finished process exist any more.
 
     A profiler such as torch writes files in addition to the records. All of these files must be gone.
     """
-    first = entry.ends[0]
+    first = attempt.ends[0]
     if first.returncode is None or first.missing:
         return False
     own = [path for path in profiler.artifacts(job) if path not in job.records]
-    has_ok = any(ended.status is Status.OK for ended in entry.ended.values())
+    has_ok = any(ended.status is Status.OK for ended in attempt.ended.values())
     had_own = bool(own) and len(commands) == 1 and first.returncode == 0 and has_ok
     none_left = had_own and not any(path.exists() for path in own)
     return none_left or all(artifacts.find_missing(command, job) for command in (commands[0], commands[-1]))
 
 
-def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[ProcessEnd]:
+def _valid_ends(commands: Sequence[Command], attempt: Attempt, job: Job) -> list[ProcessEnd]:
     """Return the ends up to the first export that was interrupted, found the disk full or was removed since.
 
     The end of the workload's process always stays: a user may delete a report and keep its export.
@@ -341,11 +286,11 @@ def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[Pro
         if end.stopped and end.stopped.cause is Cause.INTERRUPTED:
             return False
         if end.returncode or end.missing:
-            return not is_disk_full(_end(job, command, end).log)
+            return not is_disk_full(_read_output(job, end))
         return not artifacts.find_missing(command, job)
 
-    exports = zip(commands[1:], entry.ends[1:], strict=False)
-    return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
+    exports = zip(commands[1:], attempt.ends[1:], strict=False)
+    return [attempt.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
 
 
 def _describe_case(case: Case, job: Job) -> dict[str, object]:
@@ -375,16 +320,16 @@ def _specification(job: Job) -> dict[str, object]:
 # --- one command -----------------------------------------------------------------------------------------------------
 
 
-def _run_command(command: Command, job: Job, events: EventLog, context: Context) -> ProcessEnd:
+def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
     """Run the command to its end, and again after a false start of its tool. The seconds of all starts add up."""
     lost_s = 0.0
     for start in range(1, _MAX_STARTS + 1):
-        end = _start_and_wait(command, job, events, context)
-        has_begun = events.ended or events.inside or context.interrupts.count
+        end = _start_and_wait(command, job, log, context)
+        has_begun = log.attempts[-1].ended or log.attempts[-1].inside or context.interrupts.count
         has_failed = bool(end.returncode or end.missing) and end.stopped is None
         if start == _MAX_STARTS or command.false_start is None or not has_failed or has_begun:
             break
-        if not command.false_start.search(_end(job, command, end).log):
+        if not command.false_start.search(_read_output(job, end)):
             break
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
@@ -393,11 +338,11 @@ def _run_command(command: Command, job: Job, events: EventLog, context: Context)
         why = hook_files.explain_missing_records(job, end.seconds) or "no step was recorded"
         context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
         lost_s += end.seconds
-        end = _start_and_wait(command.otherwise, job, events, context)
+        end = _start_and_wait(command.otherwise, job, log, context)
     return replace(end, seconds=end.seconds + lost_s)
 
 
-def _start_and_wait(command: Command, job: Job, events: EventLog, context: Context) -> ProcessEnd:
+def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
     env = {**environment.filter_variables(os.environ), **step.variables(job), **job.env, **command.env, **mark}
@@ -405,31 +350,30 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
         env |= hook_files.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
-    stopped: CaseOutcome | None
-    with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
+    stopped: Outcome | None
+    with atomic.open_to_append(job.folder / "log.txt", 0o600) as output:
         # Without the values of the environment, which may be secrets: a log is often shared.
-        log.write(f"$ {job.shown(command)}\n".encode(errors="backslashreplace"))
+        output.write(f"$ {job.shown(command)}\n".encode(errors="backslashreplace"))
         if command.runs_workload and job.script is None and (names := environment.left_out(os.environ, env)):
-            log.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
-        log.flush()
-        output_begin = log.tell()
+            output.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
+        output.flush()
+        output_begin = output.tell()
         try:
-            spared = process.find_descendants()
-            started = child.start(command.argv, env, log, job.cwd)
+            started = process.start(command.argv, env, output, job.cwd, context.grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
-            stopped, was_due, ended = _attend(started, command, job, events, spared, context)
+            stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped or was_due or (returncode or 0) < 0:
-                step.end(job, ask, context.grace.kill_s)
+                step.end(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
                 stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:
-                events.read()
+                log.read()
                 # The death of an export says nothing about the case in which the workload's process died.
-                if command.runs_workload and (events.inside or job.script is None):
+                if command.runs_workload and (log.attempts[-1].inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
             try:
@@ -439,17 +383,19 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
         # A program that failed has its own reason, which is the end of its output.
         has_ended = command.runs_workload and returncode == 0
         if has_ended and (why := hook_files.explain_missing_records(job, seconds)):
-            log.seek(0, os.SEEK_END)
-            log.write(f"\nprofpipe: {why}\n".encode())
-            log.flush()
-        output_end = log.seek(0, os.SEEK_END)
+            output.seek(0, os.SEEK_END)
+            output.write(f"\nprofpipe: {why}\n".encode())
+            output.flush()
+        output_end = output.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
-    return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))
+    is_usable = returncode is not None and not missing and (command.runs_workload or returncode == 0)
+    has_failed = command.has_failed(returncode, seconds)
+    return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end), is_usable, has_failed)
 
 
-def _failed(job: Job, cause: Cause, details: str) -> CaseOutcome:
+def _failed(job: Job, cause: Cause, details: str) -> Outcome:
     """Return the outcome of a command that the runner could not start or whose files it could not copy."""
-    return CaseOutcome(Status.FAILED, Cause.DISK_FULL if is_disk_full(details) else cause, job.masked(details))
+    return Outcome(Status.FAILED, Cause.DISK_FULL if is_disk_full(details) else cause, job.masked(details))
 
 
 def _is_interrupted_too(returncode: int | None, context: Context) -> bool:
@@ -462,7 +408,7 @@ def _is_interrupted_too(returncode: int | None, context: Context) -> bool:
     return bool(returncode and context.interrupts.count)
 
 
-def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> CaseOutcome | None:
+def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> Outcome | None:
     """Return the outcome of a process that SIGKILL ended. torchrun's output says which of its processes died."""
     if job.processes == 1:
         return oom.explain_sigkill(returncode, kills_before)
@@ -473,15 +419,15 @@ def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None,
 
 
 def _attend(
-    started: Child, command: Command, job: Job, events: EventLog, spared: set[int], context: Context
-) -> tuple[CaseOutcome | None, bool, float]:
+    started: Child, command: Command, job: Job, log: JobLog, context: Context
+) -> tuple[Outcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
 
     Returns why the runner stopped the process, or None; whether it ended the process because its work was done; and
     when the process itself ended (``time.monotonic``).
     """
     stop, was_due, ended = None, False, started.began
-    find_stop, began = _stop_condition(command, job, events, context), time.monotonic()
+    find_stop, began = _stop_condition(command, job, log, context), time.monotonic()
     try:
         while started.returncode is None and not (stop := find_stop()):
             # A server has done its work and would go on for ever.
@@ -494,14 +440,15 @@ def _attend(
             process.terminate(started, context.grace, is_urgent=lambda: context.interrupts.count > 0)
         if stop:
             hint = " (Ctrl-C again kills it)" if stop.cause is Cause.INTERRUPTED else ""
+            log.stop()
             context.listener.message(f"{stop.reason}; waiting for the process to write its report{hint}")
             is_reporting = functools.partial(_is_reporting, command, job, started)
             process.stop(started, context.grace, lambda: context.interrupts.count > 1, is_reporting)
             ended = time.monotonic()
     except BaseException:
-        process.kill_tree(started, spared, context.grace)
+        started.kill(context.grace.kill_s)
         raise
-    left = process.end_remaining(started, spared, context.grace)
+    left = started.end_remaining(context.grace)
     if started.returncode is None:
         context.listener.message(f"Process {started.pid} still runs after SIGKILL: it hangs inside a driver")
     elif left:
@@ -512,14 +459,11 @@ def _attend(
 def _is_reporting(command: Command, job: Job, started: Child) -> bool:
     """Return True if ``started`` is a tool whose workload has ended: it writes its report."""
     has_tool = command.runs_workload and isinstance(job.tool, Tool) and bool(job.tool.path)
-    return has_tool and not process.is_running(workload_argv(job), except_pid=started.pid)
+    return has_tool and not process.is_running(workload_argv(job), started)
 
 
-def _stop_condition(command: Command, job: Job, events: EventLog, context: Context) -> Callable[[], CaseOutcome | None]:
-    """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt.
-
-    Events are not read after a stop: what a workload writes about its interrupt is no result.
-    """
+def _stop_condition(command: Command, job: Job, log: JobLog, context: Context) -> Callable[[], Outcome | None]:
+    """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt."""
     # After a limit or an interrupt, an export still saves the results. Neither of them stops the export.
     case_timeout_s = job.options.get("case_timeout_s") if command.runs_workload else None
     limits = [(job.timeout_s, "timeout_s")]
@@ -529,17 +473,17 @@ def _stop_condition(command: Command, job: Job, events: EventLog, context: Conte
     began = time.monotonic()
     ignored = 0 if command.runs_workload else context.interrupts.count
 
-    def find_stop() -> CaseOutcome | None:
-        events.read()
+    def find_stop() -> Outcome | None:
+        log.read()
         now = time.monotonic()
         if context.interrupts.count > ignored:
             return outcome.INTERRUPTED
         # The limit restarts at each case, so a job of many cases does not time out while they end one by one.
-        if now > max(began, events.progressed_at) + limit_s:
-            return CaseOutcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, f"not done after {limit_s:g} s ({setting})")
-        if case_timeout_s and events.inside and now - events.inside_since > case_timeout_s:
+        if now > max(began, log.progressed_at) + limit_s:
+            return Outcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, f"not done after {limit_s:g} s ({setting})")
+        if case_timeout_s and log.attempts[-1].inside and now - log.inside_since > case_timeout_s:
             details = f"case not done after {case_timeout_s:g} s (case_timeout_s)"
-            return CaseOutcome(Status.TIMEOUT, Cause.CASE_TIMEOUT, details)
+            return Outcome(Status.TIMEOUT, Cause.CASE_TIMEOUT, details)
         return None
 
     return find_stop

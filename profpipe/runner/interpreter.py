@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from profpipe.measure.machine import PACKAGES
-from profpipe.runner import executor
+from profpipe.runner import process
 
 #: The versions that explain most differences.
 _FIRST: Final = ("Python", "torch", "CUDA of torch", "HIP of torch", *PACKAGES)
@@ -43,7 +43,7 @@ def differing_versions(a: str, b: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _versions(python: str) -> Mapping[str, str]:
-    lines = (executor.ask_python(["-c", _PROGRAM], python) or "").strip().splitlines()
+    lines = (process.ask_python(["-c", _PROGRAM], python) or "").strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else {}
     except ValueError:

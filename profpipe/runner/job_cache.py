@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import ranges
-from profpipe.job import JOURNAL, Command, Job, Tool
+from profpipe.job import LOG, Command, Job, Tool
 from profpipe.results.manifest import JobEntry, Manifest
 
 #: Names the run that measured a job, in the folder of a job that was reused.
 _ORIGIN = "reused.json"
 #: Files that are changed in place. A hard link would change the file of the earlier run too.
-_COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
+_COPIED = re.compile(rf"job(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
 #: A larger file in a command counts by size and time instead of its content.
 _HASHED_BYTES = 16 << 20
 
@@ -258,7 +258,7 @@ def _is_unchanged(entry: JobEntry, folder: Path) -> bool:
     try:
         return (
             job_folder.resolve().is_relative_to(folder.resolve())
-            and (job_folder / JOURNAL).is_file()
+            and (job_folder / LOG).is_file()
             and not any(path.is_symlink() for path in (job_folder, *job_folder.rglob("*")))
             and all((folder / file.path).stat().st_size == file.bytes for file in entry.files)
         )

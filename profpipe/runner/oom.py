@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profpipe.job import CaseOutcome, Cause, Status
+from profpipe.job import Cause, Outcome, Status
 from profpipe.runner import failure_reasons
 
 _ROOT = Path("/")
@@ -21,15 +21,15 @@ def count_kills(root: Path = _ROOT) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
-def explain_sigkill(returncode: int | None, kills_before: int | None, root: Path = _ROOT) -> CaseOutcome | None:
+def explain_sigkill(returncode: int | None, kills_before: int | None, root: Path = _ROOT) -> Outcome | None:
     """Return the outcome of a process that a SIGKILL from outside ended; None for any other end."""
     if not failure_reasons.is_sigkill(returncode):
         return None
     now = count_kills(root)
     if kills_before is not None and now is not None and now > kills_before:
         known = "killed by SIGKILL: out of host memory, by the kernel's count of such kills"
-        return CaseOutcome(Status.OOM, Cause.HOST_MEMORY, known)
-    return CaseOutcome(Status.CRASHED, Cause.SIGKILL, "killed by SIGKILL, perhaps out of host memory")
+        return Outcome(Status.OOM, Cause.HOST_MEMORY, known)
+    return Outcome(Status.CRASHED, Cause.SIGKILL, "killed by SIGKILL, perhaps out of host memory")
 
 
 def _cgroup_files(root: Path) -> list[Path]:

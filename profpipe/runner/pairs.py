@@ -382,9 +382,7 @@ def _with_means_of_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:
     """
     means = {
         case: statistics.fmean(statistics.median(visit.values_ns) for visit in by_metric["time"].values())
-        for case, by_metric in rounds.load_earlier_rounds(
-            job.folder / "events.jsonl", {case.id for case in job.cases}
-        ).items()
+        for case, by_metric in rounds.load_earlier_rounds(job.log, {case.id for case in job.cases}).items()
         if "time" in by_metric
     }
     is_mean = (times["metric"] == "time") & times["case"].isin(means)

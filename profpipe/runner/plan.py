@@ -11,7 +11,7 @@ from types import MappingProxyType
 from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
-from profpipe.measure import interleaving
+from profpipe.measure import case_order
 
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
 ONLY_CASE = "default"
@@ -139,7 +139,7 @@ def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
             captures=count,
             interleaved=names,
         )
-        for number, order in interleaving.rounds(jobs, count, seed)
+        for number, order in case_order.rounds(jobs, count, seed)
         for job in order
     ]
 

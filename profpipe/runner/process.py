@@ -1,32 +1,38 @@
-"""End the processes of a job: the signals that profpipe receives and sends. This module starts no process.
+"""Start and end the processes of a run, through the supervisor that ends them all when the runner is gone.
 
 A process group does not contain all processes of a job: nsys (2022.4 to 2025.3) puts the application and its agent into
 their own sessions. So each descendant of this process in another session belongs to the job. Processes that something
 else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, or the one of
 another PID namespace, only the process group is ended.
 
-If this process is killed, its supervisor ends all descendants (``supervisor.py``). If the supervisor is killed, this
-process adopts its descendants (Linux's "child subreaper"). If both are killed at once, the next runner finds what they
-left by a variable in the environment, and ends that (``kill_leftovers``) before it starts a process that writes into
-the same files.
+Each command has a supervisor, which ends these processes with the command and when the runner is killed
+(``supervisor.py``). If the supervisor is killed, the runner adopts the processes (Linux's "child subreaper") and ends
+them. If both are killed at once, the next runner finds what they left by a variable in the environment, and ends that
+(``kill_leftovers``) before it starts a process that writes into the same files.
 """
 
 from __future__ import annotations
 
 import ctypes
+import marshal
 import os
+import select
+import shlex
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
+from typing import IO, Any, Final
 
 from profpipe.errors import ProfpipeError
-from profpipe.runner import child, supervisor
-from profpipe.runner.child import Child
+from profpipe.runner import environment, supervisor
 
 #: Every process of a job has this environment variable. Its value is the job's folder.
 JOB_VARIABLE = "PROFPIPE_JOB"
@@ -35,6 +41,14 @@ JOB_VARIABLE = "PROFPIPE_JOB"
 _PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
+#: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
+_LOST: Final = -9
+#: The processes that this process has started itself and that it waits for.
+_own: Final[set[int]] = set()
+
+
+class SupervisorError(ProfpipeError):
+    """No process can be started, whatever its program is."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,170 @@ class GracePeriods:
 
 
 GRACE = GracePeriods()
+
+
+# --- start -----------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that a supervisor started. ``returncode`` is that of Popen: negative for a signal.
+
+    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took.
+    """
+
+    def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float) -> None:
+        self.supervisor, self.pid, self.began, self.ended = owner, pid, began, began
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self.wait(0.0)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait until the process has ended, or for a number of seconds; return its exit code, or None."""
+        if self.returncode is None and self._has_report(seconds):
+            self.returncode, self.ended = _read_report(self.supervisor) or (_LOST, time.monotonic())
+        return self.returncode
+
+    def end_remaining(self, grace: GracePeriods) -> int:
+        """Wait until what the process left running is gone; return how many processes did not end themselves."""
+        left = 0
+        if self.returncode is not None and self._has_report(2 * grace.linger_s + grace.kill_s):
+            report = _read_report(self.supervisor)
+            left = report[0] if report else _kill_adopted(grace.kill_s)
+        self._close(grace.kill_s)
+        return left
+
+    def kill(self, wait_s: float = GRACE.kill_s) -> None:
+        """End the process and all its descendants at once."""
+        kill_group(self, wait_s)
+        self._close(wait_s)
+
+    def _has_report(self, seconds: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.supervisor.stdout, select.POLLIN)  # type: ignore[arg-type]
+        return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
+
+    def _close(self, wait_s: float) -> None:
+        """Close the request, at which the supervisor ends what is left, and wait for the supervisor."""
+        with suppress(BrokenPipeError):
+            self.supervisor.stdin.close()  # type: ignore[union-attr]
+        with suppress(subprocess.TimeoutExpired):
+            self.supervisor.wait(wait_s)
+            _own.discard(self.supervisor.pid)
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    output: IO[bytes],
+    cwd: Path | None = None,
+    grace: GracePeriods = GRACE,
+) -> Child:
+    """Start a program in a new session, without input, with both output streams to ``output``.
+
+    Raises OSError where the program cannot be started, and SupervisorError where none can. Audit hooks
+    (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
+    """
+    sys.audit("profpipe.start", argv)
+    command = [sys.executable, "-I", "-S", supervisor.__file__]
+    folder = None if cwd is None else os.fspath(cwd)
+    request = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder, grace.linger_s, grace.kill_s))
+    owner = _popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
+    with suppress(BrokenPipeError):
+        owner.stdin.write(request)  # type: ignore[union-attr]
+        owner.stdin.flush()  # type: ignore[union-attr]
+    report = _read_report(owner)
+    if report is None:
+        what = "The supervisor of the processes ends before it starts one. To see why, run"
+        raise SupervisorError(f"{what}: {shlex.join(command)}")
+    pid, number, name, began = report
+    if pid:
+        return Child(owner, pid, began)
+    owner.wait()
+    _own.discard(owner.pid)
+    if not name:
+        raise SupervisorError(f"No process can be started: {os.strerror(number)}")
+    raise OSError(number, os.strerror(number), name)
+
+
+def _popen(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a new session. Raises SupervisorError where that is not the fault of the program."""
+    try:
+        started = subprocess.Popen(argv, start_new_session=True, **options)
+    except OSError as error:
+        if error.filename is None or argv[0] == sys.executable:
+            raise SupervisorError(f"No process can be started: {error}") from error
+        raise
+    _own.add(started.pid)
+    return started
+
+
+def _read_report(owner: subprocess.Popen[bytes]) -> tuple[Any, ...] | None:
+    """Return the next report of a supervisor; None where it has ended."""
+    try:
+        # Not through the buffer, which would hide a further report from poll(2).
+        found: tuple[Any, ...] = marshal.load(owner.stdout.raw)  # type: ignore[union-attr]
+    except EOFError:
+        return None
+    return found
+
+
+def call(
+    argv: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = None
+) -> tuple[int | None, str]:
+    """Return the exit code and the output (stdout and stderr) of a short command; no code where it takes too long.
+
+    The command has no supervisor, whose start takes longer than most commands. Raises OSError where it cannot be
+    started, and SupervisorError where none can.
+    """
+    sys.audit("profpipe.start", argv)
+    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
+    with tempfile.TemporaryFile() as output:
+        called = _popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            called.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            returncode = called.returncode
+            _signal(called.pid, signal.SIGKILL, os.killpg)
+            with suppress(subprocess.TimeoutExpired):
+                called.wait(GRACE.kill_s)
+                _own.discard(called.pid)
+        output.seek(0)
+        return returncode, output.read().decode(errors="replace")
+
+
+def ask(
+    argv: Sequence[str],
+    env: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 20.0,
+    cwd: Path | None = None,
+) -> str | None:
+    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
+
+    ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
+    SupervisorError where no command can be started.
+    """
+    try:
+        returncode, output = call(argv, {**environment.filter_variables(os.environ), **env}, timeout_s, cwd)
+    except OSError:
+        return None
+    return None if returncode is None else output
+
+
+def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: float = 20.0) -> str | None:
+    """Return the output of a Python process of profpipe's own, as ``ask`` does. ``words`` follow ``python``.
+
+    Python imports from the folder in which it starts, so it starts in that of profpipe: other interpreters may be too
+    old for options that prevent this.
+    """
+    env = {"PYTHONPATH": environment.own_python_path()}
+    return ask([python, *words], env, timeout_s, environment.ROOT)
+
+
+# --- end -------------------------------------------------------------------------------------------------------------
 
 
 class InterruptCounter:
@@ -118,13 +296,13 @@ def _find_marked(job_folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def is_running(argv: Sequence[str], except_pid: int) -> bool:
-    """Return True if a descendant of this process runs the command ``argv``, other than ``except_pid``.
+def is_running(argv: Sequence[str], started: Child) -> bool:
+    """Return True if a process below that of ``started`` runs the command ``argv``.
 
     The kernel puts the interpreter of a script, and at most one argument for it, before the words of the command.
     """
     words = [os.fsencode(word) for word in argv]
-    for pid in find_descendants() - {except_pid}:
+    for pid in supervisor.descendants(started.supervisor.pid) - {started.pid}:
         with suppress(OSError):  # the process has ended
             running = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
             if running[-len(words) :] == words and len(running) <= len(words) + 2:
@@ -132,20 +310,24 @@ def is_running(argv: Sequence[str], except_pid: int) -> bool:
     return False
 
 
-def find_descendants() -> set[int]:
-    """Return the living descendants of this process in other sessions, and reap its zombies there.
+def _kill_adopted(wait_s: float) -> int:
+    """Kill what this process has adopted from a supervisor that was killed, and return how many processes."""
+    us, our_session, found = os.getpid(), os.getsid(0), set[int]()
 
-    The supervisors are not among them, and neither are the processes that another thread runs.
-    """
-    us, our_session, every = os.getpid(), os.getsid(0), [*supervisor.processes()]
-    elsewhere = [process for process in every if process[3] != our_session]
-    for pid, state, parent, _ in elsewhere:
-        if state in "ZX" and parent == us:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-    found, others = supervisor.descendants(us, every), child.other_supervisor_pids()
-    foreign = others.union(*(supervisor.descendants(other, every) for other in others))
-    return {pid for pid, *_ in elsewhere if pid in found} - foreign - {child.supervisor_pid()}
+    def find() -> set[int]:
+        adopted = set()
+        for pid, state, parent, session in list(supervisor.processes()):
+            if parent == us and session != our_session and pid not in _own:
+                if state in "ZX":
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+                else:
+                    adopted.add(pid)
+        found.update(adopted)
+        return adopted
+
+    _kill_all(find, wait_s)
+    return len(found)
 
 
 def stop(
@@ -178,34 +360,8 @@ def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]
         kill_group(process, grace.kill_s)
 
 
-def end_remaining(process: Child, spared: Collection[int], grace: GracePeriods) -> int:
-    """End the processes that an ended process left running, and return how many did not end themselves.
-
-    ``spared`` are the descendants that existed before the process started.
-    """
-
-    def find_left() -> set[int]:
-        return find_descendants() - set(spared)
-
-    if _wait_until(lambda: not find_left(), grace.linger_s):
-        return 0
-    left = find_left()
-    for pid in left:
-        _signal(pid, signal.SIGTERM)
-    if not _wait_until(lambda: not find_left(), grace.linger_s):
-        _kill_all(find_left, grace.kill_s)
-    _signal(process.pid, signal.SIGKILL, os.killpg)
-    return len(left)
-
-
-def kill_tree(process: Child, spared: Collection[int], grace: GracePeriods) -> None:
-    """End the process and all descendants at once."""
-    kill_group(process, grace.kill_s)
-    _kill_all(lambda: find_descendants() - set(spared), grace.kill_s)
-
-
 def kill_group(process: Child, wait_s: float = GRACE.kill_s) -> None:
-    """End the process and its group at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
+    """End the group of a process at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
     _signal(process.pid, signal.SIGKILL, os.killpg)
     process.wait(wait_s)
 

@@ -19,14 +19,14 @@ from profpipe import masking, profilers
 from profpipe.config import validation
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
-from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, one_line
 from profpipe.job import Job, Missing, Scalar, Tool
-from profpipe.measure import machine, measured_peaks, visible_gpus
-from profpipe.measure.visible_gpus import Gpu
+from profpipe.measure import machine, measured_peaks
+from profpipe.measure.machine import Gpu
+from profpipe.plugins import script_path
 from profpipe.results import atomic, folders, manifest
-from profpipe.runner import environment, executor, plan, secret_values
+from profpipe.runner import environment, plan, process, secret_values
 from profpipe.runner.slurm import step
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
@@ -239,9 +239,9 @@ class Machine:
     def examine(cls, request: RunRequest) -> Machine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
-        tools = {name: module.find(executor.ask) for name, module in profilers.ALL.items() if name in wanted}
+        tools = {name: module.find(process.ask) for name, module in profilers.ALL.items() if name in wanted}
         gpus = machine.nvidia_gpus()
-        described = {**machine.machine(gpus), "peaks": visible_gpus.peaks_of_job(gpus, os.environ, ())}
+        described = {**machine.machine(gpus), "peaks": machine.peaks_of_job(gpus, os.environ, ())}
         if measured := measured_peaks.load(request.out / measured_peaks.FILE, gpus):
             described["ceilings"] = measured
         return cls(tools, gpus, described)

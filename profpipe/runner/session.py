@@ -5,9 +5,9 @@ A run may be killed at any point and resumed. Its files say how far it is, from 
 * ``ended`` in ``run.json`` is written last: the run is done.
 * A job in ``run.json``'s ``jobs`` that was neither interrupted nor found the disk full is done. Its rows are in the
   tables already.
-* Any other job is handed to the executor again, which continues where ``parts.json`` in its folder says. If no process
+* Any other job is handed to the executor again, which continues where its log (``job_log.py``) ends. If no process
   is left to run, the existing files are read.
-* In an attempt that was cut off, ``case_ended`` in ``events.jsonl`` counts if the profiler keeps the files of ended
+* In an attempt that was cut off, ``case_ended`` in the log counts if the profiler keeps the files of ended
   cases.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import masking, profilers
-from profpipe.config.items import items_of
+from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
@@ -44,7 +44,7 @@ from profpipe.job import (
     ProgressListener,
     Status,
 )
-from profpipe.measure import machine as machine_info, visible_gpus
+from profpipe.measure import machine as machine_info
 from profpipe.results import atomic, folders, manifest, manifest_entries, noise, schema, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PairsEntry, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
@@ -59,6 +59,7 @@ from profpipe.runner import (
     job_cache,
     own_runs,
     pairs,
+    process,
     sides,
     slots,
 )
@@ -88,7 +89,7 @@ def begin_run(
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest_entries.git_state(executor.ask, planned[0].cwd) if planned else manifest.GitState(),
+        git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
         command=command,
         planned=planned,
         secrets=request.secrets,
@@ -304,7 +305,7 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = step.describe_nodes(most, functools.partial(executor.ask, timeout_s=60.0))
+            found = step.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
@@ -433,7 +434,7 @@ class Session:
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**environment.filter_variables(os.environ), **job.env}
-        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
+        peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
         entry = manifest_entries.job_entry(
             outcome,
             _commands(job),
@@ -444,7 +445,7 @@ class Session:
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
             rank_nodes=job_tables.read_rank_nodes(job.records) if job.nodes > 1 else {},
         )
-        families = job_tables.expected_families(job.folder / "events.jsonl")
+        families = job_tables.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
         self.manifest = replace(known, private_files=self._private_files(job))
         if is_reference(job):

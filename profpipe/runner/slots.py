@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
-from profpipe.measure import visible_gpus
+from profpipe.measure import machine
 from profpipe.results import atomic
-from profpipe.runner import child, executor, process
+from profpipe.runner import executor, process
 from profpipe.runner.executor import Context
 from profpipe.runner.process import GracePeriods, InterruptCounter
 from profpipe.runner.request import readable
@@ -73,9 +73,9 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
 
     Where no GPU is visible, ``count`` is the number of processes that run side by side on the CPU.
     """
-    if not visible_gpus.visible(gpus, environment):
+    if not machine.visible(gpus, environment):
         return tuple(Slot(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
-    entries = visible_gpus.valid_entries(gpus, environment, count)
+    entries = machine.valid_entries(gpus, environment, count)
     if len(entries) < count:
         is_are = "is" if len(entries) == 1 else "are"
         what = f"asks for {count} GPUs, and {len(entries)} of this machine {is_are} visible."
@@ -112,8 +112,8 @@ def run(
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next.
 
-    Each job is carried out by the executor in a thread with a separate supervisor: what ends a job ends the processes
-    below its supervisor only. A job without a group runs when all jobs before it have ended, and those after it wait.
+    Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
+    command only. A job without a group runs when all jobs before it have ended, and those after it wait.
     An interrupt ends all running jobs; their outcomes are yielded, and then errors.Interrupted is raised. When the
     caller leaves early, the jobs are killed. The other parameters are those of ``executor.run``.
     """
@@ -175,7 +175,6 @@ def _assign(job: Job, slot: int, slots: Slots, context: Context) -> tuple[Contex
 
 
 def _carry_out(job: Job, profilers: Mapping[str, Profiler], context: Context) -> JobOutcome:
-    with child.separate_supervisor():
-        ended = executor.carry_out(job, profilers[job.profiler], context)
+    ended = executor.carry_out(job, profilers[job.profiler], context)
     context.listener.job_ended(ended)
     return ended

@@ -1,12 +1,12 @@
-"""Start the processes of a run, and end all of them when the runner is gone: a small program beside the runner.
+"""Run a command for the runner, and end all that it started when it is over, or when the runner is gone.
 
-``python -I -S supervisor.py FD``: the runner sends requests through the socket FD. Only the runner holds the other end,
-so the kernel closes the socket when the runner ends in any way. Then each descendant of this process gets SIGKILL. The
-supervisor is the parent of what the runner starts and adopts orphans (``PR_SET_CHILD_SUBREAPER`` of prctl(2)), so no
-process leaves it by a new session, by ignored signals or by a changed environment. If the supervisor itself is killed,
-the runner adopts and ends the processes (``process.py``).
+``python -I -S supervisor.py``: stdin brings the request, and the runner holds the other end open. The kernel closes it
+when the runner ends in any way. Then each descendant of this process gets SIGKILL. stdout takes the reports, and stderr
+is the output of the command. This process is the parent of the command and adopts orphans (``PR_SET_CHILD_SUBREAPER``
+of prctl(2)), so no process leaves it by a new session, by ignored signals or by a changed environment. If the
+supervisor itself is killed, the runner adopts and ends the processes (``process.py``).
 
-Only the standard library is imported, for every run waits for this start. ``child.py`` is the other side.
+Only the standard library is imported, for every command waits for this start.
 """
 
 from __future__ import annotations
@@ -15,181 +15,114 @@ import ctypes
 import errno
 import marshal
 import os
-import select
 import signal
-import socket
-import struct
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-
-#: A request: the size of its body, and with it two descriptors: the output of the process, and where to report.
-HEADER = struct.Struct("!Q")
-#: The first report: process id, 0 or the errno of a failed start, its cause, and the time.
-STARTED = struct.Struct("!iiid")
-#: The causes of a failed start: the program, the folder to run it in, or a limit of this process or machine.
-PROGRAM, FOLDER, MACHINE = range(3)
-#: The second report: the status that waitpid(2) returned, and the time. Times are those of CLOCK_MONOTONIC.
-ENDED = struct.Struct("!id")
 
 _PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-_PAUSE_S = 0.005
+_PAUSE_S = 0.02
 #: A process that hangs inside a driver does not die of SIGKILL. It is not waited for longer.
 _MOST_S = 60.0
 
 
-def main(control: socket.socket) -> None:
-    """Serve the requests of the runner until it closes the socket."""
-    control.set_inheritable(False)
+def main() -> None:
+    """Carry out the request, and report the start, the end, and how many processes had to be ended."""
+    argv, env, folder, linger_s, kill_s = marshal.load(sys.stdin.buffer)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    # A supervisor that is stopped does not see that the socket closes, so the kernel continues it then.
+    # A supervisor that is stopped does not see that its stdin closes, so the kernel continues it then.
     prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-    wakeup, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     # A handler, not SIG_IGN: a program that is started would inherit that, and no profiler could be interrupted.
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    reports: dict[int, int] = {}
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wakeup, select.POLLIN)
-    is_wanted = True
-    while is_wanted:
-        for descriptor, _ in poll.poll():
-            if descriptor == wakeup:
-                os.read(wakeup, 4096)
-                reap(reports)
-            else:
-                is_wanted = serve(control, reports)
-    end_descendants(reports)
+    us, began = os.getpid(), time.monotonic()
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != us:  # the parent died before the signal was set
+            os._exit(1)
+
+    try:
+        command = subprocess.Popen(
+            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
+            preexec_fn=end_with_parent,
+        )  # fmt: skip
+    except OSError as error:
+        # Only an error of the program or of its folder names a file.
+        return report(0, error.errno or errno.EAGAIN, error.filename or "", began)
+    except ValueError:  # a NUL in a word, or = in the name of a variable
+        return report(0, errno.EINVAL, argv[0], began)
+    report(command.pid, 0, "", began)
+    threading.Thread(target=end_with_runner, args=[command.pid], daemon=True).start()
+    while (ended := os.wait())[0] != command.pid:
+        pass
+    report(os.waitstatus_to_exitcode(ended[1]), time.monotonic())
+    report(end_remaining(command.pid, linger_s, kill_s))
 
 
-def serve(control: socket.socket, reports: dict[int, int]) -> bool:
-    """Start what the runner asks for; return False where the runner has closed the socket."""
-    try:
-        header, (output, report) = receive(control)
-        body = b""
-        while len(body) < header:
-            part = control.recv(header - len(body))
-            if not part:
-                return False
-            body += part
-    except (OSError, ValueError, struct.error):
-        return False
-    argv, env, folder = marshal.loads(body)
-    try:
-        pid = start(argv, env, folder, output, report)
-    finally:
-        os.close(output)
-    if pid:
-        reports[pid] = report
-    else:
-        os.close(report)
+def report(*values: float | str) -> None:
+    with suppress(OSError):  # the runner is gone
+        os.write(1, marshal.dumps(values))
+
+
+def end_with_runner(command: int) -> None:
+    """Wait until the runner closes the request, and kill what is left of the command then."""
+    while os.read(0, 4096):
+        pass
+    kill_all(command, _MOST_S)
+    os._exit(0)
+
+
+def end_remaining(command: int, linger_s: float, kill_s: float) -> int:
+    """End what the command left running, and return how many processes did not end themselves."""
+    if wait_until_none_is_left(command, linger_s):
+        return 0
+    left = find_left(command)
+    for pid in left:
+        send(pid, signal.SIGTERM)
+    if not wait_until_none_is_left(command, linger_s):
+        kill_all(command, kill_s)
+    return len(left)
+
+
+def kill_all(command: int, wait_s: float) -> None:
+    """Repeat SIGKILL until no process is left, for one look at the table misses a process that forks."""
+    wait_until_none_is_left(command, wait_s, signal.SIGKILL)
+
+
+def wait_until_none_is_left(command: int, wait_s: float, number: int = 0) -> bool:
+    """Return True once no process is left. Until then each gets the signal ``number`` again and again."""
+    deadline = time.monotonic() + wait_s
+    while left := find_left(command):
+        for pid in left if number else ():
+            send(pid, number)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
     return True
 
 
-def receive(control: socket.socket) -> tuple[int, tuple[int, int]]:
-    """Return the size of the next request and its descriptors. Raises ValueError at the end of the requests."""
-    space = socket.CMSG_SPACE(2 * struct.calcsize("i"))
-    # The descriptors are not for the processes that are started.
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-    header, about, _, _ = control.recvmsg(HEADER.size, space, flags)
-    if len(header) < HEADER.size or not about:
-        raise ValueError("no request")
-    return HEADER.unpack(header)[0], struct.unpack("2i", about[0][2][: struct.calcsize("2i")])
-
-
-def start(argv: list[str], env: dict[str, str], folder: str | None, output: int, report: int) -> int:
-    """Start a process in a new session and report that; return 0 where it cannot be started."""
-    us, began = os.getpid(), time.monotonic()
-    pipe: tuple[int, ...] = ()
+def find_left(command: int) -> set[int]:
+    """Return the living descendants. Without a usable /proc only the group of the command is known: ``-command``."""
+    with suppress(ChildProcessError):
+        while threading.current_thread() is threading.main_thread() and os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    if has_proc():
+        return descendants(os.getpid())
     try:
-        read, write = pipe = os.pipe()
-        pid = os.fork()
-    except OSError as error:
-        tell(report, STARTED.pack(0, error.errno or errno.EAGAIN, MACHINE, began))
-        for descriptor in pipe:
-            os.close(descriptor)
-        return 0
-    if pid == 0:
-        become(argv, env, folder, output, write, us)
-    os.close(write)
-    # The end of the pipe is read when the new program replaces this one.
-    failure = os.read(read, 64)
-    os.close(read)
-    if failure:
-        os.waitpid(pid, 0)
-        number, cause = map(int, failure.split())
-        tell(report, STARTED.pack(0, number, cause, began))
-        return 0
-    tell(report, STARTED.pack(pid, 0, PROGRAM, began))
-    return pid
+        os.killpg(command, 0)
+    except (ProcessLookupError, PermissionError):
+        return set()
+    return {-command}
 
 
-def become(argv: list[str], env: dict[str, str], folder: str | None, output: int, failed: int, parent: int) -> None:
-    """Replace this new process by the program ``argv``. Never returns."""
-    cause = MACHINE
-    try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-        # Python ignores these.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the signal was set
-            os._exit(1)
-        if folder is not None:
-            cause = FOLDER
-            os.chdir(folder)
-        cause = PROGRAM
-        os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        os.write(failed, f"{error.errno or errno.EINVAL} {cause}".encode())
-    except ValueError:  # a NUL in a word, or = in the name of a variable
-        os.write(failed, f"{errno.EINVAL} {PROGRAM}".encode())
-    finally:
-        os._exit(127)
-
-
-def reap(reports: dict[int, int]) -> None:
-    """Report each process that has ended, and remove the orphans that have."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        if (report := reports.pop(pid, None)) is not None:
-            tell(report, ENDED.pack(status, time.monotonic()))
-            os.close(report)
-
-
-def tell(report: int, message: bytes) -> None:
-    with suppress(OSError):  # the runner is gone
-        os.write(report, message)
-
-
-def end_descendants(reports: dict[int, int]) -> None:
-    """Send SIGKILL to all descendants until none is left: one look misses a process that forks.
-
-    Without a usable /proc only the processes of ``reports`` and their groups are known.
-    """
-    deadline = time.monotonic() + _MOST_S
-    while time.monotonic() < deadline:
-        reap(reports)
-        send, left = (os.kill, descendants(os.getpid())) if has_proc() else (os.killpg, set(reports))
-        if not left:
-            return
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                send(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
+def send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def processes() -> Iterator[tuple[int, str, int, int]]:
@@ -204,9 +137,9 @@ def processes() -> Iterator[tuple[int, str, int, int]]:
                 yield int(name), state, int(parent), int(session)
 
 
-def descendants(ancestor: int, among: Iterable[tuple[int, str, int, int]] = ()) -> set[int]:
-    """Return the living descendants of a process, ``among`` what ``processes`` yielded, or yields now."""
-    table = {pid: (state, parent) for pid, state, parent, _ in among or processes()}
+def descendants(ancestor: int) -> set[int]:
+    """Return the living descendants of a process."""
+    table = {pid: (state, parent) for pid, state, parent, _ in processes()}
 
     def is_below(pid: int) -> bool:
         while (pid := table.get(pid, ("", 0))[1]) not in (0, ancestor):
@@ -234,4 +167,4 @@ def prctl(option: int, value: object) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main()

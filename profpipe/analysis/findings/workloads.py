@@ -18,7 +18,7 @@ from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, M
 from profpipe.analysis.findings.timeline import CaseTimeline
 from profpipe.analysis.kernel_breakdown import KernelBreakdown as KernelBreakdown, SwitchCost as SwitchCost
 from profpipe.analysis.steps import StepFindings
-from profpipe.config.study_values import StudyValue
+from profpipe.config.quantities import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.tasks import TaskState

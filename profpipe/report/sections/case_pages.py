@@ -251,11 +251,12 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
     """Return the command of the run with the parameters of one case; empty where no command is known."""
     if not run.command or run.ab is not None:
         return []
-    axes = run.workload(workload).get("matrix") or {}
+    declared = run.workload(workload)
+    axes = declared.matrix if declared else {}
     params = {name: case.params[name] for name, values in axes.items()
-              if name in case.params and isinstance(values, list) and len(values) > 1}  # fmt: skip
+              if name in case.params and len(values) > 1}  # fmt: skip
     chosen = [f"{name}={'null' if value is None else shown(value)}" for name, value in params.items()]
-    several = len((run.pipeline.get("workloads") or {}).keys()) > 1
+    several = run.pipeline is not None and len(run.pipeline.workloads) > 1
     options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
     at = run.command.index("--") if "--" in run.command else len(run.command)
     return [*run.command[:at], *options, *run.command[at:]]

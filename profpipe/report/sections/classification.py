@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from profpipe.analysis.findings.workloads import Coverage, Expectation, Findings
-from profpipe.config.kernel_categories import is_own
+from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import percent

@@ -101,7 +101,7 @@ def _tool(name: str, tool: ToolEntry) -> tuple[doc.Text, ...]:
 
 def title(workloads: Iterable[str], cases: int, run: Manifest, tables: Tables) -> str:
     """Return ``attention · 14 cases · NVIDIA H200 · 2026-11-20 05:55 UTC``."""
-    names, name = list(workloads), str(run.pipeline.get("name") or "")
+    names, name = list(workloads), run.pipeline.name if run.pipeline else ""
     named = name if name and len(names) > 1 else _listed(names) or run.name or "profpipe"
     count = count_cases(cases) if cases else ""
     return " · ".join(part for part in (named, count, _machine(run, tables), _date(run)) if part)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
-from profpipe.config.kernel_categories import is_own
+from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, per_iteration
 from profpipe.report.sections import ranks

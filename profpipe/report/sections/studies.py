@@ -10,7 +10,7 @@ from typing import Any
 from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.workloads import Cell, Grid, NoValue, Study
 from profpipe.analysis.grouping import grouped
-from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
+from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of

@@ -270,7 +270,7 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     if further := [case for case in cases if case.further_pairs]:
         sentences.append("Further pairs: the pairs behind the verdict of a case that was undecided.")
         # A process of a command runs the program once.
-        if any(not run.workload(case.workload).get("command") for case in further):
+        if any(not run.is_command(case.workload) for case in further):
             sentences.append(
                 f"A process visits such a case up to {pair_blocks.VISITS} times, and its time is the mean of the"
                 " medians of these visits."
@@ -286,7 +286,7 @@ def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     """Return what the times are of: ``a step``, ``a call``, ``the whole process``, or several of these."""
     kinds = dict.fromkeys(
         "the whole process" if case.metric == PROCESS_WALL
-        else "a step" if run.workload(case.workload).get("command")
+        else "a step" if run.is_command(case.workload)
         else "a call"
         for case in cases
     )  # fmt: skip

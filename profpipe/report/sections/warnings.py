@@ -114,8 +114,8 @@ def _unseen(findings: Findings) -> Iterator[doc.Text]:
 _INCIDENTS: Mapping[IncidentKind, tuple[str, str]] = {
     IncidentKind.RESTARTED: ("a process ended before its last case", "Another process ran the cases that were left."),
     IncidentKind.DAMAGED_JOURNAL: (
-        "the record of the job's processes could not be read",
-        "Cases without an end in events.jsonl ran again.",
+        "some lines of this record of the job could not be read",
+        "Cases without an end in it ran again.",
     ),
     IncidentKind.UNKNOWN_SETTINGS: (
         "the run was started by a version with settings that this one does not know",

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from profpipe import errors
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 from profpipe.results import atomic, budget, manifest
 from profpipe.results.tasks import Task, TaskState
-from profpipe.runner import child, process
+from profpipe.runner import process
 from profpipe.runner.slurm import records
 
 SUBMISSIONS: Final = records.FOLDER / "submissions"
@@ -112,15 +111,10 @@ def call(argv: Sequence[str], cwd: Path | None = None) -> tuple[int | None, str]
 
     It gets the whole environment: SLURM_CONF names the cluster, and sbatch passes variables on to the job.
     """
-    with tempfile.TemporaryFile() as output:
-        try:
-            started = child.start(argv, {**os.environ, **_ENVIRONMENT}, output, cwd)
-        except OSError as error:
-            return _NOT_STARTED, f"{argv[0]}: {error.strerror}"
-        code = started.wait(_TIMEOUT_S)
-        process.kill_group(started)
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
+    try:
+        return process.call(argv, {**os.environ, **_ENVIRONMENT}, _TIMEOUT_S, cwd)
+    except OSError as error:
+        return _NOT_STARTED, f"{argv[0]}: {error.strerror}"
 
 
 def submit(folder: Path, script: Path, wanted: Sequence[int], limit: str, options: Sequence[str]) -> list[Submission]:

@@ -59,7 +59,7 @@ def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
     Those that do not answer, or whose description is wrong, are missing.
     """
     tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
-    # As in executor.ask_python: nothing is imported from the current folder.
+    # As in process.ask_python: nothing is imported from the current folder.
     argv = ["srun", *tasks, f"--chdir={environment.ROOT}", sys.executable, "-m", "profpipe.measure.node"]
     answer = ask(argv, {**slurm_variables(), "PYTHONPATH": environment.own_python_path()}) or ""
     found = {}

@@ -16,7 +16,7 @@ from typing import Final
 
 from profpipe import __version__
 from profpipe.config.models import Workload
-from profpipe.config.slurm import Slurm, Spread, option_lines
+from profpipe.config.settings import Slurm, Spread, option_lines
 from profpipe.errors import ConfigError
 from profpipe.ingest import reader
 from profpipe.job import Case, Job

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from profpipe import errors
-from profpipe.config.slurm import Slurm
+from profpipe.config.settings import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, explain_disk_full
 from profpipe.ingest import job_tables
 from profpipe.job import Job, ProgressListener
@@ -207,7 +207,7 @@ def _save(opened: Session, folder: Path, state: TaskState, details: str = "") ->
         )
         for entry in opened.manifest.jobs
     )
-    known = replace(opened.manifest, pipeline={}, command=(), planned=(), git=GitState(), jobs=jobs)
+    known = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs)
     known = replace(known, tasks=(replace(task, state=state, details=details),))
     Record(known, collect.texts_of(opened.data)).save(folder)
 

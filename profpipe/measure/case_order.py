@@ -1,9 +1,32 @@
-"""Compares the sizes of two cases: a case is skipped if a smaller one ran out of memory."""
+"""In which order cases take turns, and which cases are too large to try.
+
+A drift of the machine then affects all cases alike. A case is skipped if a smaller one ran out of memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+
+def rounds(items: Sequence[_T], count: int, seed: int) -> Iterator[tuple[int, list[_T]]]:
+    """Yield (number from 1, items in random order) for each of ``count`` rounds.
+
+    Equal arguments give equal orders. A single round keeps the order of ``items``.
+    """
+    for number in range(1, count + 1):
+        order = list(items)
+        if count > 1:
+            random.Random(f"{seed}/{number}").shuffle(order)
+        yield number, order
+
+
+# --- cases that are larger -------------------------------------------------------------------------------------------
 
 #: Parameters that are numbers and no dimensions.
 _NO_DIMENSIONS = {"memory_cap_gib", "seed"}

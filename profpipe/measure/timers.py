@@ -1,23 +1,27 @@
-"""Times calls on a GPU with CUDA events; measures its clock, memory and launch queue.
+"""The timers of a CPU and of a GPU.
 
-The whole call must be queued before the GPU starts it, or the sample includes launch time. The cache flush keeps the
-GPU busy for some 60 us meanwhile; where launching takes longer, a kernel that spins for a fixed time holds the GPU
-before the flush. (nvbench's ``blocking_kernel`` spins until the host releases it, which deadlocks when the call
-synchronises.) Behind a sample that has not started yet, the hold is shorter by the work of that sample: a GPU that
-idles for a tenth of the loop has power to spare, and reaches a clock that it does not keep under load.
+A GPU is timed by CUDA events. The whole call must be queued before the GPU starts it, or the sample includes launch
+time. The cache flush keeps the GPU busy for some 60 us meanwhile; where launching takes longer, a kernel that spins for
+a fixed time holds the GPU before the flush. (nvbench's ``blocking_kernel`` spins until the host releases it, which
+deadlocks when the call synchronises.) Behind a sample that has not started yet, the hold is shorter by the work of that
+sample: a GPU that idles for a tenth of the loop has power to spare, and reaches a clock that it does not keep under
+load.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
-from profpipe.measure.device_timer import DeviceTimer
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.launch_profile import (
     LAUNCH_QUEUE,
@@ -29,6 +33,139 @@ from profpipe.measure.launch_profile import (
 from profpipe.measure.statistics import GROUP_NS, GROUPS, is_stable
 
 MIB: Final = 2**20
+
+# --- any device ------------------------------------------------------------------------------------------------------
+
+
+class DeviceTimer(ABC):
+    """A clock with cache flush, memory counters and launch queue; a context around one measurement."""
+
+    clock: str
+    #: 0 where the caches are not flushed.
+    flush_bytes: int
+    #: Whether ``prepare`` loaded a GPU for long enough to bring its clock down.
+    fully_loaded = False
+
+    @abstractmethod
+    def __enter__(self) -> DeviceTimer: ...
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Flush the caches; on a GPU, also give the host time to queue the call."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def take_times_ns(self) -> list[float]:
+        """Synchronise; return the samples since the last call in order, and drop them."""
+
+    def prepare(
+        self, fn: Callable[[], object], ranks: Ranks, prior: PriorMeasurement, longest_s: float
+    ) -> LaunchProfile | None:
+        """Profile the launch of ``fn`` and load a GPU until its times are stable, for at most ``longest_s``."""
+        return None
+
+    def launch_profile(self) -> LaunchProfile | None:
+        """Return the profile of ``prepare``, refined by the samples since then."""
+        return None
+
+    def apply_load(  # noqa: B027 (a CPU needs no load)
+        self, fn: Callable[[], object], ranks: Ranks = SINGLE_PROCESS, clock_hz: float | None = None
+    ) -> None:
+        """Bring a GPU to the clock that it keeps under ``fn``; ``clock_hz`` is the highest SM clock seen so far."""
+
+    def synchronize(self) -> None:  # noqa: B027
+        """Wait until the device is idle."""
+
+    def extend_hold(self, ranks: Ranks = SINGLE_PROCESS) -> bool:
+        """Return True if the last batch was launched too late in any process; the hold is then longer for the next.
+
+        In a collective call, a process with a shorter hold would wait for the others, and its time includes the wait.
+        """
+        return False
+
+    def record_clock(self) -> None:  # noqa: B027
+        """Queue kernels that measure the SM clock at this point of the stream."""
+
+    def clocks_hz(self) -> list[float]:
+        """Return the SM clock of each ``record_clock`` in order; empty where the clock cannot be measured."""
+        return []
+
+    def reset_peak_memory(self) -> None:  # noqa: B027
+        """Start to measure the peak of ``peak_memory``."""
+
+    def peak_memory(self) -> tuple[int | None, int | None]:
+        """Return the bytes (allocated, reserved) at their peak since ``reset_peak_memory``."""
+        return None, None
+
+    def notes(self) -> list[str]:
+        """Return the facts of the measurement for the record."""
+        return []
+
+
+# --- the CPU ---------------------------------------------------------------------------------------------------------
+
+#: Flush size where the cache size is unknown, and the largest. A server reports the cache of all its cores as one, up
+#: to 512 MiB. Overwriting twice that takes 0.2 s before each sample, and a process on a few cores holds a part of it.
+_DEFAULT_FLUSH_BYTES: Final = 64 * MIB
+_LARGEST_FLUSH_BYTES: Final = 256 * MIB
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+class CpuTimer(DeviceTimer):
+    """``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep their contents."""
+
+    clock = "perf_counter"
+
+    def __init__(self, timed: bool = True, flush: bool = True) -> None:
+        self._begin_ns = 0
+        self._times_ns: list[float] = []
+        size = min(2 * (last_level_cache_bytes() or 0), _LARGEST_FLUSH_BYTES) or _DEFAULT_FLUSH_BYTES
+        self.flush_bytes = size if flush else 0
+
+    def __enter__(self) -> CpuTimer:
+        self._buffer = _flush_buffer(self.flush_bytes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keep the buffer for the next case."""
+
+    def flush(self) -> None:
+        ctypes.memset(self._buffer, 0, self.flush_bytes)
+
+    def start(self) -> None:
+        self._begin_ns = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        self._times_ns.append(float(time.perf_counter_ns() - self._begin_ns))
+
+    def take_times_ns(self) -> list[float]:
+        times, self._times_ns = self._times_ns, []
+        return times
+
+
+@functools.cache
+def _flush_buffer(size: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the buffer of this process: a new one for each case would cost a page fault for every 4 KiB."""
+    return ctypes.create_string_buffer(size)
+
+
+def last_level_cache_bytes(caches: Path = _CACHES) -> int | None:
+    """Return the size of the largest cache that Linux reports for the first core (``32768K``), or None."""
+    units = {"K": 2**10, "M": MIB, "G": 2**30}
+    sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)
+
+
+# --- a GPU -----------------------------------------------------------------------------------------------------------
+
 
 #: Smallest flush, that of Triton's ``do_bench``: 56 us at 4.8 TB/s.
 _SMALLEST_FLUSH_BYTES: Final = 256 * MIB
