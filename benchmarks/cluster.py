@@ -84,7 +84,7 @@ def measure(folder: Path, tasks: int, kernels: int) -> str:
         simulated_record(run.name, task, kernels).save(run)
     size = sum(file.stat().st_size for file in (run / records.RECORDS).iterdir()) / 2**20
     _, read_s = timed(lambda: collect.collect(run, {}))
-    output = argparse.Namespace(quiet=True, json=False)
+    output = argparse.Namespace(quiet=True, json=False, csv=False)
     with redirect_stdout(sys.stderr):
         _, collect_s = timed(lambda: cluster.collect(run, output))
     times = f"{plan_s + create_s:7.2f} {submit_s:9.2f} {queue_s:8.2f} {read_s:7.2f} {collect_s:10.2f}"

@@ -8,30 +8,54 @@ exports of nsys 2020 to 2026, and the "SQLite Schema Reference" in the documenta
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors
-from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables, operations
-from profpipe.ingest.groupby import combine, factorize, groups, labelled
-from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
-from profpipe.ingest.operations import Recording
-from profpipe.ingest.steps import reconcile, search
+from profpipe.ingest import attribution, bounds, launch_tables, operations, recording as events
+from profpipe.ingest.groupby import Int64s, Ints, combine, factorize, groups
+from profpipe.ingest.nsys_export import (
+    FAILURES,
+    GRID,
+    Database,
+    ParquetFolder,
+    Source,
+    Strings,
+    null,
+    read_lookup,
+    read_numbers,
+    read_rows,
+    read_texts,
+)
+from profpipe.ingest.steps import reconcile
 from profpipe.results import schema
 
 READS_FOLDERS = True
 FORMATS = ("nsys SQLite export (schemas of 2020 to 2026)", "nsys Parquet export (directory of TABLE.parquet)")
 
 _EXPORT_AGAIN: Final = "Export it again: nsys export --type sqlite --force-overwrite true -o OUT.sqlite REPORT.nsys-rep"
+_PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 #: Any of these says that nsys made the file; an interrupted export may lack the others.
 _MARKS: Final = ("StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "ENUM_NSYS_EVENT_TYPE")
+_NULL: Final = null(np.int64)
+#: The thread in the id of a thread. The 24 bits above it are the pid, in the ids of processes too.
+_THREAD_BITS: Final = 0xFFFFFF
+
+Bools = npt.NDArray[np.bool_]
+
+
+class _Damaged(Exception):
+    """The export cannot be read; the message says what is wrong with it."""
 
 
 def sniff(path: Path) -> bool:
@@ -44,12 +68,12 @@ def sniff(path: Path) -> bool:
     if not head.startswith(bounds.SQLITE_HEAD):
         return False
     try:
-        tables = columns.Database(path).tables()
+        tables = Database(path).tables()
         # nvprof has tables of the same names, and its own one of texts.
         return "StringTable" not in tables and any(map(_is_ours, tables))
-    except columns.FAILURES:
+    except FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
-        return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
+        return any(mark.encode() in head for mark in (*_MARKS, _PREFIX))
 
 
 def _lacks_first_page(path: Path) -> bool:
@@ -58,271 +82,597 @@ def _lacks_first_page(path: Path) -> bool:
         if any(file.read(512)):
             return False
         begin = file.read(1 << 22)
-    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, activities.PREFIX))
+    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, _PREFIX))
 
 
 def _is_ours(table: str) -> bool:
-    return table in _MARKS or table.startswith(activities.PREFIX)
+    return table in _MARKS or table.startswith(_PREFIX)
 
 
-_Reader = TypeVar("_Reader", bound=Callable[..., Any])
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
+    with _refusing(path):
+        return events.tables(_read(path), step_range)
 
 
-def _refusing(read: _Reader) -> _Reader:
-    """Make ``read`` raise ``UnreadableFile`` for an export that is damaged, or was interrupted."""
-
-    @functools.wraps(read)
-    def reading(path: Path, *options: Any, **named: Any) -> Any:
-        try:
-            return read(path, *options, **named)
-        except activities.Damaged as damage:
-            raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
-        except columns.FAILURES as failure:
-            reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
-            what = f"damaged or cut short, cannot be read ({reason[:200]})"
-            raise errors.UnreadableFile(path, what, _EXPORT_AGAIN) from failure
-
-    return cast(_Reader, reading)
+def launches(path: Path) -> pd.DataFrame:
+    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    with _refusing(path):
+        return events.launches(_read(path))
 
 
-def _opened(path: Path) -> tuple[columns.Source, columns.Strings]:
+def recording(path: Path) -> events.Recording:
+    """Read the single events of an export. Raises ``UnreadableFile``."""
+    with _refusing(path):
+        return events.traced(_read(path))
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raise ``UnreadableFile`` for an export that is damaged, or was interrupted."""
+    try:
+        yield
+    except _Damaged as damage:
+        raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
+    except FAILURES as failure:
+        reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
+        what = f"damaged or cut short, cannot be read ({reason[:200]})"
+        raise errors.UnreadableFile(path, what, _EXPORT_AGAIN) from failure
+
+
+def _opened(path: Path) -> tuple[Source, Strings]:
     for leftover in ("-journal", "-wal"):
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
-            raise activities.Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
+            raise _Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
     if path.is_file() and _lacks_first_page(path):
-        raise activities.Damaged("its export was interrupted: the first page, which is written last, is empty")
-    export: columns.Source = columns.ParquetFolder(path) if path.is_dir() else columns.Database(path)
+        raise _Damaged("its export was interrupted: the first page, which is written last, is empty")
+    export: Source = ParquetFolder(path) if path.is_dir() else Database(path)
     if not {"id", "value"} <= set(export.columns("StringIds")):
-        raise activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
-    return export, columns.Strings(export)
+        raise _Damaged("its export was interrupted: the table StringIds with all names is missing")
+    return export, Strings(export)
 
 
-@_refusing
-def parse(path: Path, step_range: str = "") -> schema.Tables:
-    """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
+def _read(path: Path) -> events.Recording:
     export, strings = _opened(path)
-    work, calls = activities.read(export, strings)
-    ranges, notes = nvtx.read(export, strings, _latest(work, calls))
     with ThreadPoolExecutor(max_workers=1) as executor:
-        # SQLite and numpy work without the interpreter's lock, so that two parts run at the same time. One thread for
-        # all of them takes the least memory: what a thread frees, glibc does not give to the others.
-        classes = executor.submit(kernel_classes.classes, work.names)
-        launches = activities.launches(work, calls)
-        warnings, details = diagnostics.messages(export, work)
-        notes += [*diagnostics.notes(work, calls, launches), *warnings]
-        latest, waits = _latest(work, calls), _waits(calls)
-        checks = _checks(export, work, calls)
-        # A gigabyte of ten million kernels, which nothing needs any more.
-        del calls
-        placed = attribution.attribute(ranges, launches)
-        notes += placed.paths.notes()
-        # Not in the other thread, which would go on after a refusal of this one.
-        range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, activities.pids)
-        # After the sums of the ranges, which need as much memory.
-        kernels = executor.submit(_kernel_rows, work, placed)
-        # What needs no classes is done before them.
-        origin = _origin(export, work, placed)
-        given = _operations(export, work, launches, classes.result(), placed, checks)
-        del launches
-        metrics = launch_tables.overlap_rows(given, placed, activities.pids, range_rows)
-        steps = search.find(given, ranges, waits, activities.pids, latest, step_range)
-    return replace(
-        steps,
-        kernels=kernels.result(),
-        ranges=range_rows,
-        metrics=metrics,
-        origin=replace(origin, notes=tuple(notes), details=tuple(details)),
-    ).with_columns(profiler="nsys")
-
-
-@_refusing
-def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
-    export, strings = _opened(path)
-    if (shapes := activities.read_shapes(export)) is None:
-        return launch_tables.no_launches()
-    work, calls = activities.read(export, strings)
-    ranges, _ = nvtx.read(export, strings, _latest(work, calls))
-    called = activities.launches(work, calls)
-    placed = attribution.attribute(ranges, called)
-    rows = np.flatnonzero(work.is_kind("kernel"))
-    names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
-    seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_tables.in_order(ranges, called, placed, rows, seen, work.start[rows])
-
-
-@_refusing
-def recording(path: Path) -> Recording:
-    """Read the single events of an export. Raises ``UnreadableFile``."""
-    export, strings = _opened(path)
-    work, calls = activities.read(export, strings)
-    latest = _latest(work, calls)
-    ranges, _ = nvtx.read(export, strings, latest)
-    launches = activities.launches(work, calls)
-    placed = attribution.attribute(ranges, launches)
-    classes = kernel_classes.classes(work.names)
-    return Recording(
-        _operations(export, work, launches, classes, placed),
-        placed,
-        activities.join(work, calls),
-        operations.Calls(
-            calls.start, calls.end, calls.process, calls.thread & activities.THREAD_BITS,
-            *activities.read_call_names(export, strings),
-        ),
+        # The reader of the two large tables needs no interpreter lock.
+        reading = executor.submit(_read_calls, export, strings)
+        work = _read_work(export, strings)
+        calls = reading.result()
+    latest = max(int(work.end.max(initial=_NULL)), int(calls.end.max(initial=_NULL)))
+    ranges, notes = _read_ranges(export, strings, latest)
+    launched = _launches(work, calls)
+    warnings, details = _messages(export, work)
+    found = events.Recording(
+        _operations(export, work, launched, _checks(export, work, calls)),
+        launched,
         ranges,
-        _waits(calls),
-        activities.pids,
-        lambda threads: threads & activities.THREAD_BITS,
+        calls.called(calls.named(operations.is_waiting_call)),
+        _pids,
+        lambda threads: threads & _THREAD_BITS,
+        _origin(export, work, (*notes, *_notes(work, calls, launched), *warnings), tuple(details)),
+        functools.partial(_count_placements, work, len(ranges.start)),
         latest,
+        read_shapes=functools.partial(_read_shapes, export),
+        # Not the calls themselves: a gigabyte of ten million kernels, which the tables do not need.
+        read_calls=functools.partial(_read_all_calls, export, strings, work.process, work.correlation),
+    )
+    return events.corrected(found, work.correlation.astype(np.int64))
+
+
+def _pids(ids: Int64s) -> Int64s:
+    """Return the pid in each id of a process, -1 where the id is NULL."""
+    return np.where(ids == _NULL, -1, (ids >> 24) & _THREAD_BITS)
+
+
+# --- the work of the GPU ---------------------------------------------------------------------------------------------
+
+_KINDS: Final = {"KERNEL": "kernel", "GRAPH_TRACE": "graph", "MEMCPY": "memcpy", "MEMSET": "memset"}
+#: ENUM_CUDA_MEMCPY_OPER, in the spelling of nsys 2023 and later.
+_COPIES: Final = {
+    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+#: The columns that name the activities of a kind; the first one of a row that is not NULL names it.
+_NAMED_BY: Final = {
+    "kernel": ("demangledName", "shortName", "mangledName"),
+    "graph": ("graphId", "graphExecId"),
+    "memcpy": ("copyKind",),
+    "memset": (),
+}
+#: Longer captures are damaged: sums and differences of their times would overflow.
+_LONGEST_NS: Final = 2**53
+_UNNAMED: Final = "(unnamed)"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS.
+
+    ``grid`` is a number for the grid of a kernel, 0 for what is no kernel. ``dropped`` records had an impossible time.
+    """
+
+    kind: npt.NDArray[np.int8]
+    start: Int64s
+    end: Int64s
+    process: Int64s
+    device: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    correlation: npt.NDArray[np.uint32]
+    grid: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    names: list[str]
+    dropped: int
+
+    def is_kind(self, *kinds: str) -> Bools:
+        return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
+
+
+def _read_work(export: Source, strings: Strings) -> _Work:
+    number: dict[str, int] = {}
+    parts = [_read_activity(export, table, kind, strings, number) for table, kind in _KINDS.items()]
+    filled = [columns for columns in parts if len(columns["start"])] or parts[:1]
+    # Each column is freed once it is joined: with ten million kernels two copies of all of them would not fit.
+    joined = {}
+    for key in list(filled[0]):
+        first, *others = (columns.pop(key) for columns in filled)
+        joined[key] = np.concatenate([first, *others]) if others else first
+    sane = _are_possible(joined)
+    dropped = int(len(sane) - sane.sum())
+    if dropped:
+        joined = {key: values[sane] for key, values in joined.items()}
+    start, end = joined["start"], joined["end"]
+    if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
+        raise _Damaged("its times span more than 100 days: the file is damaged")
+    return _Work(**joined, names=list(number), dropped=dropped)
+
+
+def _are_possible(columns: dict[str, Ints]) -> Bools:
+    possible: Bools = (columns["start"] != _NULL) & (columns["end"] > columns["start"])
+    return possible
+
+
+def _read_activity(
+    export: Source, table: str, kind: str, strings: Strings, number: dict[str, int]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of ``_Work`` from one table; ``number`` has the number of each name, and gets new ones."""
+    known = export.columns(_PREFIX + table)
+    label, *others = [name for name in _NAMED_BY[kind] if name in known] or ["label"]
+    read = read_numbers(
+        export,
+        _PREFIX + table,
+        {
+            "start": np.int64, "end": np.int64, "globalPid": np.int64, "deviceId": np.int32, "streamId": np.int32,
+            "correlationId": np.uint32, label: np.int32, **({GRID: np.int64} if kind == "kernel" else {}),
+        },
     )  # fmt: skip
+    labels = read.pop(label)
+    for name in others:
+        if (unknown := labels == null(np.int32)).any():
+            # Read with the start: SQLite may give a column that has an index in the order of that index.
+            more = read_numbers(export, _PREFIX + table, {"start": np.int64, name: np.int32})
+            labels = np.where(unknown, more[name], labels)
+    codes, used = pd.factorize(labels)
+    names = _names_of(kind, used, strings)
+    rows = len(codes)
+    return {
+        "kind": np.full(rows, schema.KINDS.index(kind), dtype=np.int8),
+        "start": read["start"],
+        "end": read["end"],
+        "process": read["globalPid"],
+        "device": read["deviceId"],
+        "stream": read["streamId"],
+        "correlation": read["correlationId"],
+        "grid": (factorize(read.pop(GRID))[0] if kind == "kernel" else np.zeros(rows)).astype(np.int32),
+        "name": np.array([number.setdefault(each, len(number)) for each in names], dtype=np.int32)[codes],
+    }
 
 
-def _latest(work: activities.Work, calls: activities.Calls) -> int:
-    return max(int(work.end.max(initial=activities.NULL)), int(calls.end.max(initial=activities.NULL)))
+def _names_of(kind: str, labels: Ints, strings: Strings) -> list[str]:
+    if kind == "kernel":
+        found = strings.of(labels)
+        if found and not any(found):
+            raise _Damaged("its export was interrupted: no kernel's name is in the table StringIds")
+        return [name or _UNNAMED for name in found]
+    if kind == "graph":
+        # Ids count in the order of creation, so an id means the same graph in the next run of the program.
+        return ["[CUDA graph]" if label == null(np.int32) else f"[CUDA graph {label}]" for label in labels]
+    if kind == "memcpy":
+        return [f"[CUDA memcpy {_COPIES.get(int(label), 'Unknown')}]" for label in labels]
+    return ["[CUDA memset]"] * len(labels)
 
 
-# --- the tables ------------------------------------------------------------------------------------------------------
+def _read_more(export: Source, table: str, *names: str) -> dict[str, Int64s]:
+    """Return more columns of the rows of ``table`` that ``_Work`` has."""
+    # Read with the times, which say what is in ``_Work`` and count the rows of a table without a column.
+    columns = read_numbers(export, _PREFIX + table, dict.fromkeys(("start", "end", *names), np.int64))
+    possible = _are_possible(columns)
+    return {name: columns[name][possible] for name in names}
 
 
-def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
-    """Return rows of `kernels`."""
+def _read_shapes(export: Source) -> pd.DataFrame | None:
+    """Return ``grid`` and ``block`` (``32x2x16``) of the kernels in ``_Work``, None where the export lacks them."""
+    sizes = [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
+    if not set(sizes) <= set(export.columns(f"{_PREFIX}KERNEL")):
+        return None
+    columns = [*_read_more(export, "KERNEL", *sizes).values()]
+    code, firsts = combine(*columns)
+    # One text for each shape: captures have millions of launches and dozens of shapes.
+    distinct = np.stack([column[firsts] for column in columns], axis=1).tolist()
+    texts = {"grid": [launch_tables.shape(row[:3]) for row in distinct]}
+    texts["block"] = [launch_tables.shape(row[3:]) for row in distinct]
+    return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
-    def numbered(column: npt.NDArray[Any], known: Callable[[Any], Any] = lambda values: values) -> Any:
-        codes, values = factorize(column)
-        # Negative pids and ordinals stand for NULL.
-        return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 
-    # Without a name for the launches, which ``summarise`` frees as soon as it can.
-    rows = launch_tables.kernel_rows(
-        pd.DataFrame(
-            {
-                "case": labelled(placed.path, placed.paths.case),
-                "process": numbered(work.process, activities.pids),
-                "device": numbered(work.device),
-                "stream": numbered(work.stream),
-                "phase": labelled(placed.path, placed.paths.phase),
-                "kind": labelled(work.kind, schema.KINDS),
-                "kernel": labelled(work.name, work.names),
-                "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
-            },
-            copy=False,
-        )
+def _read_graphs(export: Source) -> Int64s | None:
+    """Return a number for the graph of each kernel, negative for none; None where the file has no graphs."""
+    names = export.columns(f"{_PREFIX}KERNEL")
+    # The number of a node has that of its graph above bit 32.
+    for name, shift in (("graphNodeId", 32), ("graphId", 0)):
+        if name in names:
+            graph = _read_more(export, "KERNEL", name)[name]
+            return np.where(graph > 0, graph >> shift, -1)
+    return None
+
+
+def _read_sizes(export: Source, kind: Ints) -> Int64s:
+    """Return the bytes of each row of a ``kind`` that copies or sets memory, 0 for the others and where unknown."""
+    found = np.zeros(len(kind), dtype=np.int64)
+    for table in ("MEMCPY", "MEMSET"):
+        found[kind == schema.KINDS.index(_KINDS[table])] = _read_more(export, table, "bytes")["bytes"]
+    return np.maximum(found, 0)
+
+
+# --- calls of CUDA ---------------------------------------------------------------------------------------------------
+
+#: Not found, not ready, peer access already enabled: programs ask for these answers.
+_HARMLESS_RESULTS: Final = (500, 600, 704)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """CUDA API calls, times in ns; ``name`` indexes ``names``, which lack the version of the signature."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    correlation: npt.NDArray[np.uint32]
+    result: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    names: list[str]
+
+    @property
+    def process(self) -> Int64s:
+        return self.thread & ~_THREAD_BITS
+
+    def named(self, chosen: Any) -> npt.NDArray[np.intp]:
+        """Return the rows of the calls whose names are ``chosen``."""
+        return np.flatnonzero(np.array([bool(chosen(name)) for name in self.names], dtype=bool)[self.name])
+
+    def called(self, rows: Any) -> operations.Calls:
+        thread = self.thread[rows]
+        place = thread & ~_THREAD_BITS, thread & _THREAD_BITS
+        return operations.Calls(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
+
+
+def _read_calls(export: Source, strings: Strings) -> _Calls:
+    columns = read_numbers(
+        export,
+        f"{_PREFIX}RUNTIME",
+        {
+            "start": np.int64, "end": np.int64, "globalTid": np.int64, "correlationId": np.uint32,
+            "returnValue": np.int32, "nameId": np.int32,
+        },
+    )  # fmt: skip
+    name, ids = pd.factorize(columns.pop("nameId"))
+    # ``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``
+    names = [re.sub(r"_v\d+$", "", text or "a call") for text in strings.of(ids)]
+    return _Calls(
+        columns["start"],
+        columns["end"],
+        columns["globalTid"],
+        columns["correlationId"],
+        columns["returnValue"],
+        name.astype(np.int32),
+        names,
     )
-    return kernel_classes.annotate(rows)
 
 
-def _waits(calls: activities.Calls) -> operations.Calls:
-    rows = calls.waits
-    thread = calls.thread[rows] & activities.THREAD_BITS
-    return operations.Calls(
-        calls.start[rows], calls.end[rows], calls.process[rows], thread, calls.wait_name, calls.wait_names
-    )
+def _read_all_calls(export: Source, strings: Strings, process: Int64s, correlation: Ints) -> tuple[Any, Any]:
+    calls = _read_calls(export, strings)
+    return calls.called(slice(None)), _join(process, correlation, calls)
+
+
+def _launches(work: _Work, calls: _Calls) -> attribution.Launches:
+    """Return the call behind each activity; without one its start is ``operations.UNKNOWN``."""
+    call = _join(work.process, work.correlation, calls)
+    unknown = np.flatnonzero(call < 0)
+
+    def of_calls(values: Int64s, missing: int) -> Int64s:
+        found = values[call] if len(values) else np.empty(len(call), np.int64)
+        found[unknown] = missing
+        return found
+
+    start, end = of_calls(calls.start, operations.UNKNOWN), of_calls(calls.end, 0)
+    thread = of_calls(calls.thread, attribution.NO_THREAD)
+    return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
+
+
+def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
+    """Return the row of each activity's call, -1 where the file has none.
+
+    They are joined by process and correlation id: ids are unique in a process only.
+    """
+    call = np.full(len(process), -1, dtype=np.int64)
+    of_calls = dict(groups(calls.process))
+    for number, rows in groups(process):
+        if number in of_calls:
+            call[rows] = _find(correlation[rows], calls, of_calls[number])
+    call[correlation == 0] = -1
+    return call
+
+
+def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
+    """Find the rows of one process's calls by correlation id; of several with one id the first to begin."""
+    rows = rows[np.argsort(-calls.start[rows], kind="stable")]
+    ids = calls.correlation[rows].astype(np.int64)
+    low, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
+    if span <= 8 * (len(ids) + len(wanted)):
+        # CUPTI counts upwards, so a table with a place for each id is small.
+        place = np.full(span + 1, -1, dtype=np.int64)
+        place[ids - low] = rows
+        at = wanted.astype(np.int64) - low
+        return place[np.where((at >= 0) & (at < span), at, span)]
+    known, last = np.unique(ids[::-1], return_index=True)
+    at = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    return np.where(known[at] == wanted, rows[::-1][last[at]], -1)
 
 
 def _operations(
-    export: columns.Source,
-    work: activities.Work,
-    launches: attribution.Launches,
-    classes: Sequence[str],
-    placed: attribution.Attribution,
-    checks: Sequence[reconcile.Row] = (),
+    export: Source, work: _Work, called: attribution.Launches, checks: Sequence[reconcile.Row]
 ) -> operations.Operations:
     # Without the other columns of the launches: one of ten million kernels is 80 MB.
-    end, thread = launches.end, (launches.thread & activities.THREAD_BITS).astype(np.int32)
-
-    def read_calls(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        return end[rows], thread[rows]
-
+    end, thread = called.end, (called.thread & _THREAD_BITS).astype(np.int32)
     return operations.Operations(
-        work.kind,
-        work.start,
-        work.end,
-        launches.start,
-        work.process,
-        work.device,
-        work.name,
-        work.names,
-        classes,
-        placed.in_case,
-        work.stream,
-        read_calls,
-        work.grid,
-        functools.partial(activities.read_sizes, export, work),
+        kind=work.kind,
+        start=work.start,
+        end=work.end,
+        launched=called.start,
+        process=work.process,
+        device=work.device,
+        name=work.name,
+        names=work.names,
+        stream=work.stream,
+        read_calls=lambda rows: (end[rows], thread[rows]),
+        grid=work.grid,
+        read_sizes=functools.partial(_read_sizes, export, work.kind),
         checks=checks,
     )
 
 
-def _checks(export: columns.Source, work: activities.Work, calls: activities.Calls) -> list[reconcile.Row]:
-    """Return the kernels whose end was corrected, the launches without a kernel, and the replays that lack some."""
-    rows, removed = work.late_ends
-    found = list(reconcile.of_late_ends(removed, work.name[rows], work.names))
+# --- ranges of NVTX --------------------------------------------------------------------------------------------------
+
+#: Push/pop and start/end ranges, and both kinds imported from NVTX text files.
+_RANGE_EVENTS: Final = (59, 60, 70, 71)
+_DOMAIN_EVENTS: Final = (75, 76)
+#: Later times are damaged: their sums and differences would overflow.
+_LATEST_NS: Final = 2**61
+
+
+def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ranges, list[str]]:
+    """Return the ranges of single threads, and notes about the others.
+
+    A range without an end lasts to ``latest``, or to its start where this is later.
+    """
+    marks = pd.DataFrame(
+        read_numbers(
+            export,
+            "NVTX_EVENTS",
+            {
+                "start": np.int64, "end": np.int64, "globalTid": np.int64, "endGlobalTid": np.int64,
+                "eventType": np.int32, "domainId": np.int32, "textId": np.int32,
+            },
+        )
+    )  # fmt: skip
+    text, texts = read_texts(export, "NVTX_EVENTS", "text", len(marks))
+    marks["name"], recorded = _range_names(marks, text, texts, strings)
+    found = marks[marks["eventType"].isin(_RANGE_EVENTS)]
+    notes = []
+    if found.empty and marks["eventType"].isin(_DOMAIN_EVENTS).any():
+        notes.append(
+            "NVTX domains were made but no range was recorded: nsys 2022 and 2023 do not see the Python package nvtx "
+            "from 0.2.12 on; annotate with torch.cuda.nvtx, or install nvtx<0.2.12"
+        )
+    sane = (found["start"] > -_LATEST_NS) & (found["end"] < _LATEST_NS)
+    unended = sane & (found["end"] == _NULL)
+    found = found.assign(end=found["end"].where(~unended, found["start"].clip(lower=latest)))
+    sane &= found["end"] >= found["start"]
+    one_thread = found["endGlobalTid"].isin([_NULL]) | (found["endGlobalTid"] == found["globalTid"])
+    counted = {
+        "ranges have no end and are taken to last until the capture's end": unended & sane,
+        "ranges end before they begin and were left out": ~sane,
+        "ranges end in another thread than they began in; they belong to no thread and were left out, as nsys does": (
+            sane & ~one_thread
+        ),
+    }
+    notes += [f"{rows.sum()} {what}" for what, rows in counted.items() if rows.any()]
+    found = found[sane & one_thread]
+    start, end, thread, name = (found[each].to_numpy() for each in ("start", "end", "globalTid", "name"))
+    names = [schema.range_name(each) for each in recorded]
+    return attribution.Ranges(start, end, thread, thread & ~_THREAD_BITS, name, names, recorded), notes
+
+
+def _range_names(
+    marks: pd.DataFrame, text: Int64s, texts: list[str], strings: Strings
+) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return (number of each event's name, names). Outside the default domain nsys prints ``domain:name``.
+
+    Counters are removed, but for the numbers of steps.
+    """
+    process = marks["globalTid"].to_numpy() & ~_THREAD_BITS
+    text_id, domain = marks["textId"].to_numpy(), marks["domainId"].to_numpy()
+    codes, firsts = combine(text, text_id, domain, process)
+    registered = strings.of(text_id[firsts])
+    plain = [texts[t] or r or "" for t, r in zip(text[firsts].tolist(), registered, strict=True)]
+    created = np.flatnonzero(marks["eventType"].to_numpy() == _DOMAIN_EVENTS[0])
+    domains = {(process[i], domain[i]): plain[codes[i]] for i in created}
+    names: dict[str, int] = {}
+    number = []
+    for i, name in zip(firsts, plain, strict=True):
+        prefix = domains.get((process[i], domain[i]), "") if domain[i] > 0 else ""
+        number.append(names.setdefault(_range_name(prefix, name), len(names)))
+    return np.array(number, dtype=np.int32)[codes], list(names)
+
+
+def _range_name(domain: str, name: str) -> str:
+    if name.startswith((schema.CASE_PREFIX, schema.STEP_PREFIX)):
+        return name
+    return f"{domain}:{schema.range_name(name)}" if domain else schema.range_name(name)
+
+
+# --- what the export hides, lacks and complains of -------------------------------------------------------------------
+
+#: nsys 2022 to 2026 say this of every capture that a range ends.
+_HARMLESS = re.compile(r"might (not )?have |events were lost\? no")
+_RELEVANT = re.compile(r"CUDA|CUPTI|NVTX|GPU|lost|dropped|driver|permission|privilege", re.IGNORECASE)
+#: Why nothing was recorded: the causes come before what follows from them, and NVTX last.
+_CAUSES = (
+    re.compile(r"(?!.*(?:metrics|sampling|switch)).*(?:permission|privilege|NVGPUCTRPERM)", re.IGNORECASE),
+    re.compile(r".*(?:driver|CUPTI|CUDA\b.*not supported)", re.IGNORECASE),
+    re.compile(r"(?!No |Not all ).*CUDA"),
+    re.compile(r".*CUDA"),
+    re.compile(""),
+)
+
+
+def _notes(work: _Work, calls: _Calls, called: attribution.Launches) -> list[str]:
+    """Return the reasons for doubt in kernels and CUDA calls."""
+    graph = work.is_kind("graph")
+    lost = work.is_kind("kernel") & (called.thread == attribution.NO_THREAD)
+    unnamed = work.names.index(_UNNAMED) if _UNNAMED in work.names else -1
+    graph_ms, lost_ms = ((work.end[rows] - work.start[rows]).sum() / 1e6 for rows in (graph, lost))
+    counted = {
+        f"records are whole CUDA graphs ({graph_ms:.3f} ms) and hide the kernels in them; record with "
+        "--cuda-graph-trace=node to see these": graph.sum(),
+        f"kernels ({lost_ms:.3f} ms) have no launch call in the file and lie in no range: they were "
+        "launched before the capture began": lost.sum(),
+        "records end before they begin, or have no time, and were left out": work.dropped,
+        "kernels have no name in the file": (work.name == unnamed).sum(),
+        "launches of CUDA graphs left no kernel in the file (nsys before 2024 does not export whole graphs), so their "
+        "GPU time is missing; record with --cuda-graph-trace=node": _count_lost_graphs(work, calls),
+    }
+    found = [f"{count} {what}" for what, count in counted.items() if count]
+    wrong = np.flatnonzero(calls.result)
+    wrong = wrong[~np.isin(calls.result[wrong], [*_HARMLESS_RESULTS, null(np.int32)])]
+    if len(wrong):
+        results = zip(calls.name[wrong].tolist(), calls.result[wrong].tolist(), strict=True)
+        failed = Counter((calls.names[name], result) for name, result in results)
+        worst = ", ".join(f"{name} returned {result} ({n}x)" for (name, result), n in failed.most_common(3))
+        found.append(f"{len(wrong)} CUDA calls failed: {worst}")
+    return found
+
+
+def _count_lost_graphs(work: _Work, calls: _Calls) -> int:
+    rows = calls.named(lambda name: "GraphLaunch" in name)
+    if not len(rows):
+        return 0
+    called = pd.MultiIndex.from_arrays([calls.process[rows], calls.correlation[rows]])
+    near = np.isin(work.correlation, calls.correlation[rows])
+    return int((~called.isin(pd.MultiIndex.from_arrays([work.process[near], work.correlation[near]]))).sum())
+
+
+def _messages(export: Source, work: _Work) -> tuple[list[str], list[str]]:
+    """Return nsys's warnings about CUDA and NVTX: (reasons for doubt, harmless ones).
+
+    A helper process without CUDA leaves messages too ("No CUDA events collected", "CUDA profiling might have not
+    been started correctly"). They are dropped where another process used the GPU. Where none did, they are reasons for
+    doubt, and the one that explains most comes first.
+    """
+    texts: Counter[str] = Counter()
+    at_work = {str(process) for process in np.unique(work.process)}
+    process_column = [name for name in ("globalPid",) if name in export.columns("DIAGNOSTIC_EVENT")]
+    for severity, text, *of in read_rows(export, "DIAGNOSTIC_EVENT", "severity", "text", *process_column):
+        line, process = " ".join(text.split()), "".join(of)
+        is_helper = process.isdigit() and process != "0" and process not in at_work
+        is_idle = bool(at_work) and (is_helper or line.startswith("No "))
+        if severity in ("2", "3") and _RELEVANT.search(line) and not is_idle:
+            texts[line[:200]] += 1
+    lines = [f"nsys: {text}" + (f" ({count}x)" if count > 1 else "") for text, count in texts.items()]
+    if not at_work:
+        ranks = [next(rank for rank, cause in enumerate(_CAUSES) if cause.match(text)) for text in texts]
+        return [line for _, line in sorted(zip(ranks, lines, strict=True), key=lambda each: each[0])], []
+    return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
+
+
+def _checks(export: Source, work: _Work, calls: _Calls) -> list[reconcile.Row]:
+    """Return the launches without a kernel, and the replays of graphs that lack some."""
+    found: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
-    for process, own in groups(calls.process[calls.launches]):
+    launching = _launching(calls)
+    for process, own in groups(calls.process[launching]):
         # nsys may record a call twice, under its name with and without a version.
-        launched = pd.unique(calls.correlation[calls.launches[own]])
+        launched = pd.unique(calls.correlation[launching[own]])
         done = np.isin(launched, work.correlation[of_work[process]]) if process in of_work else np.zeros(1, dtype=bool)
         lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
         found += [{**check, "process": process} for check in lost]
-    if len(calls.graphs) and (graph := activities.read_graphs(export, work)) is not None:
-        for process, own in groups(work.process):
-            own = own[work.kind[own] == schema.KINDS.index("kernel")]
+    has_graphs = any("GraphLaunch" in name for name in calls.names)
+    if has_graphs and (graph := _read_graphs(export)) is not None:
+        kernels = np.flatnonzero(work.is_kind("kernel"))
+        for process, of_process in groups(work.process[kernels]):
+            own = kernels[of_process]
             launch = np.where(work.correlation[own] == 0, -1, work.correlation[own].astype(np.int64))
-            replays = reconcile.of_replays(graph[own], launch, work.name[own])
+            replays = reconcile.of_replays(graph[of_process], launch, work.name[own])
             found += [{**check, "process": process} for check in replays]
     return found
 
 
-def _origin(export: columns.Source, work: activities.Work, placed: attribution.Attribution) -> schema.Origin:
-    is_kernel = work.is_kind("kernel")
-    duration = work.end - work.start
-    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
-    meta = columns.read_lookup(export, "META_DATA_EXPORT", "name", "value")
-    meta |= columns.read_lookup(export, "EXPORT_META_DATA", "name", "value")
+def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
+    """Return the rows of the calls that launched a kernel, without those that failed or built a graph."""
+    rows = calls.named(re.compile(r"(cuda|cu)Launch\w*Kernel").match)
+    rows = rows[calls.result[rows] <= 0]
+    marks = (calls.named(re.compile(rf"(cuda|cu)Stream{what}Capture").match) for what in ("Begin", "End"))
+    begins, ends = ((calls.thread[each], calls.start[each]) for each in marks)
+    return rows[~reconcile.are_captured(calls.thread[rows], calls.start[rows], begins, ends)]
+
+
+# --- origin ----------------------------------------------------------------------------------------------------------
+
+
+def _origin(export: Source, work: _Work, notes: tuple[str, ...], details: tuple[str, ...]) -> schema.Origin:
+    meta = read_lookup(export, "META_DATA_EXPORT", "name", "value")
+    meta |= read_lookup(export, "EXPORT_META_DATA", "name", "value")
+    others = int(work.is_kind("memcpy", "memset").sum())
+    only = f", only {others} {'copy or set' if others == 1 else 'copies and sets'}" if others else ""
     return schema.Origin(
         format=f"nsys export, schema {meta.get('EXPORT_SCHEMA_VERSION') or 'without a version (before 2022)'}",
         tool="nsys",
         tool_version=meta.get("EXPORT_PRODUCT_VERSION", ""),
-        launches=int(is_kernel.sum()),
-        total_ns=float(total),
-        attributed_ns=float(attributed),
-        unattributed_ns=float(total - attributed),
-        attribution=_count_placements(placed, is_kernel),
         device=_device(export, work),
-        without_kernels="" if is_kernel.any() else _without_kernels(work),
+        notes=notes,
+        details=details,
+        without_kernels="" if work.is_kind("kernel").any() else f"no kernels in this file{only}",
     )
 
 
-def _without_kernels(work: activities.Work) -> str:
-    others = int((work.is_kind("memcpy") | work.is_kind("memset")).sum())
-    only = f", only {others} {'copy or set' if others == 1 else 'copies and sets'}" if others else ""
-    return f"no kernels in this file{only}"
+def _count_placements(work: _Work, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:
+    is_kernel = work.is_kind("kernel")
+    return events.count_kernels(placed, is_kernel) if ranges else {schema.Placement.NO_RANGES: int(is_kernel.sum())}
 
 
-def _count_placements(placed: attribution.Attribution, is_kernel: npt.NDArray[np.bool_]) -> dict[schema.Placement, int]:
-    if not len(placed.range_path):
-        return {schema.Placement.NO_RANGES: int(is_kernel.sum())}
-    found, by_time = placed.path[is_kernel] != 0, placed.by_time[is_kernel]
-    counts = {
-        schema.Placement.THREAD: int((found & ~by_time).sum()),
-        schema.Placement.OTHER_THREAD: int(by_time.sum()),
-        schema.Placement.NO_RANGE: int((~found).sum()),
-    }
-    return {how: count for how, count in counts.items() if count}
-
-
-def _device(export: columns.Source, work: activities.Work) -> str:
+def _device(export: Source, work: _Work) -> str:
     """Return the names of the GPUs that ran something, empty where the file does not say."""
     _, firsts = combine(work.process, work.device)
-    pids = activities.pids(work.process[firsts])
+    pids = _pids(work.process[firsts])
     ran = {(str(pid), str(device)) for pid, device in zip(pids, work.device[firsts], strict=True)}
-    by_id = columns.read_lookup(export, "TARGET_INFO_GPU", "id", "name")
+    by_id = read_lookup(export, "TARGET_INFO_GPU", "id", "name")
     # `id` numbers the GPUs by bus, a kernel's deviceId is CUDA's ordinal. On a four-GPU node the two may count in
     # opposite order, and each process may see other GPUs.
-    mapped = columns.read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
+    mapped = read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
     names = {by_id.get(gpu, "") for pid, ordinal, gpu in mapped if (pid, ordinal) in ran}
-    by_ordinal = columns.read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")
-    by_ordinal |= columns.read_lookup(export, "TARGET_INFO_CUDA_GPU", "deviceId", "name")
+    by_ordinal = read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")
+    by_ordinal |= read_lookup(export, "TARGET_INFO_CUDA_GPU", "deviceId", "name")
     names = names or {by_ordinal.get(ordinal, "") for _, ordinal in ran}
-    installed = {name for (name,) in columns.read_rows(export, "TARGET_INFO_GPU", "name")}
+    installed = {name for (name,) in read_rows(export, "TARGET_INFO_GPU", "name")}
     return ", ".join(sorted(names - {""}) or (installed if ran and len(installed) == 1 else []))

@@ -22,8 +22,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds, kernel_classes
-from profpipe.ingest.rocprof import trace
+from profpipe.ingest import bounds, kernel_classes, rocprof
 from profpipe.results import budget, schema
 
 FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
@@ -32,7 +31,6 @@ _RECORD_AGAIN = "Record again with `rocprofv3 --kernel-trace --marker-trace --hi
 _GUID = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 _V1_TABLES = {"KERN", "OPS"}
 _MARKER = re.compile(r"marker|roctx", re.IGNORECASE)
-_UNNAMED = "[kernel without a name]"
 
 
 def sniff(path: Path) -> bool:
@@ -72,7 +70,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         raise UnreadableFile(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
     except (ValueError, TypeError) as error:
         raise UnreadableFile(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error
-    return trace.finish(found, path)
+    return rocprof.refuse_empty(found, path)
 
 
 class _Database:
@@ -119,19 +117,18 @@ def _rocpd(database: _Database, step_range: str) -> schema.Tables:
     )
     regions = _regions(database, lookup)
     is_marker = regions["category"].str.contains(_MARKER)
-    everything = trace.Recording(
-        pd.concat([launches, copied], ignore_index=True),
-        _ranges(regions[is_marker]),
-        regions[~is_marker][[*trace.CALL]],
-        step_range,
-        has_counters=len(database.read("rocpd_pmc_event", "event_id")) > 0,
-    )
     origin = schema.Origin(
         format=f"rocpd database{lookup.schema()}", tool="rocprof", tool_version="v3", device=lookup.device(launches)
     )
-    placed = trace.place(everything, origin)
-    metrics = _counters(database, lookup, placed.launches)
-    return replace(placed.tables, metrics=metrics)
+    return rocprof.tables(
+        origin,
+        pd.concat([launches, copied], ignore_index=True),
+        _ranges(regions[is_marker]),
+        regions[~is_marker][[*rocprof.CALL]],
+        step_range,
+        _counters(database, launches),
+        ["guid", "event_id"],
+    )
 
 
 class _Lookup:
@@ -172,7 +169,7 @@ class _Lookup:
     def kernel_names(self, dispatches: pd.DataFrame) -> list[str]:
         names = self._of("rocpd_info_kernel_symbol", "display_name", "kernel_name")
         found = [names.get(key) or () for key in zip(dispatches["guid"], dispatches["kernel_id"], strict=True)]
-        return [next((name for name in pair if name), _UNNAMED) for pair in found]
+        return [next((name for name in pair if name), rocprof.UNNAMED) for pair in found]
 
     def gpu_of_copy(self, copies: pd.DataFrame) -> str:
         """Add a column to ``copies`` and return its name: the GPU of each copy, between GPUs the one that receives."""
@@ -196,8 +193,8 @@ class _Lookup:
 
 
 def _launches(frame: pd.DataFrame, lookup: _Lookup, *, kind: str, name: list[str], agent: str) -> pd.DataFrame:
-    return trace.records(
-        trace.LAUNCH,
+    return rocprof.records(
+        rocprof.LAUNCH,
         {
             "name": name,
             "kind": kind,
@@ -209,12 +206,12 @@ def _launches(frame: pd.DataFrame, lookup: _Lookup, *, kind: str, name: list[str
 
 
 def _regions(database: _Database, lookup: _Lookup) -> pd.DataFrame:
-    """Return API calls and markers with the columns of ``trace.RANGE`` and ``trace.CALL``, and ``category``."""
+    """Return API calls and markers with the columns of ``rocprof.RANGE`` and ``rocprof.CALL``, and ``category``."""
     regions = database.read("rocpd_region", "guid", "pid", "tid", "start", "end", "name_id", "event_id")
     events = database.read("rocpd_event", "guid", "id", "category_id", "extdata")
     joined = regions.merge(events, left_on=["guid", "event_id"], right_on=["guid", "id"], how="left")
     named = {"name": lookup.texts(joined, "name_id"), **lookup.places(joined)}
-    frame = trace.records((*trace.RANGE, "correlation"), named)
+    frame = rocprof.records((*rocprof.RANGE, "correlation"), named)
     frame["category"] = pd.Series(lookup.texts(joined, "category_id"), dtype=object).astype(str)
     return frame.assign(message=joined["extdata"].map(_message))
 
@@ -229,22 +226,19 @@ def _message(extdata: Any) -> str:
 
 def _ranges(markers: pd.DataFrame) -> pd.DataFrame:
     text = markers["message"].where(markers["message"] != "", markers["name"])
-    return trace.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
+    return rocprof.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
 
 
-def _counters(database: _Database, lookup: _Lookup, launches: pd.DataFrame) -> pd.DataFrame:
+def _counters(database: _Database, launches: pd.DataFrame) -> pd.DataFrame:
     values = database.read("rocpd_pmc_event", "guid", "event_id", "pmc_id", "value")
     known = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
-    if values.empty or known.empty:
-        return schema.empty(schema.METRICS)
     named = values.merge(known, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
     # One launch has a value for each unit of the GPU.
-    named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), units=named["units"].fillna(""))
-    summed = named.groupby(["guid", "event_id", "name", "units"], sort=False, as_index=False)["value"].sum()
-    dispatched = launches.loc[launches["event_id"].notna(), ["guid", "event_id", "name", "case"]]
-    joined = summed.merge(dispatched.rename(columns={"name": "kernel"}), on=["guid", "event_id"])
-    renamed = joined.rename(columns={"name": "metric", "units": "unit"})
-    return trace.counters(renamed.assign(subject=renamed["kernel"].map(kernel_classes.normalise)))
+    named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), unit=named["units"].fillna(""))
+    summed = named.groupby(["guid", "event_id", "name", "unit"], sort=False, as_index=False)["value"].sum()
+    subject = launches["name"].map(kernel_classes.normalise)
+    dispatched = launches[["guid", "event_id"]].assign(subject=subject).dropna(subset=["event_id"])
+    return summed.rename(columns={"name": "metric"}).merge(dispatched, on=["guid", "event_id"])
 
 
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
@@ -259,21 +253,17 @@ def _v1(database: _Database, step_range: str) -> schema.Tables:
     operations = operations[~barriers].reset_index(drop=True)
     launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
     copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
-    copied = _v1_launches(copies, trace.kind_of_copy)
+    copied = _v1_launches(copies, rocprof.kind_of_copy)
     calls = database.read("HIP", "apiName", "BeginNs", "EndNs", "pid", "tid", "Index")
     if len(launches) and launches["start"].isna().all():
-        return trace.count_only(launches, origin)
+        return rocprof.count_only(launches, origin)
     frame = database.read("rocTX", "Name", "BeginNs", "EndNs", "pid", "tid", "__lane")
-    ranges = trace.records(trace.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
+    ranges = rocprof.records(rocprof.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
     # Start/stop ranges, which belong to no thread, have lane 0. A mark is 1 ns long.
-    ranges.loc[frame["__lane"] == 0, "thread"] = trace.WHOLE_PROCESS
-    everything = trace.Recording(
-        pd.concat([launches, copied], ignore_index=True),
-        ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True),
-        trace.records(trace.CALL, _renamed(calls, correlation="Index", name="apiName")),
-        step_range,
-    )
-    return trace.place(everything, origin).tables
+    ranges.loc[frame["__lane"] == 0, "thread"] = rocprof.WHOLE_PROCESS
+    ranges = ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True)
+    called = rocprof.records(rocprof.CALL, _renamed(calls, correlation="Index", name="apiName"))
+    return rocprof.tables(origin, pd.concat([launches, copied], ignore_index=True), ranges, called, step_range)
 
 
 def _renamed(frame: pd.DataFrame, **more: str) -> dict[str, pd.Series[Any]]:
@@ -282,16 +272,16 @@ def _renamed(frame: pd.DataFrame, **more: str) -> dict[str, pd.Series[Any]]:
 
 
 def _unquoted(names: pd.Series[Any]) -> list[str]:
-    return [str(name or _UNNAMED).strip('"') for name in names]
+    return [str(name or rocprof.UNNAMED).strip('"') for name in names]
 
 
 def _v1_launches(frame: pd.DataFrame, kind: Callable[[str], str]) -> pd.DataFrame:
     names = _unquoted(frame["Name"])
     columns = _renamed(frame, device="dev-id", stream="stream-id", correlation="Index")
-    return trace.records(trace.LAUNCH, {"name": names, "kind": [kind(name) for name in names], **columns})
+    return rocprof.records(rocprof.LAUNCH, {"name": names, "kind": [kind(name) for name in names], **columns})
 
 
 def _v1_kernels(database: _Database) -> pd.DataFrame:
     frame = database.read("KERN", "KernelName", "BeginNs", "EndNs", "pid", "tid", "gpu-id", "DispatchNs")
     columns = _renamed(frame, device="gpu-id", dispatched="DispatchNs")
-    return trace.records(trace.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})
+    return rocprof.records(rocprof.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})

@@ -10,22 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import json_stream, kernel_classes
-from profpipe.ingest.rocprof import trace
+from profpipe.ingest import json_stream, kernel_classes, rocprof
 from profpipe.results import schema
 
 FORMATS = ("results.json of rocprof v1", "_results.json of rocprofv3")
 
 _RECORD_AGAIN = "Record again, and let the program end by itself: rocprof writes the file as it ends."
 _TOP = "rocprofiler-sdk-tool"
-_UNNAMED = "[kernel without a name]"
 _GPU = re.compile(r"^GPU\d+$")
 #: The beginning of v1. A trace of torch has `sort_index` in the arguments of another event.
 _LABEL = re.compile(rb'"process_name",\s*"sort_index"')
@@ -59,13 +56,13 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         found = _v3(given[_TOP], step_range) if _TOP in given else _v1(given["traceEvents"], step_range)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UnreadableFile(path, f"a rocprof JSON with a malformed record ({error!r})", _RECORD_AGAIN) from error
-    return trace.finish(found, path)
+    return rocprof.refuse_empty(found, path)
 
 
 def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
     """Make a frame of ``columns``; values that a row lacks are NA."""
     given = list(rows)
-    return trace.records(columns, {name: [row.get(name) for row in given] for name in columns})
+    return rocprof.records(columns, {name: [row.get(name) for row in given] for name in columns})
 
 
 # --- rocprofv3 -------------------------------------------------------------------------------------------------------
@@ -75,12 +72,12 @@ def _v3(processes: Any, step_range: str) -> schema.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
-    launches = _rows((*trace.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
-    markers = _rows(trace.RANGE, rows := [row for part in parts for row in part.markers()])
+    launches = _rows((*rocprof.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
+    markers = _rows(rocprof.RANGE, rows := [row for part in parts for row in part.markers()])
     for name in ("domain", "operation"):
         markers[name] = pd.Series([row[name] for row in rows], index=markers.index, dtype=object)
-    ranges = trace.marker_ranges(markers)
-    calls = _rows(trace.CALL, (row for part in parts for row in part.calls()))
+    ranges = rocprof.marker_ranges(markers)
+    calls = _rows(rocprof.CALL, (row for part in parts for row in part.calls()))
     devices = dict.fromkeys(name for part in parts for name in part.devices())
     origin = schema.Origin(
         format="rocprofv3 JSON",
@@ -88,12 +85,10 @@ def _v3(processes: Any, step_range: str) -> schema.Tables:
         tool_version=next((part.version() for part in parts if part.version()), "v3"),
         device=", ".join(devices),
     )
-    counted = [row for part in parts for row in part.counters()]
-    placed = trace.place(trace.Recording(launches, ranges, calls, step_range, bool(counted)), origin)
-    case_of = placed.launches.set_index(["space", "dispatch"])["case"].to_dict()
-    values = [{**row, "case": case_of.get(row.pop("key"), "")} for row in counted]
-    metrics = trace.counters(pd.DataFrame(values)) if values else schema.empty(schema.METRICS)
-    return replace(placed.tables, metrics=metrics)
+    rows = [row for part in parts for row in part.counters()]
+    counted = pd.DataFrame(rows, columns=["space", "dispatch", "subject", "metric", "value"])
+    keys = {name: pd.array(counted[name], dtype="Int64") for name in ("space", "dispatch")}
+    return rocprof.tables(origin, launches, ranges, calls, step_range, counted.assign(**keys), [*keys])
 
 
 class _Process:
@@ -164,7 +159,7 @@ class _Process:
     def _name(self, kernel_id: Any) -> str:
         symbol = self._kernels.get(kernel_id, {})
         spellings = ("formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name")
-        return next((symbol[key] for key in spellings if symbol.get(key)), _UNNAMED)
+        return next((symbol[key] for key in spellings if symbol.get(key)), rocprof.UNNAMED)
 
     def _kind(self, record: Record) -> Record:
         kinds = self._strings.get("buffer_records", [])
@@ -203,7 +198,8 @@ class _Process:
                 sums[name] = sums.get(name, 0.0) + value["value"]
             for name, total in sums.items():
                 subject = kernel_classes.normalise(self._name(info["kernel_id"]))
-                yield {"key": (self._number, info["dispatch_id"]), "subject": subject, "metric": name, "value": total}
+                key = {"space": self._number, "dispatch": info["dispatch_id"]}
+                yield {**key, "subject": subject, "metric": name, "value": total}
 
 
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
@@ -219,15 +215,15 @@ def _v1(events: list[Record], step_range: str) -> schema.Tables:
     # With --hip-trace activities (dev-id) and dispatches (gpu-id) are the same launches.
     activities = [event for event in on_gpu if "dev-id" in event["args"]]
     kernels_there = [_v1_launch(event, "kernel") for event in activities or on_gpu]
-    copies = [_v1_launch(event, trace.kind_of_copy(event["name"])) for event in named.get("COPY", [])]
+    copies = [_v1_launch(event, rocprof.kind_of_copy(event["name"])) for event in named.get("COPY", [])]
     marked = [_v1_range(event) for event in named.get("Markers and Ranges", [])]
-    launches = _rows(trace.LAUNCH, [*kernels_there, *copies])
+    launches = _rows(rocprof.LAUNCH, [*kernels_there, *copies])
     # A mark is 1 ns long.
-    ranges = _rows(trace.RANGE, [row for row in marked if row["end"] - row["start"] > 1])
+    ranges = _rows(rocprof.RANGE, [row for row in marked if row["end"] - row["start"] > 1])
     lost = sum(event.get("ph") == "X" for event in events) - len(done)
     notes = (f"{lost} events without times left out",) if lost else ()
     origin = schema.Origin(format="rocprof v1 JSON", tool="rocprof", tool_version="v1", notes=notes)
-    return trace.place(trace.Recording(launches, ranges, step_range=step_range), origin).tables
+    return rocprof.tables(origin, launches, ranges, step_range=step_range)
 
 
 def _v1_numbers(args: Record, *names: str) -> int | None:
@@ -259,4 +255,4 @@ def _v1_launch(event: Record, kind: str) -> Record:
 def _v1_range(event: Record) -> dict[str, Any]:
     """Return a range. Start/stop ranges have lane 0 and belong to no thread."""
     record = _v1_record(event)
-    return {**record, "thread": trace.WHOLE_PROCESS} if str(event.get("tid")) == "0" else record
+    return {**record, "thread": rocprof.WHOLE_PROCESS} if str(event.get("tid")) == "0" else record

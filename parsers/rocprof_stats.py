@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.ingest import kernel_classes
-from profpipe.ingest.rocprof.csv_file import CsvTable, read, read_header
+from profpipe.ingest.rocprof import CsvTable, read_csv, read_header
 from profpipe.results import schema
 
 FORMATS = ("rocprof v1 stats.csv", "rocprofv3 kernel_stats CSV")
@@ -37,7 +37,7 @@ def sniff(path: Path) -> bool:
 
 def parse(path: Path) -> schema.Tables:
     """Read the sums of each kernel. Raises ``UnreadableFile`` where they are of neither kernels nor copies."""
-    table = read(path)
+    table = read_csv(path)
     names = [name.strip('"') for name in table.columns["Name"]]
     if not names:
         raise table.unreadable("no kernels were recorded", "Pass --kernel-trace beside --stats.")

@@ -1,6 +1,6 @@
 """Read Chrome traces of torch.profiler (Kineto), plain or gzipped, from torch 1.8 on, of CUDA, ROCm and CPUs.
 
-Traces of jax.profiler of a GPU are read as if Kineto had written them (``profpipe.ingest.torch.xla``).
+Traces of jax.profiler of a GPU are read as if Kineto had written them (``profpipe.ingest.torch_events``).
 
 The format is Kineto's ``output_json.cpp``: ``ts`` and ``dur`` are microseconds, whatever ``displayTimeUnit`` is. A GPU
 event has the correlation id of the runtime or driver call that launched it, and the ``External id`` of the operator
@@ -9,8 +9,9 @@ around that call.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,17 @@ import pandas as pd
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import (
     attribution,
-    bounds,
     foreign_files,
     groupby,
     json_stream,
     kernel_classes,
-    launch_tables,
     operations,
+    recording as events,
+    torch_events,
 )
-from profpipe.ingest.operations import Recording
-from profpipe.ingest.steps import reconcile, search
-from profpipe.ingest.torch import events
+from profpipe.ingest.groupby import Ints
+from profpipe.ingest.steps import reconcile
+from profpipe.ingest.torch_events import Trace
 from profpipe.results import schema
 
 FORMATS = (
@@ -41,12 +42,11 @@ FORMATS = (
 )
 
 _STEP = re.compile(r"^ProfilerStep#\d+$")
-_CONV = kernel_classes.CONVOLUTION
 #: Operators of PyTorch and its backends that compute a convolution: aten::convolution, aten::cudnn_convolution_relu,
 #: aten::miopen_convolution, aten::convolution_backward, aten::slow_conv2d_forward, aten::conv1d, ...
 _CONVOLUTION = re.compile(r"aten::\w*conv(olution|\d|_(transpose|depthwise|tbc))\w*")
 #: Those of them that launch kernels themselves.
-_BACKEND = re.compile(r"aten::(?!convolution$|_convolution$|conv\d|conv_)")
+_BACKEND = re.compile(rf"(?!aten::(convolution$|_convolution$|conv\d|conv_)){_CONVOLUTION.pattern}")
 _LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
 _RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."
 _OF_ANOTHER_TOOL = (
@@ -70,171 +70,172 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     ``step_range`` is a regular expression for the ranges that are steps. Raises ``UnreadableFile`` for a damaged trace
     and for one without GPU events, operators and ranges.
     """
-    trace = events.read(path)
-    tool = _tool(trace)
-    launches = _launches(trace)
-    on_gpu = not launches.empty
-    if not on_gpu:
-        # Operators in the shape of launches; ``dur`` is their self time.
-        ops = trace.frame("op")
-        ops["dur"], ops["time"] = _self_times(ops), ops["start"]
-        of_no_gpu = {"device": events.MISSING, "stream": events.MISSING}
-        launches = ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False, convolves=False)
-    ranges = _ranges(trace)
-    if launches.empty and not len(ranges.start):
+    trace = torch_events.read(path)
+    found = _read(path, trace)
+    if not len(found.operations.start) and not len(found.ranges.start):
         foreign_files.refuse(path)
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    calls = _calls(trace, launches)
-    placed = attribution.attribute(ranges, calls)
-    rows = _rows(trace, launches, placed)
-    start, pids = _ns(launches["start"]), _known_pids(trace)
-    range_rows = launch_tables.range_rows(ranges, calls, placed, start, start + _ns(launches["dur"]), pids, on_gpu)
-    metrics = schema.empty(schema.METRICS)
-    if on_gpu:
-        given = _gpu_operations(trace, launches, placed.in_case)
-        # A trace is of one process, and the process of a kernel is known only with its launch.
-        metrics = launch_tables.overlap_rows(given, placed, np.zeros_like, range_rows)
-        steps = search.find(given, ranges, _waits(trace), pids, own=step_range)
-    elif lost := list(_lost_kernels(trace)):
-        lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in lost]
-        steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
-    else:
-        steps = search.find_on_host(ranges, pids, own=step_range)
-    # The rank that torch.distributed gave the process.
-    group = trace.top.get("distributedInfo")
-    rank = group.get("rank") if isinstance(group, dict) else None
-    steps = steps.with_columns(rank=rank if type(rank) is int and rank >= 0 else pd.NA)
-    if merged := {int(pids(np.array([code]))[0]): rank for code, rank in trace.process_ranks.items()}:
-        ranked = {name: getattr(steps, name) for name in ("steps", "timeline")}
-        steps = replace(
-            steps,
-            **{name: own.assign(rank=own["process"].map(merged).astype("Int64")) for name, own in ranked.items()},
-        )
-    return replace(
-        steps,
-        kernels=kernel_classes.annotate(launch_tables.kernel_rows(rows)),
-        ranges=range_rows,
-        metrics=metrics,
-        origin=_origin(trace, launches, rows, placed),
-    ).with_columns(profiler=tool)
+    return _with_ranks(events.tables(found, step_range), trace)
 
 
 def launches(path: Path) -> pd.DataFrame:
     """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
-    trace = events.read(path)
-    found = _launches(trace)
-    rows = np.flatnonzero(found["kind"] == "kernel")
-    shapes = np.array([*trace.shapes, ("", "")], dtype=object)[found["shape"].to_numpy()[rows].astype(int)]
-    if not shapes.all():
-        return launch_tables.no_launches()
-    ranges, calls = _ranges(trace), _calls(trace, found)
-    names = np.array([kernel_classes.normalise(name) for name in trace.texts], dtype=object)
-    seen = pd.DataFrame(
-        {
-            "kernel": names[found["name"].to_numpy()[rows].astype(int)],
-            "grid": shapes[:, 0],
-            "block": shapes[:, 1],
-            "duration_ns": _ns(found["dur"])[rows],
-        }
-    )
-    placed = attribution.attribute(ranges, calls)
-    return launch_tables.in_order(ranges, calls, placed, rows, seen, _ns(found["start"])[rows])
+    return events.launches(_read(path, torch_events.read(path)))
 
 
-def recording(path: Path) -> Recording:
+def recording(path: Path) -> events.Recording:
     """Read the single events of a trace. Raises ``UnreadableFile``, also for a trace without GPU events."""
-    trace = events.read(path)
-    launches = _launches(trace)
-    if launches.empty:
+    found = _read(path, torch_events.read(path))
+    if not found.on_gpu:
         remedy = (
             "Open this trace in ui.perfetto.dev as it is, or record with ProfilerActivity.CUDA on a machine with a GPU."
         )
         raise UnreadableFile(path, "a Chrome trace without GPU events", remedy)
-    ranges = _ranges(trace)
-    placed = attribution.attribute(ranges, _calls(trace, launches))
-    calls = _sorted_calls(trace)
+    return events.traced(found)
+
+
+def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
+    """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
+    group = trace.top.get("distributedInfo")
+    rank = group.get("rank") if isinstance(group, dict) else None
+    known = rank if type(rank) is int and rank >= 0 else pd.NA
+    merged = {int(trace.pids(code)): rank for code, rank in trace.process_ranks.items()}
+    changed = {}
+    for name in ("steps", "timeline"):
+        frame = getattr(found, name)
+        ranks = frame["process"].map(merged) if merged else pd.Series(known, index=frame.index)
+        changed[name] = frame.assign(rank=ranks.astype("Int64"))
+    return replace(found, **changed)
+
+
+def _read(path: Path, trace: Trace) -> events.Recording:
+    """Return the work of the GPU; without one the operators, which last their self time."""
+    calls = trace.frame("call").sort_values("start", kind="stable", ignore_index=True)
+    work = _launches(trace, calls)
+    on_gpu = not work.empty
+    if not on_gpu:
+        work = trace.frame("op").assign(kind="cpu_op", device=-1, stream=-1, by_operator=False, is_shared=False)
+        work = work.assign(dur=_self_times(work), time=work["start"], time_dur=0.0, convolves=False, call=-1)
+        work = work.assign(bytes=0.0, shape=-1, graph=torch_events.MISSING)
+    start, ranges = _ns(work["start"]), _ranges(trace)
+    called = work["thread"].notna().to_numpy()
+    thread = work["thread"].fillna(-1).to_numpy().astype(int)
+    time = np.where(called, _ns(work["time"].fillna(0.0)), operations.UNKNOWN)
+    process = trace.process_codes[thread]
+    # A thread that calls inside its range also returns inside it, but times are rounded: a call is an instant.
+    launched = attribution.Launches(
+        time,
+        time,
+        np.where(called, thread, attribution.NO_THREAD),
+        np.where(called, process, attribution.NO_THREAD),
+        (work["kind"] == "kernel").to_numpy(),
+    )
+    if called.any() and not called.all():
+        # An operation without a call ran for the process that launched most.
+        process = np.where(called, process, np.bincount(process[called]).argmax())
+    returned = _ns(work["time"].fillna(0.0) + work["time_dur"].fillna(0.0))
+    name, names, classes = _names(trace, work)
+    given = operations.Operations(
+        kind=work["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(dtype=np.int64),
+        start=start,
+        end=start + _ns(work["dur"]),
+        launched=time,
+        process=process,
+        device=work["device"].fillna(-1).to_numpy().astype(np.int64),
+        name=name,
+        names=names,
+        classes=classes,
+        stream=work["stream"].fillna(-1).to_numpy().astype(np.int64),
+        read_calls=lambda rows: (returned[rows], trace.tids[thread[rows]]),
+        grid=work["shape"].to_numpy().astype(int),
+        read_sizes=lambda: work["bytes"].fillna(0).to_numpy().astype(np.int64),
+        checks=_checks(trace, work, calls),
+    )
+    found = events.Recording(
+        given,
+        launched,
+        ranges,
+        _calls(trace, calls[calls["name"].isin(trace.named(operations.is_waiting_call))]),
+        trace.pids,
+        lambda threads: trace.tids[threads],
+        _origin(trace, work, calls, on_gpu),
+        functools.partial(_count_placements, work),
+        on_gpu=on_gpu,
+        offset_ns=trace.offset_ns,
+        read_shapes=functools.partial(_shapes, trace, work),
+        read_calls=lambda: (_calls(trace, calls), work["call"].to_numpy().astype(int)),
+    )
+    correlation = work["correlation"].fillna(-1).to_numpy().astype(np.int64)
+    return events.corrected(found, correlation)
+
+
+def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]]:
+    """Return (number of each name, names, their classes where the trace states one).
+
+    A kernel that a convolution launched has another class than other launches of its name.
+    """
+    name, used = pd.factorize(work["name"].to_numpy().astype(int))
+    names = [trace.texts[code] for code in used]
+    convolves = work["convolves"].to_numpy(dtype=bool)
+    if not convolves.any():
+        return name, names, []
+    classes = [*[""] * len(names), *[kernel_classes.CONVOLUTION] * len(names)]
+    return np.where(convolves, name + len(names), name), [*names, *names], classes
+
+
+def _shapes(trace: Trace, work: pd.DataFrame) -> pd.DataFrame | None:
+    kernels = work[work["kind"] == "kernel"]
+    found = np.array([*trace.shapes, ("", "")], dtype=object)[kernels["shape"].to_numpy().astype(int)]
+    return pd.DataFrame(found, columns=["grid", "block"]) if found.all() else None
+
+
+def _calls(trace: Trace, calls: pd.DataFrame) -> operations.Calls:
     start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
     place = trace.process_codes[thread], trace.tids[thread]
-    return Recording(
-        _gpu_operations(trace, launches, placed.in_case),
-        placed,
-        launches["call"].to_numpy().astype(int),
-        operations.Calls(start, start + _ns(calls["dur"]), *place, calls["name"].to_numpy().astype(int), trace.texts),
-        ranges,
-        _waits(trace),
-        _known_pids(trace),
-        lambda threads: trace.tids[threads],
-        offset_ns=trace.offset_ns,
-    )
+    name = calls["name"].to_numpy().astype(int)
+    return operations.Calls(start, start + _ns(calls["dur"]), *place, name, trace.texts)
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
 
 
-def _launches(trace: events.Trace) -> pd.DataFrame:
+def _launches(trace: Trace, calls: pd.DataFrame) -> pd.DataFrame:
     """Return the GPU's events with ``thread`` and ``time`` of their launch, NaN where unknown.
 
     The launch is the call with the same correlation id, else the operator with the same External id (``by_operator``).
     Ids that several processes of a merged trace use (``is_shared``) are not joined.
     """
-    gpu, calls = trace.frame("gpu"), _sorted_calls(trace)
+    gpu = trace.frame("gpu")
     operators = pd.concat([trace.frame("op"), trace.frame("range")], ignore_index=True)
     gpu["is_shared"] = gpu["correlation"].isin(_shared(trace, calls, "correlation"))
-    by_call = _by_id(trace, calls, "correlation").reindex(gpu["correlation"].to_numpy())
-    by_operator = _by_id(trace, operators, "external").reindex(gpu["external"].to_numpy())
+    by_call = _by_id(trace, calls.assign(row=calls.index), "correlation", gpu["correlation"])
+    by_operator = _by_id(trace, operators, "external", gpu["external"])
     called = by_call["thread"].notna().to_numpy()
-    gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
-    gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
-    gpu["time_dur"] = np.where(called, by_call["dur"], by_operator["dur"])
+    for name, own in (("thread", "thread"), ("time", "start"), ("time_dur", "dur")):
+        gpu[name] = np.where(called, by_call[own], by_operator[own])
     gpu["call"] = by_call["row"].fillna(-1).to_numpy()
     gpu["by_operator"] = ~called & gpu["thread"].notna()
-    gpu["kind"] = np.array(events.KINDS, dtype=object)[gpu["kind"].astype(int)]
+    gpu["kind"] = np.array(torch_events.KINDS, dtype=object)[gpu["kind"].astype(int)]
     gpu["convolves"] = (gpu["kind"] == "kernel") & _are_in_convolutions(trace, gpu, by_call, by_operator)
-    gpu["removed"] = _correct_late_ends(trace, gpu)
     return gpu
 
 
-def _correct_late_ends(trace: events.Trace, gpu: pd.DataFrame) -> np.ndarray:
-    """Correct ends of kernels that are recorded too late, in place, and return the ns removed from each."""
-    rows = np.flatnonzero(gpu["kind"] == "kernel")
-    kernels = gpu.iloc[rows]
-    thread, device, stream, launch = (
-        kernels[name].fillna(-1).to_numpy().astype(np.int64) for name in ("thread", "device", "stream", "correlation")
-    )
-    start = _ns(kernels["start"])
-    place = trace.process_codes[thread], device, stream
-    late, ns = reconcile.clip_late_ends(start, start + _ns(kernels["dur"]), place, launch)
-    removed = np.zeros(len(gpu), dtype=np.int64)
-    removed[rows[late]] = ns
-    gpu["dur"] -= removed / 1000
-    return removed
-
-
-def _sorted_calls(trace: events.Trace) -> pd.DataFrame:
-    """Return the calls by their start, with the number ``row`` of each."""
-    calls = trace.frame("call").sort_values("start", kind="stable", ignore_index=True)
-    return calls.assign(row=np.arange(len(calls)))
-
-
-def _are_in_convolutions(
-    trace: events.Trace, gpu: pd.DataFrame, by_call: pd.DataFrame, by_operator: pd.DataFrame
-) -> np.ndarray:
+def _are_in_convolutions(trace: Trace, gpu: pd.DataFrame, by_call: pd.DataFrame, by_operator: pd.DataFrame) -> Ints:
     """Return which GPU events an operator of a convolution launched: the innermost one around the launch.
 
     It is the operator with the External id of the event or of its call. Without ids it is the one around the call.
     """
-    convolutions = [code for code, name in enumerate(trace.texts) if _CONVOLUTION.fullmatch(name)]
+    convolutions = trace.named(_CONVOLUTION.fullmatch)
     if not convolutions:
         return np.zeros(len(gpu), dtype=bool)
     operators = trace.frame("op")
-    through_call = _by_id(trace, operators, "external").reindex(by_call["external"].to_numpy())
-    name = by_operator["name"].fillna(pd.Series(through_call["name"].to_numpy(), index=by_operator.index)).to_numpy()
-    found: np.ndarray = np.isin(name, convolutions)
+    through_call = _by_id(trace, operators, "external", by_call["external"])
+    name = by_operator["name"].fillna(through_call["name"]).to_numpy()
+    found: Ints = np.isin(name, convolutions)
     unknown = np.flatnonzero(np.isnan(name) & gpu["thread"].notna().to_numpy())
-    backends = [code for code in convolutions if _BACKEND.match(trace.texts[code])]
-    around = operators[operators["name"].isin(backends)]
+    around = operators[operators["name"].isin(trace.named(_BACKEND.fullmatch))]
     for thread, rows in groupby.groups(gpu["thread"].to_numpy()[unknown].astype(np.int64)):
         own = around[around["thread"] == thread]
         start = _ns(own["start"])
@@ -243,7 +244,7 @@ def _are_in_convolutions(
     return found
 
 
-def _shared(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
+def _shared(trace: Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
     """Return the ids in column ``key`` that several processes of a merged trace use.
 
     Ranks in containers may have one process id: then calls of one name repeat an id of launches.
@@ -256,13 +257,13 @@ def _shared(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]
     return pd.concat([repeated["id"], used.loc[used["id"].duplicated(), "id"]])
 
 
-def _by_id(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Return the first event of each id that only one process uses, by that id."""
+def _by_id(trace: Trace, rows: pd.DataFrame, key: str, ids: pd.Series[Any]) -> pd.DataFrame:
+    """Return the first event of each of ``ids`` that only one process uses, NaN without one."""
     alone = rows[(rows[key] > 0) & ~rows[key].isin(_shared(trace, rows, key))]
-    return alone.drop_duplicates(key).set_index(key)
+    return alone.drop_duplicates(key).set_index(key, drop=False).reindex(ids.to_numpy()).reset_index(drop=True)
 
 
-def _self_times(ops: pd.DataFrame) -> np.ndarray:
+def _self_times(ops: pd.DataFrame) -> Ints:
     """Return the microseconds of each operator outside the operators inside it on its thread."""
     order = np.lexsort((-ops["dur"], ops["start"], ops["thread"]))
     columns = (ops["thread"], ops["start"], ops["start"] + ops["dur"], ops["dur"])
@@ -283,10 +284,10 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
     return np.rint(microseconds.to_numpy() * 1000).astype(np.int64)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def _ranges(trace: events.Trace) -> attribution.Ranges:
+def _ranges(trace: Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
     recorded = [_decoded(text) for text in trace.texts]
@@ -306,101 +307,25 @@ def _range_name(text: str) -> str:
     return "ProfilerStep#*" if _STEP.match(text) else text
 
 
-def _calls(trace: events.Trace, launches: pd.DataFrame) -> attribution.Launches:
-    """Return each launch as an instant: a thread that calls inside its range also returns inside it."""
-    known = launches["thread"].notna().to_numpy()
-    code = launches["thread"].fillna(0).astype(int).to_numpy()
-    time = _ns(launches["time"].fillna(0.0))
-    thread = np.where(known, code, attribution.NO_THREAD)
-    process = np.where(known, trace.process_codes[code], attribution.NO_THREAD)
-    return attribution.Launches(time, time, thread, process, (launches["kind"] == "kernel").to_numpy())
+# --- checks and origin -----------------------------------------------------------------------------------------------
 
 
-def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
-    """Return one row a launch, as ``launch_tables.kernel_rows`` takes them."""
-    return pd.DataFrame(
-        {
-            "case": groupby.labelled(placed.path, placed.paths.case),
-            "process": launches["thread"].map(trace.pids).astype("Float64").astype("Int64"),
-            "device": launches["device"].astype("Float64").astype("Int64"),
-            "stream": launches["stream"].astype("Float64").astype("Int64"),
-            "phase": groupby.labelled(placed.path, placed.paths.phase),
-            "kind": launches["kind"],
-            "kernel": groupby.labelled(launches["name"].astype(int).to_numpy(), trace.texts),
-            "kernel_class": groupby.labelled(launches["convolves"].to_numpy().astype(int), ["", _CONV]),
-            "duration_ns": _ns(launches["dur"]),
-        }
-    )
-
-
-# --- steps -----------------------------------------------------------------------------------------------------------
-
-
-def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from numbers of processes to process ids, -1 where they are unknown."""
-    # `fillna` would not replace a missing number by NaN.
-    pids = dict(zip(trace.process_codes, trace.pids.to_numpy(float, na_value=events.MISSING), strict=False))
-    if len({pids[code] for code in trace.process_ranks}) < len(trace.process_ranks):
-        # Ranks in containers have one process id.
-        pids |= trace.process_ranks
-    return lambda codes: np.array(
-        [int(pid) if np.isfinite(pid := pids.get(code, events.MISSING)) else -1 for code in codes], dtype=np.int64
-    )
-
-
-def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.ndarray) -> operations.Operations:
-    start = _ns(launches["start"])
-    called = launches["thread"].notna().to_numpy()
-    name, names, classes = launches["name"].to_numpy().astype(int), trace.texts, kernel_classes.classes(trace.texts)
-    if (convolves := launches["convolves"].to_numpy(dtype=bool)).any():
-        # A kernel that a convolution launched has another class than other launches of its name.
-        name = np.where(convolves, name + len(names), name)
-        names, classes = [*names, *names], [*classes, *[_CONV] * len(names)]
-    process = trace.process_codes[launches["thread"].fillna(-1).to_numpy().astype(int)]
-    if called.any() and not called.all():
-        # An operation without a call ran for the process that launched most.
-        process = np.where(called, process, np.bincount(process[called]).argmax())
-    return operations.Operations(
-        kind=launches["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(),
-        start=start,
-        end=start + _ns(launches["dur"]),
-        launched=np.where(called, _ns(launches["time"].fillna(0.0)), operations.UNKNOWN),
-        process=process,
-        device=launches["device"].fillna(-1).to_numpy().astype(np.int64),
-        name=name,
-        names=names,
-        classes=classes,
-        in_case=in_case,
-        stream=launches["stream"].fillna(-1).to_numpy().astype(np.int64),
-        read_calls=lambda rows: _calls_of(trace, launches, rows),
-        grid=launches["shape"].to_numpy().astype(int),
-        read_sizes=lambda: launches["bytes"].fillna(0).to_numpy().astype(np.int64),
-        checks=_checks(trace, launches),
-    )
-
-
-def _checks(trace: events.Trace, launches: pd.DataFrame) -> list[reconcile.Row]:
-    """Return the kernels whose end was corrected, those that are lost, and those whose process is unknown."""
-    removed, kernels = launches["removed"].to_numpy(), launches[launches["kind"] == "kernel"]
-    late = np.flatnonzero(removed)
-    found = list(reconcile.of_late_ends(removed[late], launches["name"].to_numpy().astype(int)[late], trace.texts))
-    found += reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels))
-    found += _lost_kernels(trace)
+def _checks(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> list[reconcile.Row]:
+    """Return the kernels that are lost, those whose process is unknown, and the replays that lack some."""
+    kernels = work[work["kind"] == "kernel"]
+    found = list(reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels)))
+    found += _lost_kernels(trace, calls)
     launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
     graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
     found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
     return found
 
 
-def _lost_kernels(trace: events.Trace) -> Iterator[reconcile.Row]:
+def _lost_kernels(trace: Trace, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
     """Yield by process how many launches have no kernel in the trace."""
-    calls = trace.frame("call")
     thread, time = calls["thread"].to_numpy().astype(int), calls["start"].to_numpy()
-    named = {
-        pattern: np.isin(calls["name"], [code for code, name in enumerate(trace.texts) if re.search(pattern, name)])
-        for pattern in (_LAUNCH.pattern, "StreamBeginCapture", "StreamEndCapture")
-    }
-    launching, *marks = (np.flatnonzero(rows) for rows in named.values())
+    patterns = (_LAUNCH, re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"))
+    launching, *marks = (np.flatnonzero(calls["name"].isin(trace.named(each.search))) for each in patterns)
     begins, ends = ((thread[each], time[each]) for each in marks)
     launching = launching[~reconcile.are_captured(thread[launching], time[launching], begins, ends)]
     has_kernel = np.isin(calls["correlation"].to_numpy()[launching], trace.frame("gpu")["correlation"])
@@ -409,69 +334,41 @@ def _lost_kernels(trace: events.Trace) -> Iterator[reconcile.Row]:
         yield from ({**check, "process": int(each)} for check in lost)
 
 
-def _calls_of(trace: events.Trace, launches: pd.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the calls that launched ``rows``, and their threads."""
-    launched = launches.iloc[rows]
-    thread = trace.tids[launched["thread"].fillna(-1).to_numpy().astype(int)]
-    return _ns(launched["time"].fillna(0.0) + launched["time_dur"].fillna(0.0)), thread
-
-
-def _waits(trace: events.Trace) -> operations.Calls:
-    calls = trace.frame("call")
-    waiting = [code for code, name in enumerate(trace.texts) if operations.is_waiting_call(name)]
-    calls = calls[calls["name"].isin(waiting)]
-    start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
-    name = calls["name"].to_numpy().astype(int)
-    place = trace.process_codes[thread], trace.tids[thread]
-    return operations.Calls(start, start + _ns(calls["dur"]), *place, name, trace.texts)
-
-
-# --- origin ----------------------------------------------------------------------------------------------------------
-
-
-def _origin(
-    trace: events.Trace, launches: pd.DataFrame, rows: pd.DataFrame, placed: attribution.Attribution
-) -> schema.Origin:
-    kernels = rows[rows["kind"] == "kernel"]
-    on_cpu = bool((launches["kind"] == "cpu_op").any())
-    is_rocm = any(key.startswith(("hip_", "roctracer")) for key in trace.top)
+def _origin(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame, on_gpu: bool) -> schema.Origin:
     # The GPUs that ran something; on ROCm, whose numbers are no indices, all GPUs.
     listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
-    used = set(launches["device"].dropna())
+    used = set(work["device"].dropna())
     listed = [device for device in listed if device.get("id") in used] or listed
     names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
+    is_rocm = any(key.startswith(("hip_", "roctracer")) for key in trace.top)
+    has_operators = not on_gpu and len(work) > 0
     return schema.Origin(
         format=FORMATS[bool(trace.rows)],
-        tool=_tool(trace),
-        attribution=_count_placements(launches, placed),
+        tool="jax" if trace.rows else "torch",
         device=", ".join(names).encode("utf-8", "replace").decode(),
-        notes=(*_notes(trace, launches), *placed.paths.notes()),
+        notes=tuple(_notes(trace, work, calls)),
         details=("ROCm: device numbers are HSA agent ids, which count CPUs too",) if is_rocm else (),
-        without_kernels="no GPU events: CPU operators, each with its self time" if on_cpu else "",
-    ).with_sums(kernels["duration_ns"], kernels["case"] != "")
+        without_kernels="no GPU events: CPU operators, each with its self time" if has_operators else "",
+    )
 
 
-def _tool(trace: events.Trace) -> str:
-    return "jax" if trace.rows else "torch"
-
-
-def _count_placements(launches: pd.DataFrame, placed: attribution.Attribution) -> dict[schema.Placement, int]:
-    counted = ~launches["kind"].isin(("memcpy", "memset")).to_numpy()
-    launches, found, by_time = launches[counted], placed.path[counted] != 0, placed.by_time[counted]
-    lost, shared = launches["thread"].isna(), launches["is_shared"]
+def _count_placements(work: pd.DataFrame, placed: attribution.Attribution) -> dict[schema.Placement, int]:
+    counted = ~work["kind"].isin(("memcpy", "memset")).to_numpy()
+    work, found, by_time = work[counted], placed.path[counted] != 0, placed.by_time[counted]
+    lost, shared = work["thread"].isna(), work["is_shared"]
     counts = {
         schema.Placement.THREAD: found & ~by_time,
         schema.Placement.OTHER_THREAD: found & by_time,
-        schema.Placement.NO_RANGE: ~found & launches["thread"].notna(),
+        schema.Placement.NO_RANGE: ~found & work["thread"].notna(),
         schema.Placement.SHARED_ID: lost & shared,
         schema.Placement.NO_CALL: lost & ~shared,
-        schema.Placement.OF_EXTERNAL_ID: launches["by_operator"],
+        schema.Placement.OF_EXTERNAL_ID: work["by_operator"],
     }
     return {how: int(rows.sum()) for how, rows in counts.items() if rows.any()}
 
 
-def _notes(trace: events.Trace, launches: pd.DataFrame) -> Iterator[str]:
-    kernels_only = launches[launches["kind"] == "kernel"]
+def _notes(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> Iterator[str]:
+    kernels_only = work[work["kind"] == "kernel"]
     if len(kernels_only):
         # Kernels that two processes launched under one id are no graph.
         of_one_process = kernels_only.loc[~kernels_only["is_shared"], "correlation"]
@@ -481,23 +378,18 @@ def _notes(trace: events.Trace, launches: pd.DataFrame) -> Iterator[str]:
                 f"{of_graphs.sum()} kernels come from {len(of_graphs)} graph launches; they belong to where the graph "
                 "was launched, for ranges inside a graph are not replayed"
             )
-    if trace.folded:
-        yield bounds.note_of_names(trace.folded)
     yield from _uneven_steps(trace, kernels_only)
-    calls = trace.frame("call")
-    launching = [code for name, code in trace.names.items() if _LAUNCH.search(name)]
-    calls = calls[calls["name"].isin(launching)]
-    if len(launches) and (lost := int((~calls["correlation"].isin(launches.get("correlation", []))).sum())):
+    calls = calls[calls["name"].isin(trace.named(_LAUNCH.search))]
+    if len(work) and (lost := int((~calls["correlation"].isin(trace.frame("gpu")["correlation"])).sum())):
         yield f"{lost} of {len(calls)} launches have no kernel in the trace: its GPU time is not all there"
     if trace.dropped:
         yield f"{trace.dropped} events with an impossible time dropped"
 
 
-def _uneven_steps(trace: events.Trace, launched: pd.DataFrame) -> Iterator[str]:
+def _uneven_steps(trace: Trace, launched: pd.DataFrame) -> Iterator[str]:
     """Warn of steps with missing kernels, which their common row hides: the first steps of a trace can lack some."""
-    is_step = np.array([_STEP.match(name) is not None for name in trace.texts], dtype=bool)
     steps = trace.frame("range").sort_values("start", kind="stable")
-    steps = steps[is_step[steps["name"].astype(int)]]
+    steps = steps[steps["name"].isin(trace.named(_STEP.match))]
     launched = launched[launched["thread"].notna()]
     process_of_launch = trace.process_codes[launched["thread"].astype(int)]
     for process, rows in groupby.groups(trace.process_codes[steps["thread"].astype(int)]):

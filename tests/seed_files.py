@@ -206,18 +206,6 @@ def rocprof_v2_csv(texts: Texts) -> str:
     return _table(fake_rocprof.RESULTS_V2, values, texts)
 
 
-def rocprof_v2_ranges(texts: Texts) -> str:
-    begin, end = f'ROCTX_DOMAIN,0,"{texts.range}",100\n', f"ROCTX_DOMAIN,0,,{texts.number}\n"
-    return "Domain,ROCTX_ID,Message,Timestamp\n\n" + (begin + end) * texts.rows
-
-
-def rocprof_v2_operations(texts: Texts) -> str:
-    columns = "Domain,Operation,Kernel_Name,Start_Timestamp,Stop_Timestamp,Correlation_ID"
-    values = {"Domain": "HCC_OPS", "Operation": "KernelExecution", "Kernel_Name": texts.kernel,
-              "Start_Timestamp": 310, "Stop_Timestamp": None}  # fmt: skip
-    return _table(columns, values, texts)
-
-
 def rocprof_v3_csv(texts: Texts) -> str:
     values = {"Kind": "KERNEL_DISPATCH", "Agent_Id": "Agent 2", "Kernel_Name": texts.kernel, **_TIMES_V3}
     return _table(fake_rocprof.KERNEL_TRACE, values, texts)
@@ -390,8 +378,6 @@ TEXTS: Mapping[str, tuple[str, Callable[[Texts], str]]] = {
     "rocprof v1, stats": ("results.stats.csv", rocprof_v1_stats),
     "rocprof v1, JSON": ("results.json", rocprof_v1_json),
     "rocprof v2, CSV": ("results_x.csv", rocprof_v2_csv),
-    "rocprof v2, ranges": ("roctx_trace_x.csv", rocprof_v2_ranges),
-    "rocprof v2, operations": ("hcc_ops_trace_x.csv", rocprof_v2_operations),
     "rocprof v3, kernels": ("x_kernel_trace.csv", rocprof_v3_csv),
     "rocprof v3, markers": ("x_marker_api_trace.csv", rocprof_v3_markers),
     "rocprof v3, copies": ("x_memory_copy_trace.csv", rocprof_v3_copies),

@@ -491,7 +491,7 @@ def test_the_example_for_github_uses_options_that_exist():
 def test_the_scripts_of_the_workflow_compare_a_branch_with_its_base_and_comment(project, tmp_path):
     """The scripts run as GitHub runs them. A stand-in for `gh` keeps the comment; no GitHub is here."""
     base = git(project, "rev-parse", "HEAD")
-    (project / "sums.py").write_text(WORKLOAD.replace("2000", "2600"))
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "20000"))
     commit(project, "slower")
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -1,11 +1,17 @@
 """The comparison of two runs, case by case."""
 
 import json
+import re
 import statistics
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pytest
 
+from profpipe import cli
+from profpipe.analysis import pairs
 from profpipe.analysis.compare_runs import (
     Change,
     Comparison,
@@ -14,9 +20,9 @@ from profpipe.analysis.compare_runs import (
     plain_processes,
 )
 from profpipe.analysis.verdict import Gate
-from profpipe.report import comparison_text
-from profpipe.results import schema
-from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest
+from profpipe.report import comparison, results_json
+from profpipe.results import schema, store
+from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest, PairsEntry
 from profpipe.results.noise import Noise, Source, Spread
 from profpipe.results.schema import CASES, METRICS, Tables
 
@@ -80,8 +86,8 @@ def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
     assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare"), **GONE}
     assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",), **GONE}
     assert found.find_gate_causes(25) == GONE
-    assert "+10.0%  no verdict\n" in comparison_text.text(found)
-    assert "2 cases are more than 0.5 % slower, and how far runs" in comparison_text.gate_text(found, 0.5)
+    assert "+10.0%  no verdict\n" in comparison.text(found)
+    assert "2 cases are more than 0.5 % slower, and how far runs" in comparison.gate_text(found, 0.5)
 
 
 def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may_be_the_difference():
@@ -136,14 +142,14 @@ def test_several_processes_of_each_run_show_the_spread_of_their_session():
 
 
 def test_the_text_names_each_case_with_its_change():
-    text = comparison_text.text(compared(BEFORE, AFTER))
+    text = comparison.text(compared(BEFORE, AFTER))
     assert "+10.0%  beyond the noise" in text and "within the noise" in text and "no verdict" not in text
-    assert comparison_text.text(Comparison(())) == "No case has a time in both runs."
+    assert comparison.text(Comparison(())) == "No case has a time in both runs."
 
 
 def test_times_are_printed_in_one_readable_unit():
     change = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, False, noise=0.01, holds_drift=True)
-    assert comparison_text.text(Comparison((change,))).splitlines() == [
+    assert comparison.text(Comparison((change,))).splitlines() == [
         "case        A ms       B ms    B vs A",
         "w/n=1       8863       9000     +1.6%  beyond the noise",
     ]
@@ -152,7 +158,7 @@ def test_times_are_printed_in_one_readable_unit():
 def test_a_case_is_named_with_the_letters_of_its_values():
     name = "path=gr%C3%B6%C3%9Fe%2Ca%5Cb%E2%80%8B"
     data = run_with(**{name: (100.0, 99.0, 101.0)})
-    assert "w/path=größe%2Ca\\b%E2%80%8B " in comparison_text.text(compared(data, data))
+    assert "w/path=größe%2Ca\\b%E2%80%8B " in comparison.text(compared(data, data))
 
 
 def test_times_under_a_profiler_are_not_compared():
@@ -169,7 +175,7 @@ def test_a_case_that_failed_in_the_second_run_is_named():
                                   for case in ("gone", "never_timed")])  # fmt: skip
     after = Tables(cases=failed, metrics=AFTER.metrics)
     assert list(compared(BEFORE, after).lost) == ["w/gone"] and compared(BEFORE, AFTER).lost == {}
-    assert "w/gone: has a time in A and failed in B" in comparison_text.text(Comparison((), ("w/gone",)))
+    assert "w/gone: has a time in A and failed in B" in comparison.text(Comparison((), ("w/gone",)))
 
 
 def marked(data, *cases):
@@ -183,7 +189,7 @@ def test_a_newly_inaccurate_result_is_shown_with_its_time_and_fails_a_gate():
     inaccurate = {change.name: change.inaccurate_in for change in found.changes}
     assert inaccurate == {"w/same": (), "w/slow": ("B",), "w/bare": ("A", "B")}
     assert found.find_gate_causes(25) == {GateCause.NEWLY_INACCURATE: ("w/slow",)}
-    text = comparison_text.text(found)
+    text = comparison.text(found)
     assert "+10.0%  beyond the noise  inaccurate in B\n" in text
     assert "+20.0%  beyond the noise  inaccurate in A and B" in text
 
@@ -199,11 +205,11 @@ def test_cases_with_different_parameters_are_named_not_compared_and_fail_a_gate(
     before, after = with_params(BEFORE, head_dim=64, dtype="bf16"), with_params(AFTER, head_dim=128, dtype="bf16")
     found = compared(before, after)
     assert found.changes == ()
-    text = comparison_text.text(found)
+    text = comparison.text(found)
     assert "Not compared, because parameters differ (3 cases; in A and in B):" in text
     assert text.startswith("No case is the same in both runs.\n")
     assert "w/slow: head_dim 64 and 128\n" in text and "dtype" not in text
-    assert comparison_text.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
+    assert comparison.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
 
 
 def test_a_parameter_that_one_of_the_runs_does_not_have_differs_too():
@@ -220,13 +226,13 @@ def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference(
 
 def test_cases_missing_in_the_second_run_are_named_and_leave_a_gate_undecided():
     found = compared(BEFORE, AFTER)
-    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison_text.text(found)
+    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none of the" in comparison.text(found)
     assert (
-        comparison_text.gate_text(found, 25)
+        comparison.gate_text(found, 25)
         == "the gate is undecided: 1 case of A has no time of the same kind in B: w/gone"
     )
     assert found.judge_gate(25) is Gate.UNDECIDED and found.judge_gate(5) is Gate.FAILED
-    assert "2 cases are more than 5 % slower" in comparison_text.gate_text(found, 5)
+    assert "2 cases are more than 5 % slower" in comparison.gate_text(found, 5)
 
 
 def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
@@ -238,10 +244,10 @@ def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
 
 def test_different_gpus_are_named():
     other = replace(ENDED, machine=Machine(gpus=(Gpu(name="NVIDIA A100"),) * 2))
-    text = comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, other))
+    text = comparison.text(compare_runs(BEFORE, AFTER, ENDED, other))
     assert "The GPUs differ: A ran on NVIDIA H200, B on NVIDIA A100, NVIDIA A100." in text
     for alike in (ENDED, Manifest()):
-        assert "GPUs" not in comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, alike))
+        assert "GPUs" not in comparison.text(compare_runs(BEFORE, AFTER, ENDED, alike))
 
 
 def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_device_of_it():
@@ -256,8 +262,8 @@ def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_devi
 
 def test_a_gate_refuses_a_run_that_has_not_ended():
     found = compare_runs(BEFORE, BEFORE, ENDED, replace(ENDED, ended=None))
-    assert "B has not ended" in comparison_text.gate_text(found, 5) and "B has not ended" in comparison_text.text(found)
-    assert comparison_text.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
+    assert "B has not ended" in comparison.gate_text(found, 5) and "B has not ended" in comparison.text(found)
+    assert comparison.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
 
 
 def test_the_time_of_a_failed_case_is_ignored():
@@ -273,3 +279,87 @@ def test_the_time_of_an_interrupted_case_is_compared():
     rows = [{"workload": "w", "case": "slow", "profiler": "plain", "status": "interrupted"}]
     stopped = Tables(cases=schema.frame(CASES, rows), metrics=BEFORE.metrics)
     assert set(changes(stopped)) == {"w/same", "w/slow", "w/bare"}
+
+
+# --- the JSON document -----------------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", **times: float) -> Path:
+    """Store a run that started at the minute ``number``, with the times of its cases in ns."""
+    key = {"run": folder.name, "workload": "w", "profiler": "plain"}
+    reason = "" if status == "ok" else f"it {status}"
+    ended = {"status": status, "reason": reason, "params": params, "flags": "[]"}
+    cases = [{**key, "case": case, **ended} for case in times]
+    rows = [
+        {**key, "case": case, "subject": "", "metric": "time", "unit": "ns", "n": 9, "value": time,
+         "ci_low": time * 0.999, "ci_high": time * 1.001}
+        for case, time in times.items()
+    ]  # fmt: skip
+    folder.mkdir()
+    started = f"2026-11-23T10:{number:02}:00+00:00"
+    run = Manifest(name="w", started=started, ended=started)
+    store.save(folder, Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, rows)), run)
+    return folder
+
+
+def document_of(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["compare", *map(str, argv)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def cases_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    assert document["format"] == "profpipe.verdicts" and document["version"] == 1
+    return {case["case"]: case for case in document["cases"]}
+
+
+def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = save_run(tmp_path / "a", 1, slow=1e6, same=2e6, gone=3e6)
+    b = save_run(tmp_path / "b", 2, slow=1.1e6, same=2e6)
+    code, document = document_of(capsys, a, b, "--gate", "5", "--json")
+    assert (code, document["exit_code"], document["kind"]) == (5, 5, "compare")
+    assert document["a"] == {"runs": [str(a)]} and document["gate"]["result"] == "undecided"
+    cases = cases_of(document)
+    assert cases["slow"]["ratio"] == pytest.approx(1.1) and cases["slow"]["difference_ns"] == pytest.approx(1e5)
+    assert [cases[name]["verdict"] for name in cases] == [None] * 3
+    assert [cases[name]["gate"] for name in ("slow", "same", "gone")] == ["undecided", "passed", "undecided"]
+    assert [cases[name].get("is_beyond_noise") for name in ("slow", "same", "gone")] == [None, False, None]
+    assert document["warnings"] == [
+        {"kind": "not_compared", "text": "w/gone: has a time in A and none of the same kind in B"}
+    ]
+
+
+def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = save_run(tmp_path / "a", 1, c=1e6, params='{"x": 1}')
+    other = save_run(tmp_path / "other", 2, c=1e6, params='{"x": 2}')
+    crashed = save_run(tmp_path / "crashed", 3, "crashed", c=1e6)
+    empty = save_run(tmp_path / "empty", 4)
+    found = []
+    for first, second, expected in ((a, other, 4), (a, crashed, 4), (empty, a, 5)):
+        code, document = document_of(capsys, "--gate", "5", "--json", "-", first, second)
+        assert code == document["exit_code"] == expected
+        found.append(document)
+    of_other, of_crashed, of_none = found
+    assert (of_other["gate"]["result"], of_other["gate"]["failed"]) == ("failed", 1)
+    assert cases_of(of_other)["c"]["differing_params"] == {"x": ["1", "2"]}
+    assert (of_crashed["gate"]["result"], of_crashed["gate"]["failed"]) == ("failed", 1)
+    failure = {"status": "crashed", "reason": "it crashed", "is_of_b_alone": True}
+    assert cases_of(of_crashed)["c"]["failure"] == failure
+    assert (of_none["gate"]["result"], of_none["cases"]) == ("undecided", [])
+
+
+def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
+    _, of_two = document_of(capsys, *runs, "--json")
+    data, run = Tables(), Manifest(name="w", ab=PairsEntry())
+    of_ab = results_json.verdict_document(pairs.analyze(data, run), data, run, "", 0)
+    assert set(of_two) == set(of_ab)
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("## The JSON document")[2]
+    words = set(re.findall(r"`(\w+)`", page.partition("## Which kernels")[0]))
+    assert words >= {*of_two, *of_two["cases"][0]}

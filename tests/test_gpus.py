@@ -29,85 +29,75 @@ TWIN = {**H200, "uuid": "GPU-aaaa-3"}
 BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+SMALLER = {**L40S, "sm_count": 100, "max_sm_clock_hz": 1_000_000_000}
+EITHER = "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
+HIDDEN = "unknown: CUDA_VISIBLE_DEVICES shows no GPU"
+
+
 def peaks_of(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
     return machine.peaks_of_job(devices, environment, described)
 
 
-# --- processes without a device --------------------------------------------------------------------------------------
+def seen(gpu: dict[str, Any]) -> dict[str, Any]:
+    """What a process says of the GPU that it used."""
+    return {"device": gpu["name"], "sm_count": gpu["sm_count"]}
 
 
 @pytest.mark.parametrize(
-    ("shown", "whose"),
+    ("devices", "shown", "expected"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2"}, L40S),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, L40S),
-        ({"CUDA_VISIBLE_DEVICES": "1", **BY_BUS}, L40S),
-        ({"CUDA_VISIBLE_DEVICES": "2,0", **BY_BUS}, H200),
-        ({"CUDA_VISIBLE_DEVICES": " GPU-aaaa-3 , GPU-aaaa-1"}, H200),
+        # The rates are those of the GPU that the environment shows.
+        ([H200, L40S, TWIN], {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2"}, L40S),
+        ([H200, L40S, TWIN], {"CUDA_VISIBLE_DEVICES": "GPU-b"}, L40S),
+        ([H200, L40S, TWIN], {"CUDA_VISIBLE_DEVICES": "1", **BY_BUS}, L40S),
+        ([H200, L40S, TWIN], {"CUDA_VISIBLE_DEVICES": "2,0", **BY_BUS}, H200),
+        ([H200, L40S, TWIN], {"CUDA_VISIBLE_DEVICES": " GPU-aaaa-3 , GPU-aaaa-1"}, H200),
+        # They are unknown where GPUs of different rates may have been used. Equal GPUs share their rates.
+        ([H200, L40S], {}, EITHER),
+        ([H200, L40S], {"CUDA_VISIBLE_DEVICES": "1"}, EITHER),
+        ([H200, L40S], {"CUDA_VISIBLE_DEVICES": "0,1", **BY_BUS}, EITHER),
+        ([H200, TWIN], {}, H200),
+        ([H200, TWIN], {"CUDA_VISIBLE_DEVICES": "1"}, H200),
+        *(
+            ([H200, L40S], {"CUDA_VISIBLE_DEVICES": own, **BY_BUS}, HIDDEN)
+            for own in ("", "-1", "NoDevFiles", "7", "GPU-c")
+        ),
+        # A part of a GPU has not the rates of the whole.
+        ([H200], {"CUDA_VISIBLE_DEVICES": "MIG-1234"}, "unknown for a part (MIG) of a GPU"),
+        ([{**H200, "mig": True}], {}, "unknown for a part (MIG) of NVIDIA H200"),
+        ([], {}, "unknown: no NVIDIA GPU"),
     ],
 )
-def test_the_rates_are_those_of_the_gpu_that_the_environment_shows(
-    shown: dict[str, str], whose: dict[str, Any]
+def test_without_a_device_of_the_process_the_rates_are_those_of_the_visible_gpus(
+    devices: list[Any], shown: dict[str, str], expected: dict[str, Any] | str
 ) -> None:
-    assert peaks_of([H200, L40S, TWIN], shown) == device.peaks(whose)
+    found = {"source": expected} if isinstance(expected, str) else device.peaks(expected)
+    assert peaks_of(devices, shown) == found
 
 
-@pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1", **BY_BUS}])
-def test_rates_are_unknown_where_gpus_of_different_rates_may_have_been_used(shown: dict[str, str]) -> None:
-    assert peaks_of([H200, L40S], shown) == {
-        "source": "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
-    }
-
-
-@pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
-def test_equal_gpus_share_their_peak_rates(shown: dict[str, str]) -> None:
-    assert peaks_of([H200, TWIN], shown) == device.peaks(H200)
-
-
-@pytest.mark.parametrize("shown", ["", "-1", "NoDevFiles", "7", "GPU-c"])
-def test_the_rates_of_an_invisible_gpu_are_not_used(shown: str) -> None:
-    unknown = {"source": "unknown: CUDA_VISIBLE_DEVICES shows no GPU"}
-    assert peaks_of([H200, L40S], {"CUDA_VISIBLE_DEVICES": shown, **BY_BUS}) == unknown
-
-
-def test_a_part_of_a_gpu_has_not_the_rates_of_the_whole() -> None:
-    assert peaks_of([H200], {"CUDA_VISIBLE_DEVICES": "MIG-1234"}) == {"source": "unknown for a part (MIG) of a GPU"}
-    assert peaks_of([{**H200, "mig": True}], {}) == {"source": "unknown for a part (MIG) of NVIDIA H200"}
-
-
-def test_without_a_gpu_there_is_no_rate() -> None:
-    assert peaks_of([], {}) == peaks_of([], {}, {"device": "cpu"}) == {"source": "unknown: no NVIDIA GPU"}
-
-
-# --- of a process that does ------------------------------------------------------------------------------------------
-
-
-def test_the_gpu_of_the_process_overrides_the_visible_gpus() -> None:
-    assert peaks_of([H200, L40S], {}, {"device": "NVIDIA L40S", "sm_count": 142}) == device.peaks(L40S)
-    saw_none = peaks_of([H200], {}, {"device": "cpu"})
-    assert saw_none == {"source": "unknown: its process used the CPU"}
-
-
-def test_processes_on_gpus_of_different_rates_have_no_common_rates() -> None:
-    seen = [{"device": one["name"], "sm_count": one["sm_count"]} for one in (H200, L40S)]
-    assert peaks_of([H200, L40S], {}, *seen)["source"].startswith("unknown: which of several")
-
-
-def test_of_two_gpus_of_one_name_the_one_with_as_many_sms_was_used() -> None:
-    smaller = {**L40S, "sm_count": 100, "max_sm_clock_hz": 1_000_000_000}
-    assert peaks_of([L40S, smaller], {}, {"device": "NVIDIA L40S", "sm_count": 100}) == device.peaks(smaller)
+@pytest.mark.parametrize(
+    ("devices", "described", "expected"),
+    [
+        ([H200, L40S], [seen(L40S)], L40S),
+        ([H200], [{"device": "cpu"}], "unknown: its process used the CPU"),
+        ([], [{"device": "cpu"}], "unknown: no NVIDIA GPU"),
+        ([H200, L40S], [seen(H200), seen(L40S)], EITHER),
+        # Of two GPUs of one name the one with as many SMs was used.
+        ([L40S, SMALLER], [seen(SMALLER)], SMALLER),
+        ([], [{"device": "AMD Instinct MI300X", "sm_count": 304}], "unknown for AMD Instinct MI300X"),
+    ],
+)
+def test_the_gpu_of_a_process_overrides_the_visible_ones(
+    devices: list[Any], described: list[dict[str, Any]], expected: dict[str, Any] | str
+) -> None:
+    found = {"source": expected} if isinstance(expected, str) else device.peaks(expected)
+    assert peaks_of(devices, {}, *described) == found
 
 
 def test_a_part_of_a_gpu_has_the_flops_of_its_sms_and_no_known_bandwidth() -> None:
     rates = peaks_of([{**H200, "mig": True}], {}, {"device": "NVIDIA H200 MIG 1g.18gb", "sm_count": 16})
     assert rates["flops"]["fp16"] * 132 == device.peaks(H200)["flops"]["fp16"] * 16
     assert "bytes_per_s" not in rates and "16 SMs" in rates["source"]
-
-
-def test_a_gpu_that_nvml_does_not_know_has_unknown_rates() -> None:
-    assert peaks_of([], {}, {"device": "AMD Instinct MI300X", "sm_count": 304}) == {
-        "source": "unknown for AMD Instinct MI300X"
-    }
 
 
 def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch_named_them(tmp_path: Path) -> None:

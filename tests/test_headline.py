@@ -25,9 +25,9 @@ from report_study import (
     texts,
 )
 
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.sections import headline, host_pace
+from profpipe.report.sections import headline
 from profpipe.results.schema import Tables
 
 Study = tuple[Tables, Mapping[str, Any]]
@@ -199,13 +199,13 @@ def test_the_headline_reads_as_in_the_golden_file(regenerate: bool) -> None:
 def test_a_wrong_result_is_not_the_fastest_in_a_loop() -> None:
     data = in_loops(1, a=(1e6, 6e6), wrong=(2e6, 1e5), base=(9e6, 1e5))
     data.cases.loc[data.cases["case"] == "impl=wrong,n=0", "flags"] = '["inaccurate"]'
-    win = host_pace.host_bound_win(only((data, with_baseline("base"))).shapes[0])
+    win = headline.host_bound_win(only((data, with_baseline("base"))).shapes[0])
     assert win is not None and win.fastest.variant == "a"
 
 
 def test_a_case_without_a_host_time_is_not_the_fastest_in_a_loop() -> None:
     data = in_loops(1, a=(1e6, 6e6), b=(2e6, None), c=(2.5e6, 3e6), base=(9e6, 1e5))
-    win = host_pace.host_bound_win(only((data, with_baseline("base"))).shapes[0])
+    win = headline.host_bound_win(only((data, with_baseline("base"))).shapes[0])
     assert win is not None and (win.fastest.variant, win.share_of_fastest) == ("c", 0.5)
 
 
@@ -215,7 +215,7 @@ def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop() -
                                                           metric_row("impl=a,n=0", "loop_wall", 1.5e6)])  # fmt: skip
     leads = []
     for each in (data, loop):
-        win = host_pace.host_bound_win(only((each, with_baseline("b"))).shapes[0])
+        win = headline.host_bound_win(only((each, with_baseline("b"))).shapes[0])
         leads.append(win and win.loop_lead)
     assert leads == [0.5, 2.0]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from profpipe.analysis import analyze
-from profpipe.analysis.findings.timeline import Event, LaneKind
+from profpipe.analysis.timeline import Event, LaneKind
 from profpipe.commands import rendering
 from profpipe.report import html_page as page
 from profpipe.report.document import (

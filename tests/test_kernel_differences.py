@@ -17,7 +17,7 @@ import pytest
 from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
-from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.analysis.kernels import ClassTotal
 from profpipe.config.models import read_recorded
 from profpipe.report import ci, pages, render, results_json
 from profpipe.report.document import plain

@@ -6,9 +6,9 @@ from typing import Any
 
 from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, recorded, tables
 
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Code, Details, Placement, Section, Table, plain
-from profpipe.report.sections import cases, kernels, ranks
+from profpipe.report.sections import cases, kernels, step_times
 
 
 def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
@@ -89,9 +89,9 @@ def test_each_process_has_a_row_below_its_case() -> None:
     rows = [metric_row("impl=a", "time", 2e5), metric_row("impl=a", "time_own", 2e5)]
     rows += [metric_row("impl=a", "time_own", 1e5, subject="rank 1")]
     workload = only((tables(kernels=kernel, ranges=[range_row("impl=a", 10)], metrics=rows), {}))
-    section = ranks.ranks(workload)
+    section = step_times.processes(workload)
     assert [(plain(r[0].text), r[1].text, r[2].value) for r in table(section, "processes").rows] == [
         ("a", "0", 2e5), ("", "1", 1e5),
     ]  # fmt: skip
     assert "Several processes ran each case together." in plain(section.summary)
-    assert not ranks.ranks(only(recorded()))
+    assert not step_times.processes(only(recorded()))

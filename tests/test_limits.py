@@ -23,9 +23,8 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings.kernels import Rule
-from profpipe.analysis.findings.workloads import Limit, Reason, WorkloadFindings
-from profpipe.analysis.kernel_totals import CaseRange
+from profpipe.analysis.findings import Limit, Reason, WorkloadFindings
+from profpipe.analysis.kernels import CaseRange, Rule
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
 from profpipe.report.markdown import Markdown

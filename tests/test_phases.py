@@ -8,8 +8,8 @@ import pytest
 import report_study as study
 from report_study import analyze
 
-from profpipe.analysis.findings.kernels import HostPhase, Memory
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
+from profpipe.analysis.kernels import HostPhase, Memory
 from profpipe.report.document import plain
 from profpipe.report.sections import memory, phases
 from profpipe.results.schema import Tables

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
-from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
+from profpipe.analysis.findings import Findings, WorkloadFindings
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report import charts as drawings
 from profpipe.report.charts import value_range
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series

@@ -278,6 +278,35 @@ def test_counters_of_a_dispatch_are_metrics_of_its_kernel_and_case(parser: Modul
     ]
 
 
+def test_a_dispatch_that_is_counted_by_each_part_of_the_gpu_is_one_launch(parser: ModuleType, tmp_path: Path) -> None:
+    columns = "Dispatch_ID,GPU_ID,PID,TID,Kernel_Name,Start_Timestamp,End_Timestamp,Correlation_ID,XCC_Index,SQ_WAVES"
+    rows = [f"0,2,70,7,scale(),110,120,0,{part},{waves}" for part, waves in ((0, 10.0), (1, 30.0))]
+    path = tmp_path / "results_9.csv"
+    # rocprofv2 writes an empty line below the columns.
+    path.write_text("\n".join([columns, "", *rows, ""]), encoding="utf-8")
+    found = parser.parse(path)
+    assert (found.origin.launches, found.origin.total_ns) == (1, 10)
+    (metric,) = found.metrics.itertuples()
+    assert (metric.metric, metric.value, metric.n) == ("SQ_WAVES", 20, 2)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "Domain,ROCTX_ID,Message,Timestamp",
+        "Domain,Operation,Kernel_Name,Start_Timestamp,Stop_Timestamp,Correlation_ID",
+    ],
+)
+def test_traces_of_rocprofv2_are_refused_with_the_file_to_give(
+    parser: ModuleType, tmp_path: Path, columns: str
+) -> None:
+    path = tmp_path / "trace_9.csv"
+    path.write_text(f"{columns}\n\n", encoding="utf-8")
+    assert parser.sniff(path)
+    with pytest.raises(UnreadableFile, match=r"results_X\.csv"):
+        parser.parse(path)
+
+
 def test_counters_without_time_stamps_count_launches_and_leave_times_missing(
     parser: ModuleType, shared_data: Path
 ) -> None:

@@ -24,7 +24,7 @@ from nsys_exports import Export, pid_id, thread_id
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import reader
 from profpipe.results import schema, store
-from profpipe.scrub import exports, job_files
+from profpipe.scrub import exports
 
 DATA = Path(__file__).parent / "data"
 ATTENTION = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
@@ -532,10 +532,10 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
     (raw / "other_results.db").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "job.jsonl").write_text('{"event": "started"}\n')
-    done = job_files.scrub_exports(sorted(raw.iterdir()), tmp_path)
+    done = exports.scrub_exports(sorted(raw.iterdir()), tmp_path)
     assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False, raw / "other_results.db": False}
     private = ["capture-2.sqlite", "capture.nsys-rep", "other_results.db"]
-    found = job_files.find_private_files(tmp_path, tmp_path / "raw")
+    found = exports.find_private_files(tmp_path, tmp_path / "raw")
     assert found == [f"raw/attention/nsys/{name}" for name in private]
 
 
@@ -554,9 +554,9 @@ def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private
     }  # fmt: skip
     for name, data in (cut | harmless).items():
         (raw / name).write_bytes(data)
-    done = job_files.scrub_exports(sorted(raw.iterdir()), tmp_path)
+    done = exports.scrub_exports(sorted(raw.iterdir()), tmp_path)
     assert {path.name for path, is_done in done.items() if is_done} == {"clean.json", "whole.json", "zipped.json.gz"}
-    found = job_files.find_private_files(tmp_path, tmp_path / "raw")
+    found = exports.find_private_files(tmp_path, tmp_path / "raw")
     assert found == [f"raw/attention/torch/{name}" for name in cut]
     assert exports.is_scrubbed(raw / "zipped.json.gz") and not exports.is_scrubbed(raw / "cut.json")
 

@@ -154,14 +154,14 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     words = "options: ['--export=ALL,HF_TOKEN=a-b,X=1', --mem=4G], launcher: [apptainer, --env, DB_PASSWORD=p=q, i.sif]"
     path = tmp_path / "words.yaml"
     path.write_text(f"{PIPELINE}slurm: {{{words}}}\n", encoding="utf-8")
-    settings = manifest_entries.published(load_pipeline(path))["slurm"]
-    assert settings["options"] == ["--export=ALL,HF_TOKEN=...,X=1", "--mem=4G"]
-    assert settings["launcher"] == ["apptainer", "--env", "DB_PASSWORD=...", "i.sif"]
+    settings = manifest_entries.published(load_pipeline(path)).slurm
+    assert list(settings.options) == ["--export=ALL,HF_TOKEN=...,X=1", "--mem=4G"]
+    assert list(settings.launcher) == ["apptainer", "--env", "DB_PASSWORD=...", "i.sif"]
     words = "options: ['--export=ALL,wandb_key=s3cr3t-abcd-99,db_pass=hunter2hunter2'], "
     path.write_text(f"{PIPELINE}slurm: {{{words}launcher: [--env-HF_TOKEN=$abc, api_auth=...abc]}}\n", encoding="utf-8")
-    settings = manifest_entries.published(load_pipeline(path))["slurm"]
-    assert settings["options"] == ["--export=ALL,wandb_key=...,db_pass=..."]
-    assert settings["launcher"] == ["--env-HF_TOKEN=...", "api_auth=..."]
+    settings = manifest_entries.published(load_pipeline(path)).slurm
+    assert list(settings.options) == ["--export=ALL,wandb_key=...,db_pass=..."]
+    assert list(settings.launcher) == ["--env-HF_TOKEN=...", "api_auth=..."]
     # A run of somebody else shows the lines before it is resumed.
     with pytest.raises(ConfigError, match="add --trust"):
         resume.confirm(run, "it is not in the list of your runs", is_trusted=False)
@@ -171,8 +171,8 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
 def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_word(tmp_path: Path) -> None:
     command = "{command: [python, x.py, '{seqlen}', SORT_KEY=seqlen], matrix: {seqlen: [1, 2]}, profilers: [plain]}"
     own = request(tmp_path, f"version: 1\nname: words\nworkloads:\n  sort: {command}\n")
-    settings = manifest_entries.published(own.pipeline, own.secrets)["workloads"]["sort"]
-    assert settings["command"] == ["python", "x.py", "{seqlen}", "SORT_KEY=***"] and "seqlen" in settings["matrix"]
+    settings = manifest_entries.published(own.pipeline, own.secrets).workloads["sort"]
+    assert list(settings.command) == ["python", "x.py", "{seqlen}", "SORT_KEY=***"] and "seqlen" in settings.matrix
 
 
 def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from browser import opened
 from nsys_exports import Export
 
 from profpipe.analysis import analyze
-from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind
-from profpipe.analysis.timeline import MOST_BOXES, find_timelines
+from profpipe.analysis.timeline import MOST_BOXES, CaseTimeline, LaneKind, find_timelines
 from profpipe.cli import main
 from profpipe.results import schema, store
 from profpipe.results.schema import STEP_PREFIX

@@ -23,16 +23,15 @@ from report_study import (
     texts,
 )
 
-from profpipe.analysis import kernel_breakdown
+from profpipe.analysis import kernels
 from profpipe.analysis.case_index import Measure
-from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
-from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
+from profpipe.analysis.findings import Shape, WorkloadFindings
+from profpipe.analysis.kernels import CaseRange, ClassTotal, Kernel, KernelBreakdown, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import cases as cases_section, kernel_share, other_classes, switch_cost, times
+from profpipe.report.sections import cases as cases_section, kernel_share, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 
@@ -215,7 +214,7 @@ def split(**own: tuple[str, float]) -> KernelBreakdown:
     tally = KernelTotals()
     for name, (cls, ns) in own.items():
         tally.add(Kernel(name, cls, "sage2" if cls == "attention" else "", "kernel"), 1.0, ns, 0.0)
-    found = kernel_breakdown.break_down("nsys", tally, 1, CaseRange())
+    found = kernels.break_down("nsys", tally, 1, CaseRange())
     assert found is not None
     return found
 
@@ -232,16 +231,16 @@ def test_another_class_has_a_row_from_5_percent_of_any_call_on() -> None:
 def test_other_classes_hold_no_kernel_of_a_category() -> None:
     found = split(attn=("attention", 500.0), quantise=("attention_aux", 10.0), MeanOps=("reduction", 90.0),
                   sum=("reduction", 100.0), direct_copy_kernel=("copy", 140.0), cat=("copy", 160.0))  # fmt: skip
-    assert other_classes.classes([found]) == ["copy", "reduction"]
-    assert [other_classes.of(found, name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
-    assert other_classes.left(found, ["copy", "reduction"]) == ClassTotal()
-    assert other_classes.named("copy") == "other copies"
+    assert kernel_share.other_classes([found]) == ["copy", "reduction"]
+    assert [found.other_class(name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
+    assert found.other_classes_without(["copy", "reduction"]) == ClassTotal()
+    assert kernel_share.class_name("copy") == "other copies"
 
 
 def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule() -> None:
     found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
-    assert other_classes.classes([found]) == ["elementwise", "copy"]
-    assert other_classes.of(found, "elementwise").ns == 600.0 and other_classes.left(found, ["copy"]).ns == 600.0
+    assert kernel_share.other_classes([found]) == ["elementwise", "copy"]
+    assert found.other_class("elementwise").ns == 600.0 and found.other_classes_without(["copy"]).ns == 600.0
 
 
 def test_changes_have_the_classes_of_the_table_of_shares() -> None:
@@ -249,7 +248,7 @@ def test_changes_have_the_classes_of_the_table_of_shares() -> None:
     kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
     ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
     (shape,) = only(tables(kernels=kernels, ranges=ranges), "a").shapes
-    assert records(switch_cost.table(shape))[0][CHANGES] == (
+    assert records(kernel_share.table(shape))[0][CHANGES] == (
         "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
     )
 
@@ -263,12 +262,12 @@ def switched(**own: float) -> WorkloadFindings:
 
 def test_changes_beyond_the_three_largest_are_counted() -> None:
     many = switched(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
-    (row,) = records(switch_cost.table(many.shapes[0]))
+    (row,) = records(kernel_share.table(many.shapes[0]))
     assert row[CHANGES] == (
         "gemm +300.0 us (1 more launch), softmax +200.0 us (1 more launch), add +100.0 us (1 more launch) and 2 smaller"
     )
-    assert records(switch_cost.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
-    assert CHANGES not in records(switch_cost.table(switched(add=19.0).shapes[0]))[0]
+    assert records(kernel_share.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
+    assert CHANGES not in records(kernel_share.table(switched(add=19.0).shapes[0]))[0]
 
 
 def set_before(us: float) -> WorkloadFindings:
@@ -279,16 +278,16 @@ def set_before(us: float) -> WorkloadFindings:
 
 
 def test_copies_and_sets_without_kernels_are_listed_as_changes() -> None:
-    (row,) = records(switch_cost.table(set_before(0.8).shapes[0]))
+    (row,) = records(kernel_share.table(set_before(0.8).shapes[0]))
     assert row["all kernels of a call"] == "1.50x"
     assert row[CHANGES] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
-    assert CHANGES not in records(switch_cost.table(set_before(0.1).shapes[0]))[0]
+    assert CHANGES not in records(kernel_share.table(set_before(0.1).shapes[0]))[0]
 
 
 def test_the_introduction_explains_what_the_table_of_switching_costs_holds(regenerate: bool) -> None:
     workloads = {"kernels": switched(add=100.0), "a memset": set_before(0.8), "no change": switched(add=19.0)}
-    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(switch_cost.switch_cost(w))]
-    check_golden("switch_cost.md", "\n".join(parts) + "\n", regenerate)
+    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(kernel_share.switch_cost(w))]
+    check_golden("kernel_share.md", "\n".join(parts) + "\n", regenerate)
 
 
 def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from profpipe.results import schema
-from profpipe.scrub import tables as masked_tables
+from profpipe.scrub import exports
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "no_torch")])
@@ -234,4 +234,4 @@ def test_an_error_of_the_pipeline_file_shows_no_secret(project: Path, tmp_path: 
 
 def test_tables_without_a_secret_keep_all_their_rows():
     figures = schema.frame(schema.STEP_FIGURES, [{}])
-    assert len(masked_tables.mask(schema.Tables(step_figures=figures), {}).step_figures) == 1
+    assert len(exports.mask_tables(schema.Tables(step_figures=figures), {}).step_figures) == 1

@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
-    kernel_breakdown,
     launch_counts,
     phases,
     profiler_agreement,
@@ -40,20 +39,18 @@ from profpipe.analysis.case_results import (
 )
 from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.cluster import Nodes, differences_of_job
-from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import (
+from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
     Findings,
     Iteration,
     Limit,
     Shape,
-    SwitchCost,
     Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -136,8 +133,7 @@ def _workload(
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {
-        id: kernel_breakdown.phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None)
-        for id, count, _ in divided
+        id: find_phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None) for id, count, _ in divided
     }
     # The maximum SM clock of the GPUs that the workload's jobs ran on, where they share it.
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
@@ -150,7 +146,7 @@ def _workload(
         if own_steps.of(id) is None
     )
     requested = run.pipeline.report.top_kernels if run.pipeline else None
-    top = (kernel_breakdown.top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
+    top = (top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
     return WorkloadFindings(
         name=name,
@@ -267,4 +263,4 @@ def _switch_costs(
             is_alike = of_steps == (_iteration(data) is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
-            yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)
+            yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

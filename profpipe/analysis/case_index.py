@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from profpipe.analysis import kernel_totals
 from profpipe.analysis.cases import Layout
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import KernelBreakdown, break_down
-from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows
+from profpipe.analysis.kernels import (
+    COPIES,
+    CaseRange,
+    KernelBreakdown,
+    KernelTotals,
+    Key,
+    break_down,
+    case_ranges,
+    count_ranks,
+    rows,
+    sum_kernels,
+)
 from profpipe.results import schema
 from profpipe.results.schema import FAILED, PROCESS_WALL, StepState, Tables
 
@@ -178,14 +187,14 @@ class CaseIndex:
             number = Number(*row)
             # A rule may have both a global and a local estimate.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
-        counts = kernel_totals.count_ranks(tables.kernels) if is_command else {}
+        counts = count_ranks(tables.kernels) if is_command else {}
         places = tables.steps[["case", "profiler", "rank", "device"]].drop_duplicates()
         in_steps = places.groupby(["case", "profiler"], sort=False).size()
         counts |= {(str(case), str(profiler)): int(n) for (case, profiler), n in in_steps.items()}
-        sums = kernel_totals.sum_kernels(tables.kernels)
+        sums = sum_kernels(tables.kernels)
         totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
-        ranges = kernel_totals.case_ranges(tables.ranges)
+        ranges = case_ranges(tables.ranges)
         return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
 
     @functools.cached_property
@@ -205,7 +214,7 @@ class CaseIndex:
     def copies(self) -> Set[str]:
         """The names of copies and sets, which are no kernels."""
         kernels = self.tables.kernels
-        return set(kernels.loc[kernels["kind"].isin(kernel_totals.COPIES), "kernel"])
+        return set(kernels.loc[kernels["kind"].isin(COPIES), "kernel"])
 
     @functools.cached_property
     def step_totals(self) -> Mapping[Key, KernelTotals]:

@@ -1,4 +1,21 @@
-"""Give each case of a workload its time, rates, flags and speed-up over the baseline."""
+"""Give each case of a workload its time, rates, flags, speed-up and grades, and decide which case is the fastest.
+
+Some flags make the decision inconclusive:
+
+* ``other_process``, ``waited`` and ``above_peak`` always do: the size of their effect on a time is unknown.
+* ``throttled`` and ``clock_spread`` do, unless the times of the two cases differ by more than their SM clocks. Clocks
+  that differ without a flag count as well. The best case is compared with every other case.
+* A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
+* ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
+  interval of a few scattered samples misses the median too often.
+* ``shared_host`` of a slower case does: another process may have made it slower, and by how much is unknown.
+* ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
+  and ``unchecked`` do not make a time wrong either.
+* Cases of nodes that are unlike are not compared. On like nodes the lead must be larger than the spread between them.
+
+A case that is ``inaccurate`` takes no part. Neither does one that is ``unchecked`` where the pipeline sets a tolerance:
+its result is not known to be the result of the other cases. The winner is the fastest accurate case.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from profpipe.analysis import kernel_breakdown, ranks, roofline
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis import kernels, ranks, roofline
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Measure, Number, WorkloadData
 from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import (
-    OVERHEAD,
-    Basis,
-    CaseResult,
-    Doubt,
-    DoubtCause,
-    KernelBreakdown,
-    Measure,
-    Target,
-    Win,
-    WinVerdict,
-)
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
+from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
@@ -44,14 +50,14 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
     processes, and the kernel sums of the profilers.
     """
-    profilers = ("plain", *kernel_breakdown.PREFERENCE)
+    profilers = ("plain", *kernels.PREFERENCE)
     with_steps = {name: {case for case, own in index.step_times if own == name} for name in profilers}
     counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
         own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
     ]
     counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
-    for profiler in kernel_breakdown.PREFERENCE:
+    for profiler in kernels.PREFERENCE:
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
             counts[Basis(profiler, seen[0].kind)] = len(seen)
@@ -170,7 +176,7 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     iteration of the loop: versions before 0.2 recorded more.
     """
     found: dict[str, float] = {}
-    for profiler in ("plain", *kernel_breakdown.PREFERENCE):
+    for profiler in ("plain", *kernels.PREFERENCE):
         for metric, number in index.numbers.get((case, profiler, ""), {}).items():
             if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)

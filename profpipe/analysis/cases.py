@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.job import Case
 from profpipe.results.schema import ALL, Tables
 

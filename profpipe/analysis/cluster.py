@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, NodeSpread, NotRun
+from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, NodeSpread, NotRun
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.job import Status
 from profpipe.results.manifest import Gpu, JobEntry, Manifest, NodeEntry
 from profpipe.results.schema import NODE_PREFIX, TIMES, Tables

@@ -15,9 +15,8 @@ from profpipe.analysis import kernel_differences, steps
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
-from profpipe.analysis.kernel_totals import COPIES, KernelTotals, rows
+from profpipe.analysis.kernels import COPIES, PREFERENCE, KernelTotals, rows
 from profpipe.analysis.steps import COLUMNS, CaseSteps, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest

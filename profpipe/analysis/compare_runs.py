@@ -19,7 +19,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.analysis.case_index import Measure
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.verdict import LEAST_FLOOR, Gate, quantile
 from profpipe.job import readable
 from profpipe.measure.flags import Flag

@@ -19,8 +19,7 @@ import pandas as pd
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import ClassTotal
-from profpipe.analysis.kernel_totals import COPIES, KernelTotals
+from profpipe.analysis.kernels import COPIES, ClassTotal, KernelTotals
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import Status
 from profpipe.results import schema

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.case_index import WorkloadData
-from profpipe.analysis.findings.workloads import LaunchCounts
+from profpipe.analysis.findings import LaunchCounts
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_totals import Key, rows
+from profpipe.analysis.kernels import PREFERENCE, Key, rows
 
 #: Launches by kernel.
 _Counts = Mapping[str, int]

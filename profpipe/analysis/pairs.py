@@ -14,10 +14,10 @@ import pandas as pd
 
 from profpipe.analysis import cluster, kernel_differences, verdict
 from profpipe.analysis.compare_runs import Failure
-from profpipe.analysis.findings.workloads import NotRun
+from profpipe.analysis.findings import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag

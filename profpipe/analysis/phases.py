@@ -8,11 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import pandas as pd
 
 from profpipe.analysis.case_index import Number
-from profpipe.analysis.findings.kernels import Allocation, HostPhase, Memory, Phase, PhaseMemory, PhaseWork
-from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import PREFERENCE, Allocation, HostPhase, Memory, Phase, PhaseMemory, PhaseWork, rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, Rates
 from profpipe.results.schema import PATH_SEPARATOR
 

@@ -8,18 +8,8 @@ from dataclasses import dataclass, replace
 
 from profpipe.analysis import ranks
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.findings.kernels import Counters
-from profpipe.analysis.findings.workloads import (
-    CLOSE,
-    Agreement,
-    CaseResult,
-    Figure,
-    KernelBreakdown,
-    RankResult,
-    Reason,
-)
-from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.analysis.kernel_totals import KernelTotals
+from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, RankResult, Reason
+from profpipe.analysis.kernels import PREFERENCE, Counters, KernelBreakdown, KernelTotals
 from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest

@@ -19,8 +19,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import CaseIndex, Measure, Number
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE, ClassTotal
-from profpipe.analysis.kernel_totals import KernelTotals, rows
+from profpipe.analysis.kernels import PREFERENCE, ClassTotal, KernelTotals, rows
 from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from profpipe.analysis import kernel_breakdown, ranks
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, WorkloadData
+from profpipe.analysis import kernels, ranks
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings.workloads import Basis, CaseResult, Cell, Grid, NoValue, Study
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
-from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
+from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study
+from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
@@ -151,7 +150,7 @@ def _readers_by_profiler(data: WorkloadData, request: Study, results_on: Results
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
-    for name in kernel_breakdown.PREFERENCE:
+    for name in kernels.PREFERENCE:
         if (found := _any_breakdown([data], name)) is not None:
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
@@ -427,7 +426,7 @@ class _Reader:
             return None if math.isnan(total) else total / runs
         totals = self._totals[phase].get(key)
         if totals is not None and phase:
-            breakdown = kernel_breakdown.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
+            breakdown = kernels.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
         if totals is None or breakdown is None:
             return None
         if value.subject == "most_launched":
@@ -458,7 +457,7 @@ def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
     Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:
     `plain`, else the first that recorded any.
     """
-    profilers: Sequence[str] = ("plain", *kernel_breakdown.PREFERENCE)
+    profilers: Sequence[str] = ("plain", *kernels.PREFERENCE)
     if metric.startswith(OF_ITS_PROCESS):
         profilers = [name for name in profilers if name in index.recorders.get(metric, ())][:1]
     for profiler in profilers:

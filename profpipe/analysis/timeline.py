@@ -1,20 +1,19 @@
-"""Arrange the table `timeline` as lanes, and merge events that are too short to be seen."""
+"""Arrange the table `timeline` as lanes, and merge events that are too short to be seen. Times are nanoseconds."""
 
 from __future__ import annotations
 
 import bisect
 import heapq
 import itertools
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis.findings.timeline import CaseTimeline, Event, Gap, Lane, LaneKind, RankTimeline
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernels import PREFERENCE, rows
 from profpipe.results.schema import KINDS, EventKind, StepState
 
 #: Boxes of all timelines of a run, and timelines of a workload.
@@ -28,16 +27,105 @@ _IDLE: Final = (EventKind.IDLE_LAUNCH.value, EventKind.IDLE_BLOCKED.value, Event
 _HOST: Final = (EventKind.LAUNCH.value, EventKind.WAIT.value)
 
 #: What identifies a step.
-_PLACE: Final = ("case", "profiler", "source", "process", "device", "step")
+_STEP: Final = ("case", "profiler", "source", "process", "device", "step")
 
 #: Streams with less than this share of the time of operations stand on one lane, if there are several of them.
 _SMALL_STREAM: Final = 0.01
 #: Gaps of a rank that are listed.
 _GAPS: Final = 5
 
-#: A row of a table, with None for missing values.
-_Row: TypeAlias = "Mapping[str, Any]"
-_Rows: TypeAlias = "Sequence[_Row]"
+
+class LaneKind(str, Enum):
+    """What a lane shows."""
+
+    HOST = "host"  # launches and waits of a thread
+    STREAM = "stream"  # operations of the GPU
+    IDLE = "idle"  # the time in which nothing runs on the device
+
+
+@dataclass(frozen=True)
+class Event:
+    """An operation, a call of the host, or idle time.
+
+    ``key`` is the kernel class; of a launch, of the kernel that it launches; of a call that waits and of idle time, the
+    kind of the event. ``launched_ns`` is when the launch call of an operation began. ``count`` events were merged,
+    since they are too short to be seen; ``busy_ns`` is then the sum of their times.
+    """
+
+    start_ns: float
+    duration_ns: float
+    name: str
+    key: str
+    launched_ns: float | None = None
+    bytes: float | None = None
+    count: int = 1
+    busy_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Events in the order of their start. ``number`` is the thread or stream, None where it is unknown.
+
+    ``others`` is how many streams with little work share the lane. ``totals`` are the number of events and the sum of
+    their times by key, whatever was merged.
+    """
+
+    kind: LaneKind
+    number: int | None
+    events: tuple[Event, ...]
+    others: int = 0
+    totals: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Idle time, and the operations around it. ``cause`` is ``idle_launch``, ``idle_blocked`` or ``idle_other``.
+
+    ``wait`` is the call in which the host waited as the gap began.
+    """
+
+    start_ns: float
+    duration_ns: float
+    cause: str
+    after: str = ""
+    before: str = ""
+    wait: str = ""
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """The lanes of one process and device: the threads of the host first, then idle time and streams.
+
+    ``step`` is the number of the step or of the iteration. The window is the time that is shown.
+    """
+
+    rank: int
+    process: int | None
+    device: int | None
+    step: int | None
+    start_ns: float
+    duration_ns: float
+    lanes: tuple[Lane, ...]
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True)
+class CaseTimeline:
+    """What ran when in one case, as ``profiler`` recorded it. Times count from the start of the first window.
+
+    ``kind`` is ``step``, ``iteration`` or ``beginning``. ``step_ns`` is the whole time of the step where the window
+    shows its beginning only. Without ``has_one_clock`` each rank begins at 0, since each rank was recorded in
+    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none.
+    """
+
+    case: str
+    profiler: str
+    kind: str
+    duration_ns: float
+    ranks: tuple[RankTimeline, ...]
+    step_ns: float | None = None
+    has_one_clock: bool = True
+    merged_below_ns: float = 0.0
 
 
 def find_timelines(
@@ -47,142 +135,123 @@ def find_timelines(
 
     The events of a case are those of the profiler that its kernel times come from.
     """
-    recorded = timeline[["case", "profiler"]].drop_duplicates()
-    rank = {case: number for number, case in enumerate(order)}
-    cases = sorted(recorded["case"].unique(), key=lambda case: rank.get(case, len(rank)))[:MOST_TIMELINES]
-    known = {case: set(own["profiler"]) for case, own in recorded.groupby("case", sort=False)}
-    chosen = {case: next((name for name in PREFERENCE if name in known[case]), min(known[case])) for case in cases}
-    every = _records(timeline[timeline["case"].isin(cases)])
-    by_case = grouped((row["case"], row) for row in every if row["profiler"] == chosen[row["case"]])
-    # The time of each step, by the place of its rows.
-    own = steps.loc[steps["case"].isin(cases) & (steps["state"] != StepState.OTHER.value), [*_PLACE, "wall_ns"]]
-    whole = {_place(row): float(row["wall_ns"]) for row in _records(own) if row["wall_ns"] is not None}
+    own = timeline[["case", "profiler"]].drop_duplicates()
+    recorded = grouped((case, profiler) for case, profiler in rows(own, "case", "profiler"))
+    place = {case: number for number, case in enumerate(order)}
+    cases = sorted(recorded, key=lambda case: place.get(case, len(place)))[:MOST_TIMELINES]
+    walls = steps[steps["case"].isin(cases) & (steps["state"] != StepState.OTHER.value)].dropna(subset="wall_ns")
+    whole = {tuple(step): float(wall) for *step, wall in rows(_plain(walls), *_STEP, "wall_ns")}
     most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
-    found = (_of_case(case, chosen[case], by_case[case], whole) for case in cases)
-    return tuple(_merged(each, most) for each in found if each is not None)
+    found = []
+    for case in cases:
+        profiler = next((name for name in PREFERENCE if name in recorded[case]), min(recorded[case]))
+        own = timeline[(timeline["case"] == case) & (timeline["profiler"] == profiler)]
+        if own_timeline := _of_case(case, profiler, own, whole):
+            found.append(_merged(own_timeline, most))
+    return tuple(found)
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    # to_dict("records") looks at the type of each value.
-    names, columns = list(map(str, frame)), (_values(column) for _, column in frame.items())
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with None for missing values."""
+    return frame.astype(object).where(frame.notna(), None)
 
 
-def _values(column: pd.Series[Any]) -> list[Any]:
-    missing = column.isna()
-    if not missing.any():
-        return column.tolist()
-    return [None if is_missing else value for value, is_missing in zip(column.tolist(), missing.tolist(), strict=True)]
-
-
-def _place(row: _Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in _PLACE)
-
-
-def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline | None:
+def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, float]) -> CaseTimeline | None:
     """Return the timeline of a case; None where no process has one window, as in an altered file."""
     # Without steps the processes of a case may have no ranks. Each process and device is one.
-    place_of = operator.itemgetter("rank", "source", "process", "device")
-    by_place = grouped((place_of(row), row) for row in rows)
-    known = [place for place, own in by_place.items() if sum(row["kind"] in _WINDOWS for row in own) == 1]
-    if not known:
+    ordered: Iterator[Any] = _plain(own.sort_values("start_ns", kind="stable")).itertuples(index=False)
+    by_place = grouped(((row.rank, row.source, row.process, row.device), row) for row in ordered)
+    windows = {place: [row for row in found if row.kind in _WINDOWS] for place, found in by_place.items()}
+    places = [place for place, found in windows.items() if len(found) == 1]
+    if not places:
         return None
-    places = sorted(known, key=lambda place: tuple((value is None, value or 0) for value in place))
-    ranks = [_of_rank(by_place[place], number) for number, place in enumerate(places)]
-    windows = [row for place in places for row in by_place[place] if row["kind"] in _WINDOWS]
-    first = min(rank.start_ns for rank in ranks)
-    end = max(rank.start_ns + rank.duration_ns for rank in ranks)
-    cut = [ns for row in windows if (ns := whole.get(_place(row), 0.0)) > row["duration_ns"]]
-    kind = windows[0]["kind"]
-    moved = tuple(_moved(rank, first) for rank in ranks)
-    step_ns = max(cut) if cut and kind == EventKind.STEP.value else None
-    has_one_clock = len({row["source"] for row in windows}) == 1
-    return CaseTimeline(case, profiler, kind, end - first, moved, step_ns, has_one_clock)
-
-
-def _moved(rank: RankTimeline, first: float) -> RankTimeline:
-    """Return the rank with times since ``first``."""
-    if not first:
-        return rank
-
-    def moved(event: Event) -> Event:
-        launched = None if event.launched_ns is None else event.launched_ns - first
-        return replace(event, start_ns=event.start_ns - first, launched_ns=launched)
-
-    lanes = tuple(replace(lane, events=tuple(map(moved, lane.events))) for lane in rank.lanes)
-    gaps = tuple(replace(gap, start_ns=gap.start_ns - first) for gap in rank.gaps)
-    return replace(rank, start_ns=rank.start_ns - first, lanes=lanes, gaps=gaps)
-
-
-def _of_rank(rows: _Rows, number: int) -> RankTimeline:
-    """Return the timeline of one process and device; ``number`` is its rank where the rows have none."""
-    (window,) = (row for row in rows if row["kind"] in _WINDOWS)
-    ordered = sorted(rows, key=lambda row: row["start_ns"])
-    return RankTimeline(
-        rank=number if window["rank"] is None else window["rank"],
-        process=window["process"],
-        device=window["device"],
-        step=window["step"],
-        start_ns=float(window["start_ns"]),
-        duration_ns=float(window["duration_ns"]),
-        lanes=tuple(_lanes(ordered)),
-        gaps=tuple(_gaps(ordered)),
+    places.sort(key=lambda place: tuple((value is None, value or 0) for value in place))
+    shown = [windows[place][0] for place in places]
+    first = float(min(window.start_ns for window in shown))
+    end = float(max(window.start_ns + window.duration_ns for window in shown))
+    cut = [
+        ns for window in shown
+        if (ns := whole.get(tuple(getattr(window, name) for name in _STEP), 0.0)) > window.duration_ns
+    ]  # fmt: skip
+    kind = shown[0].kind
+    return CaseTimeline(
+        case,
+        profiler,
+        kind,
+        end - first,
+        tuple(_of_rank(by_place[place], windows[place][0], number, first) for number, place in enumerate(places)),
+        max(cut) if cut and kind == EventKind.STEP.value else None,
+        len({window.source for window in shown}) == 1,
     )
 
 
-def _lanes(rows: _Rows) -> Iterator[Lane]:
+def _of_rank(found: Sequence[Any], window: Any, number: int, first: float) -> RankTimeline:
+    """Return the timeline of one process and device since ``first``; it is rank ``number`` where the rows have none."""
+    return RankTimeline(
+        rank=number if window.rank is None else window.rank,
+        process=window.process,
+        device=window.device,
+        step=window.step,
+        start_ns=float(window.start_ns) - first,
+        duration_ns=float(window.duration_ns),
+        lanes=tuple(_lanes(found, first)),
+        gaps=tuple(_gaps(found, first)),
+    )
+
+
+def _lanes(found: Sequence[Any], first: float) -> Iterator[Lane]:
     """Yield the threads of the host, the one with most calls first, then idle time, then streams by their time."""
-    host = grouped((row["thread"], row) for row in rows if row["kind"] in _HOST)
+
+    def lane(kind: LaneKind, number: int | None, own: Sequence[Any], others: int = 0) -> Lane:
+        events = tuple(_event(row, first) for row in own)
+        times = grouped((event.key, event.duration_ns) for event in events)
+        return Lane(kind, number, events, others, {key: (len(each), sum(each)) for key, each in times.items()})
+
+    host = grouped((row.thread, row) for row in found if row.kind in _HOST)
     for thread, own in sorted(host.items(), key=lambda each: -len(each[1])):
-        yield _lane(LaneKind.HOST, thread, own)
-    if idle := [row for row in rows if row["kind"] in _IDLE]:
-        yield _lane(LaneKind.IDLE, None, idle)
-    streams = grouped((row["stream"], row) for row in rows if row["kind"] in KINDS)
-    time = {stream: sum(row["duration_ns"] for row in own) for stream, own in streams.items()}
+        yield lane(LaneKind.HOST, thread, own)
+    if idle := [row for row in found if row.kind in _IDLE]:
+        yield lane(LaneKind.IDLE, None, idle)
+    streams = grouped((row.stream, row) for row in found if row.kind in KINDS)
+    time = {stream: sum(row.duration_ns for row in own) for stream, own in streams.items()}
     ordered = sorted(streams, key=lambda stream: -time[stream])
-    small = [stream for stream in ordered[1:] if time[stream] < _SMALL_STREAM * sum(time.values())]
+    small = {stream for stream in ordered[1:] if time[stream] < _SMALL_STREAM * sum(time.values())}
     if len(small) < 2:
-        small = []
-    yield from (_lane(LaneKind.STREAM, stream, streams[stream]) for stream in ordered if stream not in small)
+        small = set()
+    yield from (lane(LaneKind.STREAM, stream, streams[stream]) for stream in ordered if stream not in small)
     if small:
-        others = sorted((row for stream in small for row in streams[stream]), key=lambda row: row["start_ns"])
-        yield replace(_lane(LaneKind.STREAM, None, others), others=len(small))
+        others = [row for row in found if row.kind in KINDS and row.stream in small]
+        yield lane(LaneKind.STREAM, None, others, len(small))
 
 
-def _lane(kind: LaneKind, number: int | None, rows: _Rows) -> Lane:
-    events = tuple(map(_event, rows))
-    times = grouped((event.key, event.duration_ns) for event in events)
-    return Lane(kind, number, events, totals={key: (len(own), sum(own)) for key, own in times.items()})
-
-
-def _event(row: _Row) -> Event:
+def _event(row: Any, first: float) -> Event:
     # Launches have the colour of what they launch; waits and gaps have that of their kind.
-    is_host = row["kind"] in _IDLE or row["kind"] == EventKind.WAIT.value
-    duration = float(row["duration_ns"])
+    is_host, duration = row.kind in _IDLE or row.kind == EventKind.WAIT.value, float(row.duration_ns)
+    launched = None if row.launched_ns is None else row.launched_ns - first
     return Event(
-        float(row["start_ns"]), duration, row["name"], row["kind"] if is_host else row["kernel_class"],
-        row["launched_ns"], row["bytes"], busy_ns=duration,
+        float(row.start_ns) - first, duration, row.name, row.kind if is_host else row.kernel_class, launched, row.bytes,
+        busy_ns=duration,
     )  # fmt: skip
 
 
-def _gaps(rows: _Rows) -> Iterator[Gap]:
+def _gaps(found: Sequence[Any], first: float) -> Iterator[Gap]:
     """Yield the largest gaps with the operations around them."""
-    operations = [row for row in rows if row["kind"] in KINDS]
-    starts = [row["start_ns"] for row in operations]
-    ended = sorted((row["start_ns"] + row["duration_ns"], row["name"]) for row in operations)
+    operations = [row for row in found if row.kind in KINDS]
+    starts = [row.start_ns for row in operations]
+    ended = sorted((row.start_ns + row.duration_ns, row.name) for row in operations)
     ends = [end for end, _ in ended]
-    waits = [row for row in rows if row["kind"] == EventKind.WAIT.value]
-    idle = (row for row in rows if row["kind"] in _IDLE)
-    for gap in heapq.nlargest(_GAPS, idle, key=lambda row: row["duration_ns"]):
-        begin, end = float(gap["start_ns"]), float(gap["start_ns"] + gap["duration_ns"])
+    waits = [row for row in found if row.kind == EventKind.WAIT.value]
+    idle = (row for row in found if row.kind in _IDLE)
+    for gap in heapq.nlargest(_GAPS, idle, key=lambda row: row.duration_ns):
+        begin, end = float(gap.start_ns), float(gap.start_ns + gap.duration_ns)
         last, following = bisect.bisect_right(ends, begin) - 1, bisect.bisect_left(starts, end)
-        around = (row["name"] for row in waits if row["start_ns"] <= begin <= row["start_ns"] + row["duration_ns"])
+        around = (row.name for row in waits if row.start_ns <= begin <= row.start_ns + row.duration_ns)
         yield Gap(
-            begin,
+            begin - first,
             end - begin,
-            gap["kind"],
+            gap.kind,
             after=ended[last][1] if last >= 0 else "",
-            before=operations[following]["name"] if following < len(operations) else "",
+            before=operations[following].name if following < len(operations) else "",
             wait=next(around, ""),
         )
 
@@ -200,27 +269,26 @@ def _merged(timeline: CaseTimeline, most: int) -> CaseTimeline:
         return timeline
     shortest = 2 * len(lanes) * timeline.duration_ns / most
     ranks = tuple(
-        replace(rank, lanes=tuple(_merge_lane(lane, shortest) for lane in rank.lanes)) for rank in timeline.ranks
+        replace(rank, lanes=tuple(replace(lane, events=tuple(_merge(lane, shortest))) for lane in rank.lanes))
+        for rank in timeline.ranks
     )
     return replace(timeline, ranks=ranks, merged_below_ns=shortest)
 
 
-def _merge_lane(lane: Lane, shortest: float) -> Lane:
+def _merge(lane: Lane, shortest: float) -> Iterator[Event]:
+    """Yield the long events, and one event in place of short neighbours, with the key that has most of their time."""
+
     def slot(place: tuple[int, Event]) -> tuple[str, float]:
         number, event = place
         return ("long", number) if event.duration_ns >= shortest else ("short", event.start_ns // shortest)
 
-    groups = itertools.groupby(enumerate(lane.events), slot)
-    return replace(lane, events=tuple(_merge([event for _, event in group]) for _, group in groups))
-
-
-def _merge(events: Sequence[Event]) -> Event:
-    """Return one event in place of ``events``, with the key that has most of their time."""
-    if len(events) == 1:
-        return events[0]
-    time = {key: sum(own) for key, own in grouped((event.key, event.busy_ns) for event in events).items()}
-    key = max(time, key=lambda each: time[each])
-    name = next(event.name for event in events if event.key == key)
-    start = events[0].start_ns
-    end = max(event.start_ns + event.duration_ns for event in events)
-    return Event(start, end - start, name, key, count=len(events), busy_ns=sum(time.values()))
+    for _, group in itertools.groupby(enumerate(lane.events), slot):
+        events = [event for _, event in group]
+        if len(events) == 1:
+            yield events[0]
+            continue
+        time = {key: sum(own) for key, own in grouped((event.key, event.busy_ns) for event in events).items()}
+        key = max(time, key=lambda each: time[each])
+        name = next(event.name for event in events if event.key == key)
+        start, end = events[0].start_ns, max(event.start_ns + event.duration_ns for event in events)
+        yield Event(start, end - start, name, key, count=len(events), busy_ns=sum(time.values()))

@@ -85,7 +85,7 @@ def _load(name: str, out: Path) -> Run:
 
 def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int:
     """Print the comparison of recordings, or write it as JSON. Raises ConfigError for a gate."""
-    from profpipe.report import comparison_json, comparison_text
+    from profpipe.report import comparison
 
     if args.gate is not None:
         what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
@@ -99,9 +99,9 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
             remedy = "Record the kernels with nsys, torch or rocprof."
         raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
     if args.json:
-        _write_json(args, comparison_json.recordings_document(found, args.runs))
+        _write_json(args, comparison.recordings_document(found, args.runs))
     if args.json != arguments.STDOUT:
-        print(comparison_text.text(found))
+        print(comparison.text(found))
     return errors.OK
 
 
@@ -115,17 +115,17 @@ def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
 def _end(args: argparse.Namespace, found: Comparison, run: Manifest) -> int:
     """Print the comparison, or write it as JSON, and end as the gate demands."""
     from profpipe.analysis.verdict import Gate
-    from profpipe.report import comparison_json, comparison_text
+    from profpipe.report import comparison
 
     stop: ProfpipeError | None = None
-    if args.gate is not None and (why := comparison_text.gate_text(found, args.gate)):
+    if args.gate is not None and (why := comparison.gate_text(found, args.gate)):
         is_open = found.judge_gate(args.gate) is Gate.UNDECIDED
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     if args.json:
         code = stop.exit_code if stop else errors.OK
-        _write_json(args, comparison_json.document(found, args.runs, run, args.gate, code))
+        _write_json(args, comparison.document(found, args.runs, run, args.gate, code))
     if args.json != arguments.STDOUT:
-        print(comparison_text.text(found))
+        print(comparison.text(found))
     if stop:
         raise stop
     if args.gate is not None and args.json != arguments.STDOUT:

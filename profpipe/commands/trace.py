@@ -21,7 +21,7 @@ from profpipe.results import atomic
 if TYPE_CHECKING:
     from profpipe.results.manifest import Manifest
     from profpipe.results.schema import Tables
-    from profpipe.traces.model import Process
+    from profpipe.traces.build import Process
 
 EXAMPLES = """\
   profpipe trace out/latest                              # everything that was recorded
@@ -61,7 +61,7 @@ class _File:
 def main(args: argparse.Namespace) -> int:
     from profpipe.commands import rendering
     from profpipe.results import folders, store
-    from profpipe.traces import chrome, perfetto
+    from profpipe.traces import write
 
     folder = folders.find(args.run, Path("out"))
     target = _target(folder, args.out)
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     processes = list(_processes(folder, files, data, manifest, args))
     if not processes:
         raise _without_step(folder, data, files, args.step)
-    writer = chrome if _is_json(target) else perfetto
+    writer = write.write_json if _is_json(target) else write.write_perfetto
     atomic.write(target, partial(_write, writer, processes, target.name.endswith(".gz")))
     slices, size = sum(process.slices for process in processes), target.stat().st_size / 1e6
     of = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
@@ -101,7 +101,7 @@ def _is_json(target: Path) -> bool:
 
 def _write(writer: Any, processes: Sequence[Process], is_zipped: bool, stream: IO[bytes]) -> None:
     with gzip.open(stream, "wb", compresslevel=6) if is_zipped else nullcontext(stream) as target:
-        writer.write(processes, target)
+        writer(processes, target)
 
 
 # --- which recordings ------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _processes(
     The traces of torch.profiler of one case are of its ranks, and share a clock on each node.
     """
     from profpipe.ingest import reader
-    from profpipe.traces.build import Builder, Selection
+    from profpipe.traces.build import Builder
 
     known = reader.parsers()
     together: dict[Any, list[Process]] = {}
@@ -184,8 +184,8 @@ def _processes(
             )
             case = _find_case(file, args.case) if args.case is not None else None
             # The file of a command is one case, and holds no ranges of cases.
-            selection = Selection(case if case and len(file.cases) > 1 else None, args.step)
-            found = builder.processes(selection, partial(_title, file, data))
+            in_ranges = case if case and len(file.cases) > 1 else None
+            found = builder.processes(partial(_title, file, data), in_ranges, args.step)
             key = (file.workload, file.cases, file.node) if file.profiler == "torch" else file.source
             together.setdefault(key, []).extend(found)
     for of_one_clock in together.values():

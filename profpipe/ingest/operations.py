@@ -1,16 +1,16 @@
-"""What one file recorded, event by event, as the parsers give it: operations of GPUs, calls and ranges of the host."""
+"""The operations of GPUs and the calls of the host, as the parsers give them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from profpipe.ingest import attribution, kernel_classes
+from profpipe.ingest import kernel_classes
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
 from profpipe.results import schema
 
@@ -58,7 +58,8 @@ class Calls:
 class Operations:
     """Operations of GPUs, one row each, times in ns on the clock of the host.
 
-    ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names.
+    ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names. A
+    parser gives the classes that its file states, and no ``in_case``: ``recording`` fills in both.
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
     each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
@@ -74,10 +75,10 @@ class Operations:
     device: Ints
     name: Ints
     names: Sequence[str]
-    classes: Sequence[str]
-    in_case: Bools
     stream: Ints
     read_calls: Callable[[Ints], tuple[Int64s, Ints]]
+    classes: Sequence[str] = ()
+    in_case: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     grid: Ints | None = None
     read_sizes: Callable[[], Ints] | None = None
     checks: Sequence[Mapping[str, Any]] = ()
@@ -155,26 +156,3 @@ def timeline(operations: Operations, rows: Ints) -> Timeline:
         communicates |= operations.are_peer_copies[name] & copies
     start, end = operations.start[rows], operations.end[rows]
     return Timeline(start, end, launched, is_launched, name, rows, communicates, copies)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """The operations of the GPUs, the calls and ranges of the host, and what joins them; times in ns on one clock.
-
-    ``placed`` has the case of each operation. ``call`` indexes ``calls``, -1 where the call is not in the file.
-    ``waits`` are the calls in which the host waited for the GPU. ``pids`` turns numbers of processes into process ids,
-    ``tids`` the threads of ``ranges`` into thread ids; both are negative where they are unknown. ``latest`` is the end
-    that the parser gave to ranges without one. ``offset_ns`` leads from the clock of the file to one that files of
-    several processes share.
-    """
-
-    operations: Operations
-    placed: attribution.Attribution
-    call: Ints
-    calls: Calls
-    ranges: attribution.Ranges
-    waits: Calls
-    pids: Callable[[Int64s], Any]
-    tids: Callable[[Int64s], Any]
-    latest: int | None = None
-    offset_ns: int = 0

@@ -21,7 +21,7 @@ import pandas as pd
 from profpipe import plugins
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import foreign_files, kernel_classes, launch_tables, reader
-from profpipe.ingest.operations import Recording
+from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import figures
 from profpipe.results import budget, schema
 from profpipe.results.schema import Tables

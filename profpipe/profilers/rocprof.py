@@ -1,4 +1,4 @@
-"""Run rocprofv3, else rocprofv2, else rocprof (v1).
+"""Run rocprofv3, else rocprof (v1), else rocprofv2, of whose files only the launches are read.
 
 The command lines follow AMD's sources and documentation; they were never run on AMD hardware.
 """
@@ -25,7 +25,7 @@ PERIOD, REGIONS = "--collection-period", "--selected-regions"
 #: The period begins when rocprofv3 has loaded its library in the program, a little after the start of the command.
 _START_S = 5.0
 
-_GENERATIONS = ("rocprofv3", "rocprofv2", "rocprof")
+_GENERATIONS = ("rocprofv3", "rocprof", "rocprofv2")
 
 
 def find(ask: Ask) -> Tool | Missing:

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from profpipe.analysis.findings.timeline import Event, LaneKind
+from profpipe.analysis.timeline import Event, LaneKind
 from profpipe.report.units import COUNT, MISSING, NO_UNIT, PERCENT, PLUS_MINUS, RATIO, SIGNED_PERCENT, Unit
 
 _Item = TypeVar("_Item")

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from profpipe.analysis.findings.timeline import Event
+from profpipe.analysis.timeline import Event
 from profpipe.report import charts, document as doc
 from profpipe.report.document import DETAILS, SUMMARY
 from profpipe.report.markup import anchor, cut, element, empty, flat, join, short

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
+from profpipe.analysis.case_index import Basis
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.document import Code, Text, case_link, inlines, join
 from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit
@@ -159,3 +160,15 @@ def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """Return ``1 case`` or ``3 cases``."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def means_note(workload: WorkloadFindings) -> str:
+    """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
+    if (most := max((case.breakdown.ranks for case in workload.cases if case.breakdown), default=1)) > 1:
+        what = "GPUs" if any(len(own.ranks) > own.processes for own in workload.steps.cases) else "ranks"
+        return f"Kernel times are means over {most} {what}; communication includes waiting for the others."
+    own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
+    seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
+    if len(seen) == len(set(seen)):
+        return ""
+    return "Kernel times of several GPUs are means over them; communication includes waiting for the others."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import pages, selection, text_files
 from profpipe.report.document import Document, Section
@@ -15,7 +15,6 @@ from profpipe.report.sections import (
     agreement,
     case_pages,
     cases,
-    classification,
     environment,
     explorer,
     headline,
@@ -25,13 +24,11 @@ from profpipe.report.sections import (
     memory,
     phases,
     plots,
-    ranks,
     recording,
     roofline,
     step_times,
     steps,
     studies,
-    switch_cost,
     timeline,
     times,
     verdicts,
@@ -91,7 +88,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),
         *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
-        classification.classification(findings),
+        kernels.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.is_first]),
         studies.study_plots(findings.plots),
         *(section for workload in findings.workloads
@@ -130,7 +127,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield step_times.outliers(workload)
     yield step_times.by_profiler(workload)
     yield kernel_share.kernel_share(part)
-    yield switch_cost.switch_cost(part)
+    yield kernel_share.switch_cost(part)
     yield roofline.limits(workload, part)
     yield cases.targets(workload, part)
     yield cases.accuracy(part)
@@ -141,6 +138,6 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield phases.host_phases(workload)
     yield phases.phase_work(workload)
     yield memory.memory(workload)
-    yield ranks.ranks(part)
+    yield step_times.processes(part)
     yield kernels.kernels(part)
     yield step_times.every_step(workload)

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from profpipe.analysis import verdict
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Measure, WorkloadFindings
+from profpipe.analysis.case_index import Measure
+from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable

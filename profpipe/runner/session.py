@@ -30,8 +30,7 @@ from profpipe import masking, profilers
 from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
-from profpipe.ingest.ncu import guided as guide_file
+from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
 from profpipe.job import (
     Case,
     Cause,
@@ -57,7 +56,6 @@ from profpipe.runner import (
     fingerprint,
     guided_ncu,
     job_cache,
-    own_runs,
     pairs,
     process,
     sides,
@@ -67,7 +65,7 @@ from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import step
-from profpipe.scrub import job_files, tables as masked_tables
+from profpipe.scrub import exports
 
 
 def load_rules(request: RunRequest) -> Any:
@@ -102,7 +100,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
     def fill(folder: Path) -> None:
         request.save(folder)
         write(folder)
-        own_runs.add(folder)
+        fingerprint.remember(folder)
         store.save(folder, Tables(), begun)
 
     folders.remove_litter(request.out)
@@ -412,13 +410,13 @@ class Session:
         artifacts.publish_output(job)
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
-        scrubbed = job_files.scrub_exports(outcome.files, self.request.plugin_dir)
+        scrubbed = exports.scrub_exports(outcome.files, self.request.plugin_dir)
         sources = job_tables.sources_of_job(outcome, self.folder)
         for result in reader.ingest(sources, self.request.plugin_dir, load_rules(self.request)):
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
             else:
-                tables = masked_tables.mask(result.tables, job.secrets)
+                tables = exports.mask_tables(result.tables, job.secrets)
                 read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
@@ -457,7 +455,7 @@ class Session:
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
         secrets = masking.masker(job.secrets).spellings
-        own = job_files.find_private_files(self.folder, job.folder, secrets)
+        own = exports.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
         own_files = (REQUEST_FILE, fingerprint.FILE, sides.SIDES_FILE)

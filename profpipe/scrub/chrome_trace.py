@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from profpipe.ingest import json_stream
-from profpipe.scrub.paths import without_folders
+from profpipe.scrub.sqlite import without_folders
 
 _KEYS: Final = re.compile(
     r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds?|trace_id|traceEvents"

@@ -1,4 +1,6 @@
-"""Replace exports by copies without environment, command lines, host and user.
+"""Remove private data from the files and tables of a run: exports, files that hold secrets, and texts in tables.
+
+An export is replaced by a copy without environment, command lines, host and user.
 
 Kernels, ranges, calls, and the description of GPU, driver and operating system stay: the parser makes the same tables.
 The modules beside this one hold the rules of each format.
@@ -7,18 +9,27 @@ The modules beside this one hold the rules of each format.
 from __future__ import annotations
 
 import functools
+import gzip
+import mmap
 import secrets
 import shutil
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import pandas as pd
+
+from profpipe import masking
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import reader
-from profpipe.scrub import chrome_trace, nsys, nsys_parquet, rocprof, sqlite
+from profpipe.results import schema
+from profpipe.results.schema import Tables
+from profpipe.scrub import chrome_trace, nsys, sqlite
 
 #: To write a compressed copy takes longer than to read.
 _BUDGETS: Final = 4
@@ -67,7 +78,7 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
 def is_scrubbed(path: Path) -> bool:
     """Return True where ``scrub`` wrote ``path``."""
     if path.is_dir():
-        return nsys_parquet.is_marked(path)
+        return nsys.is_marked_parquet(path)
     return sqlite.is_marked(path) or chrome_trace.is_marked(path)
 
 
@@ -81,10 +92,136 @@ def may_be_private(path: Path) -> bool:
 #: (name of the parser, whether the export is a folder) -> function.
 _COPIES: Final[Mapping[tuple[str, bool], Callable[[Path, Path], Counter[str]]]] = {
     ("nsys_sqlite", False): functools.partial(sqlite.copy, rules=nsys),
-    ("nsys_sqlite", True): nsys_parquet.copy,
-    ("rocpd", False): rocprof.copy,
+    ("nsys_sqlite", True): nsys.copy_parquet,
+    ("rocpd", False): sqlite.copy_rocprof,
     ("torch_trace", False): chrome_trace.copy,
 }
 
 #: The names of the parsers whose files can be scrubbed.
 PARSERS: Final = frozenset(parser for parser, _ in _COPIES)
+
+
+# --- the files of a job, and of a run ---------------------------------------------------------------------------------
+
+#: The output of the processes of a job: it may hold whatever a program prints.
+LOG = "log.txt"
+
+#: Reports of nsys, the recordings behind them, and reports of ncu. Nothing can be removed from these.
+_REPORT_SUFFIXES = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
+
+
+def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:
+    """Scrub the exports among ``files`` and return for each whether it is scrubbed. A damaged one stays as it was."""
+    parsers = reader.parsers(pipeline_dir)
+    scrubbed = {}
+    for path in files:
+        try:
+            parser = reader.name_of(reader.choose(path, parsers))
+        except UnreadableFile:
+            continue  # the reader reports a file that cannot be read
+        if parser in PARSERS:
+            with suppress(UnreadableFile):
+                scrubbed[path] = False
+                if not is_scrubbed(path):
+                    scrub(path, parser)
+                scrubbed[path] = True
+    return scrubbed
+
+
+def find_private_files(run_folder: Path, below: Path, secrets: Iterable[str] = ()) -> list[str]:
+    """Return the files in the folder ``below`` of a run that may hold private data, and let only their owner read them.
+
+    These are logs, reports, exports and traces that are not scrubbed, and files that hold one of ``secrets``.
+    """
+    texts = list(secrets)
+    files = (path for path in below.rglob("*") if path.is_file() and not path.is_symlink())
+    found = [path for path in files if _is_private(path) or holds_any(path, texts)]
+    for path in found:
+        path.chmod(0o600)
+    return sorted(str(path.relative_to(run_folder)) for path in found)
+
+
+def _is_private(path: Path) -> bool:
+    return path.name == LOG or path.suffix in _REPORT_SUFFIXES or may_be_private(path)
+
+
+# --- files that hold a secret: recordings hold what a program printed or named ----------------------------------------
+
+_CHUNK: Final = 1 << 20
+
+
+def holds_any(path: Path, texts: Iterable[str]) -> bool:
+    """Return True if the file ``path`` holds one of ``texts``, also where it is compressed. A damaged file may."""
+    wanted = [text.encode("utf-8", "surrogatepass") for text in texts]
+    if not wanted or not path.stat().st_size:
+        return False
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if any(content.find(text) >= 0 for text in wanted):
+            return True
+        head = content[:4]
+    if head[:2] == b"\x1f\x8b":
+        return _any_in(_unzipped(path), wanted)
+    return head == b"PAR1" and _any_in(_texts_of_parquet(path), wanted)
+
+
+def _any_in(pieces: Iterable[bytes], wanted: list[bytes]) -> bool:
+    kept, longest = b"", max(map(len, wanted))
+    for piece in pieces:
+        window = kept + piece
+        if any(text in window for text in wanted):
+            return True
+        kept = window[-longest:]
+    return False
+
+
+def _unzipped(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path) as stream:
+            while piece := stream.read(_CHUNK):
+                yield piece
+    except (OSError, EOFError, zlib.error):
+        return  # what is behind the damage cannot be read by anybody else either
+
+
+def _texts_of_parquet(path: Path) -> Iterator[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for column in batch.columns:
+                    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                        yield "\n".join(filter(None, column.unique().to_pylist())).encode()
+    except (OSError, pa.ArrowException):
+        return
+
+
+# --- tables: a program may print secrets, or name its ranges after them -----------------------------------------------
+
+
+def mask_tables(tables: Tables, secrets: Mapping[str, str]) -> Tables:
+    """Return ``tables`` without the known ``secrets``, and cases without what looks like a secret by its form.
+
+    Kernel names are not searched for forms: a template argument may look like one. A table without a secret stays the
+    same object.
+    """
+    known = masking.masker(secrets)
+    frames = {
+        table.name: _masked(getattr(tables, table.name), table, known, with_forms=table is schema.CASES)
+        for table in schema.PARSED
+    }
+    origin = tables.origin
+    notes, details = (tuple(map(known.mask, texts)) for texts in (origin.notes, origin.details))
+    return replace(tables, **frames, origin=replace(origin, notes=notes, details=details))
+
+
+def _masked(frame: pd.DataFrame, table: schema.Table, known: masking.Masker, with_forms: bool) -> pd.DataFrame:
+    changed = {}
+    for column in table.columns:
+        if column.dtype == "str" and len(frame):
+            codes, distinct = pd.factorize(frame[column.name])
+            texts = [known.mask(text) if with_forms else known.mask_known(text) for text in map(str, distinct)]
+            if any(a != b for a, b in zip(texts, distinct, strict=True)):
+                changed[column.name] = pd.Series(texts, dtype=object).reindex(codes).set_axis(frame.index)
+    return frame.assign(**changed) if changed else frame

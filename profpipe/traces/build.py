@@ -1,9 +1,12 @@
-"""Make the tracks of a trace from a recording: ranges, calls, steps, idle time and the streams of each device."""
+"""A trace, and how it is made from a recording: ranges, calls, steps, idle time and the streams of each device.
+
+A trace has processes, these have tracks, and tracks have slices. ``write`` turns it into a file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,11 +15,108 @@ import pandas as pd
 
 from profpipe.ingest import operations
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
-from profpipe.ingest.operations import Recording
+from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import excerpt, search
 from profpipe.ingest.steps.accounting import gaps
 from profpipe.results.schema import StepState
-from profpipe.traces.model import Process, Slices, Track
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Slices of one track, times in ns; ``name`` indexes ``names`` and ``category`` indexes ``categories``.
+
+    Slices with the same number in ``flow`` are joined by an arrow; 0 stands for none. ``details`` are values by name
+    for each slice, None where there is no value.
+    """
+
+    start: Int64s
+    end: Int64s
+    name: Ints
+    names: Sequence[str]
+    category: Ints
+    categories: Sequence[str]
+    flow: Int64s
+    details: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def only(self, rows: Ints | Bools) -> Slices:
+        """Return the slices ``rows``."""
+        chosen = np.flatnonzero(rows) if rows.dtype == bool else rows
+        details = {name: [values[row] for row in chosen.tolist()] for name, values in self.details.items()}
+        columns = {key: getattr(self, key)[chosen] for key in ("start", "end", "name", "category", "flow")}
+        return replace(self, **columns, details=details)
+
+    def lanes(self, may_nest: bool) -> Iterator[Slices]:
+        """Yield the slices in as few parts as needed, so that in each of them none overlaps with another one.
+
+        With ``may_nest`` one may lie inside another one. The slices of a part are ordered by start, the longest first.
+        """
+        order = np.lexsort((-self.end, self.start))
+        open_ends: list[list[int]] = []
+        lane_of = np.zeros(len(order), dtype=np.int64)
+        for at, (start, end) in enumerate(zip(self.start[order].tolist(), self.end[order].tolist(), strict=True)):
+            for ends in open_ends:
+                while ends and ends[-1] <= start:
+                    ends.pop()
+            free = (n for n, ends in enumerate(open_ends) if not ends or (may_nest and end <= ends[-1]))
+            if (lane := next(free, len(open_ends))) == len(open_ends):
+                open_ends.append([])
+            open_ends[lane].append(end)
+            lane_of[at] = lane
+        for lane in range(len(open_ends)):
+            yield self.only(order[lane_of == lane])
+
+    def events(self) -> Iterator[tuple[int, int, bool]]:
+        """Yield (time, row, whether it begins) in the order of time, for slices of one of the ``lanes``."""
+        stack: list[tuple[int, int]] = []
+        for row, (start, end) in enumerate(zip(self.start.tolist(), self.end.tolist(), strict=True)):
+            while stack and stack[-1][0] <= start:
+                ended, which = stack.pop()
+                yield ended, which, False
+            stack.append((end, row))
+            yield start, row, True
+        while stack:
+            ended, which = stack.pop()
+            yield ended, which, False
+
+
+@dataclass(frozen=True)
+class Track:
+    """A row of the trace. Tracks stand in the order in which they are given."""
+
+    name: str
+    slices: Slices
+
+
+@dataclass(frozen=True)
+class Process:
+    """A group of tracks: one process of a program. ``pid`` is None where the recording does not say."""
+
+    name: str
+    pid: int | None
+    tracks: tuple[Track, ...]
+
+    @property
+    def first_ns(self) -> int:
+        """The start of the first slice."""
+        return min(int(track.slices.start.min()) for track in self.tracks)
+
+    def since(self, time_ns: int) -> Process:
+        """Return the process with times since ``time_ns``."""
+
+        def moved(slices: Slices) -> Slices:
+            return replace(slices, start=slices.start - time_ns, end=slices.end - time_ns)
+
+        return replace(self, tracks=tuple(replace(track, slices=moved(track.slices)) for track in self.tracks))
+
+    @property
+    def slices(self) -> int:
+        return sum(len(track.slices) for track in self.tracks)
+
+
+# --- what a recording holds -------------------------------------------------------------------------------------------
 
 #: The causes of idle time, by the number that ``_idle`` gives them.
 IDLE: Final = ("idle: cause unknown", "idle: the host launched late", "idle: after a synchronising call")
@@ -28,17 +128,6 @@ _STEP_COLUMNS: Final = (
     "kernels",
 )  # fmt: skip
 _ALWAYS: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The part of a recording that is wanted: a case of its ranges, and a step; None: all.
-
-    ``step`` is a number, or ``steady`` for a typical steady step.
-    """
-
-    case: str | None = None
-    step: int | str | None = None
 
 
 class Builder:
@@ -59,17 +148,22 @@ class Builder:
         #: Rows of the table `steps`, by the numbers of processes.
         self.steps = search.find(done, *given, unclosed=recording.latest, own=step_range).steps
 
-    def processes(self, selection: Selection, name: Callable[[int | None, list[int]], str]) -> Iterator[Process]:
-        """Yield the processes that hold something; ``name`` makes their names from the process id and the devices."""
+    def processes(
+        self, name: Callable[[int | None, list[int]], str], case: str | None = None, step: int | str | None = None
+    ) -> Iterator[Process]:
+        """Yield the processes that hold something; ``name`` makes their names from the process id and the devices.
+
+        Wanted are a ``case`` of its ranges, and a ``step``, a number or ``steady`` for a typical one; None: all.
+        """
         done = self._recording.operations
         for process, rows in groups(done.process):
-            low, high = self._window(process, rows, selection)
+            low, high = self._window(process, step)
             chosen = rows[(done.start[rows] < high) & (done.end[rows] > low)]
-            if selection.case is not None:
-                chosen = chosen[self._cases(chosen) == selection.case]
+            if case is not None:
+                chosen = chosen[self._cases(chosen) == case]
             if not len(chosen):
                 continue
-            host = _Host(self._recording, process, chosen, low, high, selection.case)
+            host = _Host(self._recording, process, chosen, low, high, case)
             tracks = [*host.ranges(), *host.calls()]
             devices = [device for device, _ in groups(done.device[rows])]
             for device, of_device in groups(done.device[rows]):
@@ -84,19 +178,19 @@ class Builder:
         placed = self._recording.placed
         return np.array(placed.paths.case, dtype=object)[placed.path[rows]]
 
-    def _window(self, process: int, rows: Ints, selection: Selection) -> tuple[int, int]:
+    def _window(self, process: int, step: int | str | None) -> tuple[int, int]:
         """Return the time of the wanted step of a process; with the launches of its operations."""
-        if selection.step is None:
+        if step is None:
             return _ALWAYS
         steps = self.steps[self.steps["process"] == process]
-        if selection.step == StepState.STEADY.value:
+        if step == StepState.STEADY.value:
             steps = steps[steps["state"] == StepState.STEADY.value]
             if len(steps):
                 # As on the timeline of the report: the typical step of the first device, where it is steady here.
                 number = self._typical_step
                 steps = steps[steps["step"] == (number if (steps["step"] == number).any() else _typical(steps))]
         else:
-            steps = steps[(steps["step"] == selection.step) & (steps["state"] != StepState.OTHER.value)]
+            steps = steps[(steps["step"] == step) & (steps["state"] != StepState.OTHER.value)]
         if steps.empty:
             return _ALWAYS[1], _ALWAYS[0]
         low = int(steps["start_ns"].min()) + self._origin

@@ -8,11 +8,10 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.workloads import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
+from profpipe.analysis.findings import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts
-from profpipe.report.sections import ranks
+from profpipe.report.labels import case_texts, means_note
 from profpipe.report.units import RATIO, percent, signed_percent, time_unit
 
 #: Kernels above this are long enough for launch gaps and cold caches to be a small part of them.
@@ -38,7 +37,7 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
 
 def _summary(workload: WorkloadFindings) -> doc.Text:
     """Return how far long calls agree, by profiler, and what makes the larger differences."""
-    reference, means = workload.agreements[0].reference, ranks.means_note(workload)
+    reference, means = workload.agreements[0].reference, means_note(workload)
     long = {profiler: own for profiler, pairs in _pairs(workload).items() if (own := _long(pairs))}
     far = [pair for own in long.values() for pair in own if not pair[1].is_close]
     words: list[doc.Text] = [f"{means} "] if means else []

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.kernels import rows
 from profpipe.analysis.steps import CaseSteps
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
@@ -25,7 +25,6 @@ from profpipe.report.sections import (
     memory,
     phases,
     plots,
-    ranks,
     recording,
     roofline,
     step_times,
@@ -90,7 +89,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         phases.phase_work(alone),
         agreement.agreement(alone),
         memory.memory(alone),
-        ranks.ranks(alone),
+        step_times.processes(alone),
         step_times.outliers(alone),
         _repeat(workload, case, run, raw),
     )

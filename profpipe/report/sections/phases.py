@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.kernels import HostPhase, Phase, PhaseWork
-from profpipe.analysis.findings.workloads import CaseResult, Iteration, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Iteration, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.analysis.kernels import HostPhase, Phase, PhaseWork
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profpipe.analysis.cases import in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
-from profpipe.analysis.kernel_breakdown import ClassTotal, KernelBreakdown
+from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
+from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.sections import other_classes
+from profpipe.report.sections.kernel_share import class_name, other_classes
 from profpipe.report.units import Unit, number, time_unit
 
 #: From this speed-up on a linear scale would press the other lines together.
@@ -277,8 +277,8 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:
     is_cpu = any(each.kind == "cpu_op" for each in breakdowns)
     found = [Piece("copy" if is_cpu and name == "direct_copy" else name, name, operator.methodcaller("category", name))
              for name in _CATEGORIES]  # fmt: skip
-    found += [Piece(other_classes.named(name), name, functools.partial(other_classes.of, name=name))
-              for name in other_classes.classes(breakdowns) if name in _CLASSES]  # fmt: skip
+    found += [Piece(class_name(name), name, functools.partial(KernelBreakdown.other_class, name=name))
+              for name in other_classes(breakdowns) if name in _CLASSES]  # fmt: skip
     found.append(Piece("graph", "graph", operator.methodcaller("category", "graph")))
     kept = [piece for piece in found if _is_visible(piece, breakdowns)]
 

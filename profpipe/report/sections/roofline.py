@@ -6,12 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Limiter, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, fill, literal, names, percent, plural, share_cell, variant_text
-from profpipe.report.sections import ranks
+from profpipe.report.labels import (
+    case_text,
+    fill,
+    literal,
+    means_note,
+    names,
+    percent,
+    plural,
+    share_cell,
+    variant_text,
+)
 from profpipe.report.selection import main_cases
 from profpipe.report.units import MISSING, number, size_unit, time_unit
 
@@ -113,7 +122,7 @@ def _definition(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> str:
 
 def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield the conditions and the gaps of the tables."""
-    means = ranks.means_note(workload)
+    means = means_note(workload)
     if means:
         yield fill("{} The GPU time is therefore that of the call.", means)
     limited = [case for case in workload.cases if case.limit.limited_by]

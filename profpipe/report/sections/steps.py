@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernel_breakdown import ClassTotal
+from profpipe.analysis.kernels import ClassTotal
 from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts
 from profpipe.job import count_cases
 from profpipe.report import document as doc

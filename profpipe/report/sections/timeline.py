@@ -6,12 +6,10 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profpipe.analysis.findings import timeline as findings
-from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind, RankTimeline
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import IDLE_PARTS
-from profpipe.analysis.timeline import MOST_TIMELINES
+from profpipe.analysis.timeline import MOST_TIMELINES, CaseTimeline, Gap, Lane, LaneKind, RankTimeline
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, percent
 from profpipe.report.sections.steps import PART_NAMES
@@ -112,7 +110,7 @@ def _rank_title(rank: RankTimeline, several: bool, has_ranks: bool) -> str:
     return " · ".join(part for part in (f"rank {rank.rank}" if has_ranks else "", device, process, step) if part)
 
 
-def _lane_title(lane: findings.Lane) -> str:
+def _lane_title(lane: Lane) -> str:
     if lane.kind is LaneKind.IDLE:
         return "idle"
     if lane.others:
@@ -137,11 +135,11 @@ def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 
-def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, findings.Gap]]) -> doc.Table:
+def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, Gap]]) -> doc.Table:
     """Return the largest gaps, with what ran before and after. Their numbers stand in the picture too."""
     rows = [(number, timeline.ranks[place], gap) for number, (place, gap) in enumerate(gaps, start=1)]
 
-    def cause(gap: findings.Gap) -> doc.Text:
+    def cause(gap: Gap) -> doc.Text:
         text = _NAMES[gap.cause].removeprefix("idle: ")
         return fill(f"{text}, in {{}}", doc.Code(gap.wait)) if gap.wait else text
 

@@ -1,4 +1,7 @@
-"""Warnings: one line for each reason not to trust a number, the most serious first."""
+"""Warnings, one line for each reason not to trust a number, and the cases without a result.
+
+The most serious warning comes first. Cases without a result failed, are still missing, or were skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    Findings,
-    LaunchCounts,
-    NotRun,
-    TimedCase,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
-from profpipe.report.sections import classification, environment, steps
+from profpipe.report.sections import environment, kernels, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
 from profpipe.results.tasks import TaskState
@@ -35,7 +31,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *_unexpected_kernels(findings),
         *map(_unread, run.refused),
         *map(_incident, run.incidents),
-        *classification.low_coverage(findings),
+        *kernels.low_coverage(findings),
         *_unseen(findings),
         *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),

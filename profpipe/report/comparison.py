@@ -1,19 +1,118 @@
-"""The difference of two recordings: what is longer or shorter, by part, rank and kernel."""
+"""The result of ``profpipe compare``, as text and as the JSON document that docs/verdicts.md describes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
 from profpipe.analysis.compare_recordings import Extent, RecordingChange, RecordingComparison, Side, name_of
+from profpipe.analysis.compare_runs import Change, Comparison, GateCause
+from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.analysis.kernel_differences import KernelDifference
-from profpipe.analysis.kernel_totals import COPIES
+from profpipe.analysis.kernels import COPIES
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.steps import StepPart
-from profpipe.report import document as doc
+from profpipe.analysis.verdict import Gate
+from profpipe.job import count_cases
+from profpipe.report import document as doc, results_json
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import PART_NAMES, class_label, classes
+from profpipe.report.text import column_width, write_section
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
-from profpipe.results.schema import KernelChange, StepState
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
+
+#: What a difference of two runs is worth, by whether it is beyond the noise.
+_NOTES: Final = {True: "  beyond the noise", False: "  within the noise", None: "  no verdict"}
+
+
+def text(found: Comparison | RecordingComparison) -> str:
+    """Return one line for each case, what hinders a verdict, and one line for each difference between the runs.
+
+    Of recordings, return the parts and the kernels of their differences.
+    """
+    if isinstance(found, RecordingComparison):
+        return "\n\n".join(filter(None, map(write_section, sections(found))))
+    same = "is the same" if found.changed_params else "has a time"
+    lines = _run_table(found.changes) if found.changes else [f"No case {same} in both runs."]
+    lines += missing(found)
+    if any(change.is_beyond_noise is None for change in found.changes):
+        lines.append(
+            "no verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
+            f" {FEWEST_RUNS} runs of the same code in this results folder show it. `profpipe ab` needs none."
+        )
+    return "\n".join([*lines, *differences(found)])
+
+
+def missing(found: Comparison) -> Iterator[str]:
+    """Yield the cases that have a time in A alone."""
+    yield from (f"{name}: has a time in A and failed in B" for name in found.lost)
+    yield from (f"{name}: has a time in A and none of the same kind in B" for name in found.absent)
+
+
+def differences(found: Comparison) -> Iterator[str]:
+    """Yield what differs between the runs beside the code."""
+    if found.changed_params:
+        yield f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
+    for case, differing in found.changed_params.items():
+        texts = {name: ["none" if v is None else v for v in values] for name, values in differing.items()}
+        yield f"{case}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
+    if found.gpus:
+        yield f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}."
+    if found.is_b_unfinished:
+        yield "B has not ended: `profpipe resume` continues it."
+
+
+def _run_table(changes: Sequence[Change]) -> list[str]:
+    width = column_width(change.name for change in changes)
+    unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
+    lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
+    for change in changes:
+        note = _NOTES[change.is_beyond_noise]
+        if change.inaccurate_in:
+            note += f"  inaccurate in {' and '.join(change.inaccurate_in)}"
+        times = f"{unit.of(change.a_ns):>9}  {unit.of(change.b_ns):>9}"
+        lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{note}")
+    return lines
+
+
+def gate_text(found: Comparison, percent: float) -> str:
+    """Return why B does not pass the gate; empty if it passes."""
+    causes = found.find_gate_causes(percent)
+    return "; ".join(_cause_text(cause, cases, found, percent).rstrip(".") for cause, cases in causes.items())
+
+
+def _cause_text(cause: GateCause, cases: Sequence[str], found: Comparison, percent: float) -> str:
+    count, is_one, names = count_cases(len(cases)), len(cases) == 1, ", ".join(cases)
+    match cause:
+        case GateCause.UNFINISHED:
+            return "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it."
+        case GateCause.SLOWER:
+            return f"{count} {'is' if is_one else 'are'} more than {percent:g} % slower: {names}"
+        case GateCause.NEWLY_INACCURATE:
+            return f"{count} {'was' if is_one else 'were'} within the tolerance in A, and not in B: {names}"
+        case GateCause.LOST:
+            return f"{count} had a time in A and did not end well in B: {names}"
+        case GateCause.CHANGED_PARAMS:
+            params = dict.fromkeys(name for differences in found.changed_params.values() for name in differences)
+            return (
+                f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
+            )
+        case GateCause.UNDECIDED:
+            return (
+                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower, and how"
+                f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
+            )
+        case GateCause.ABSENT:
+            lacks = f"{'has' if is_one else 'have'} no time of the same kind in B"
+            return f"the gate is undecided: {count} of A {lacks}: {names}"
+        case GateCause.NOTHING_TO_JUDGE:
+            return "there is nothing to judge. Name runs of the same cases, all under plain."
+
+
+# --- the difference of two recordings: what is longer or shorter, by part, rank and kernel ----------------------------
 
 #: Recordings with tables of their own: those with the largest differences. The others have a row each.
 _MOST_SECTIONS = 8
@@ -282,3 +381,115 @@ def _change(kernel: KernelDifference) -> str:
     if kernel.change is KernelChange.TIME:
         return "grew" if kernel.part_ns > 0 else "shrank"
     return _CHANGES[kernel.change]
+
+
+# --- the JSON document ------------------------------------------------------------------------------------------------
+
+
+def document(
+    found: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
+) -> dict[str, Any]:
+    """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
+    failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
+    cases = [_case(change, gate) for change in found.changes]
+    cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
+    cases += [{**_unknown(name), "gate": undecided} for name in found.absent]
+    cases += [
+        {**_unknown(name), "differing_params": differing, "gate": failed}
+        for name, differing in found.changed_params.items()
+    ]
+    # All keys that ``profpipe ab`` writes, of which most have no value here.
+    nothing = results_json.verdict_document(
+        PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
+    )
+    unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
+    warnings = {"not_compared": missing(found), "runs_differ": differences(found)}
+    return {
+        **nothing,
+        **dict.fromkeys(key for key in unknown if key in nothing),
+        "kind": "compare",
+        "a": {"runs": [names[0]]},
+        "b": {"runs": [names[1]]},
+        "gate": None if gate is None else {
+            "percent": gate, "inconclusive": "report", "result": found.judge_gate(gate).value,
+            **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
+        },
+        "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
+        "cases": cases,
+        "warnings": [{"kind": kind, "text": text} for kind, texts in warnings.items() for text in texts],
+    }  # fmt: skip
+
+
+def _case(change: Change, gate: float | None) -> dict[str, Any]:
+    ratio = change.b_ns / change.a_ns
+    return {
+        **_unknown(change.name),
+        "a_ns": change.a_ns,
+        "b_ns": change.b_ns,
+        "difference_ns": change.a_ns * (ratio - 1),
+        "ratio": ratio,
+        "is_beyond_noise": change.is_beyond_noise,
+        "is_newly_inaccurate": change.inaccurate_in == ("B",),
+        "gate": None if gate is None else change.judge_gate(gate).value,
+    }
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    """Return a case of which nothing but its name is known."""
+    workload, _, case = name.partition("/")
+    nan = float("nan")
+    known = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
+    return {**known, "kernels": [], "differing_params": None}
+
+
+def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
+    """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
+    a, b = names
+    return {
+        "format": results_json.VERDICTS_FORMAT,
+        "version": results_json.VERDICTS_VERSION,
+        "kind": "compare_recordings",
+        "a": {"runs": [a]},
+        "b": {"runs": [b]},
+        "cases": [_recording(change) for change in found.changes],
+        "alone": dict(found.alone),
+        "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in notes(found)],
+    }
+
+
+def _recording(change: RecordingChange) -> dict[str, Any]:
+    sides = {
+        name: {
+            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches")},
+            "steady": own.steps.count(StepState.STEADY)[1] if own.steps else 0,
+            "steps": own.steps.steps if own.steps else 0,
+            "kernel_ns": own.kernel_ns if change.has_times else None,
+        }
+        for name, own in (("a", change.a), ("b", change.b))
+    }
+    kernels = [
+        {"kernel": own.name, "b_kernel": own.b_name, "kernel_class": own.kernel_class, "cause": str(own.change),
+         "a_calls": own.a.calls, "b_calls": own.b.calls,
+         **(_difference(own.a.ns, own.b.ns) if change.has_times else {})}
+        for own in change.kernels
+    ]  # fmt: skip
+    found = {"of": change.extent.value, **sides, "kernels": kernels}
+    if not change.has_times:
+        return found
+    a, b = change.a.parts, change.b.parts
+    classes = {
+        name: _difference(*(own.classes.get(name, 0.0) for own in (a, b))) for name in {**a.classes, **b.classes}
+    }
+    ranks = {rank: _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
+             for rank, own in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
+    return {
+        **found,
+        **_difference(a.wall_ns, b.wall_ns),
+        "parts": {part.value: _difference(a.ns[part], b.ns[part]) for part in StepPart},
+        "compute": classes,
+        "ranks": ranks,
+    }
+
+
+def _difference(a_ns: float, b_ns: float) -> dict[str, float]:
+    return {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": b_ns - a_ns}

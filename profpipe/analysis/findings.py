@@ -12,12 +12,20 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final
 
-from profpipe.analysis.case_index import Basis as Basis, Measure as Measure
-from profpipe.analysis.cases import Axes as Axes
-from profpipe.analysis.findings.kernels import Counters, HostPhase, KernelRow, Memory, Phase, PhaseWork
-from profpipe.analysis.findings.timeline import CaseTimeline
-from profpipe.analysis.kernel_breakdown import KernelBreakdown as KernelBreakdown, SwitchCost as SwitchCost
+from profpipe.analysis.case_index import Basis, Measure
+from profpipe.analysis.cases import Axes
+from profpipe.analysis.kernels import (
+    Counters,
+    HostPhase,
+    KernelBreakdown,
+    KernelRow,
+    Memory,
+    Phase,
+    PhaseWork,
+    SwitchCost,
+)
 from profpipe.analysis.steps import StepFindings
+from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict

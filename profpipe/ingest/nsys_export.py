@@ -1,4 +1,4 @@
-"""Read columns of a profiler's tables as numpy arrays, from SQLite or from a folder with a Parquet file per table.
+"""Read columns of an nsys export as numpy arrays, from SQLite or from a folder with a Parquet file per table.
 
 A missing table or column reads as NULL: exporters leave out empty tables, and columns changed with the versions. A NULL
 number is the least value of its type, 0 for unsigned types.
@@ -23,14 +23,15 @@ from profpipe.ingest import bounds
 from profpipe.results import budget
 
 Numbers = npt.NDArray[Any]
-#: A column, or three ones that are read as one number: with the last two below 2**16, as the sizes of a grid are, no
-#: two combinations give the same. To hand over three numbers takes SQLite twice the time.
-Column = str | tuple[str, str, str]
-Dtypes = Mapping[Any, type[np.integer[Any]]]
+Dtypes = Mapping[str, type[np.integer[Any]]]
 
 #: What reading a damaged file can raise. UnicodeDecodeError: SQLite's message quotes bytes that are no text.
 FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError)
 
+#: The sizes of a grid as one number: with the last two below 2**16 no two grids give the same. To hand over three
+#: numbers takes SQLite twice the time.
+GRID: Final = "grid"
+_SIZES: Final = ("gridX", "gridY", "gridZ")
 _BATCH_ROWS: Final = 1 << 16
 #: Many long texts may be one in the file.
 _BATCH_STRINGS: Final = 1 << 5
@@ -40,7 +41,6 @@ class Database:
     """A SQLite file, opened so that nothing is written beside it: the folder may be read-only."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         with self._opened() as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -57,28 +57,24 @@ class Database:
 
     def columns(self, table: str) -> list[str]:
         """Return the names of ``table``'s columns, none where there is no such table."""
-        return self._columns.get(table, [])
+        return _with_grid(self._columns.get(table, []))
 
-    def count_rows(self, table: str) -> int:
-        with self._opened() as database:
-            return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
+    def check_rows(self, table: str, rows: int) -> None:
+        """Raise ``DatabaseError`` where ``table`` has not so many rows: a damaged file can hide some.
 
-    def most_rows(self, table: str) -> int:
-        """Return how many rows ``table`` has at most: counting takes SQLite half as long as reading them.
-
-        An exporter numbers the rows from 1 on. The last number is the count where a file can hold so many rows.
+        An exporter numbers the rows from 1 on. To count them takes half as long as to read them.
         """
         with self._opened() as database:
             try:
                 last = database.execute(f"SELECT max(_rowid_) FROM {_quoted(table)}").fetchone()[0]
             except sqlite3.OperationalError:  # a table WITHOUT ROWID
                 last = None
-        # A row has a pointer, its length, its number and a type for each column (sqlite.org/fileformat.html).
-        least_bytes = 5 + len(self.columns(table))
-        is_possible = isinstance(last, int) and 0 < last <= self._path.stat().st_size // least_bytes
-        return last if is_possible else self.count_rows(table)
+            if rows != last:
+                counted = database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0]
+                if rows != counted:
+                    raise sqlite3.DatabaseError(f"table {table} counts {counted} rows and gives {rows}")
 
-    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
+    def batches(self, table: str, columns: Sequence[str]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows of ``table``. Close the generator: the driver's cursor must not outlive its connection."""
         chosen = ", ".join(map(_expression, columns))
         # Without the driver's cursors: up to 1.12 they print a traceback after a statement that failed.
@@ -106,47 +102,39 @@ class ParquetFolder:
         from pyarrow import parquet
 
         file = self._path / f"{table}.parquet"
-        return list(parquet.read_schema(file).names) if file.is_file() else []
+        return _with_grid(list(parquet.read_schema(file).names)) if file.is_file() else []
 
-    def count_rows(self, table: str) -> int:
+    def check_rows(self, table: str, rows: int) -> None:
+        """Do nothing: the reader of Parquet counts the rows."""
+
+    def batches(self, table: str, columns: Sequence[str]) -> Generator[pa.RecordBatch, None, None]:
         from pyarrow import parquet
 
-        return int(parquet.read_metadata(self._path / f"{table}.parquet").num_rows)
-
-    most_rows = count_rows
-
-    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
-        from pyarrow import parquet
-
-        names = [name for column in columns for name in names_of(column)]
+        names = [part for name in columns for part in (_SIZES if name == GRID else (name,))]
         with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
             rows = _BATCH_STRINGS if table == "StringIds" else _BATCH_ROWS
             for batch in file.iter_batches(batch_size=rows, columns=names):
                 budget.check()
-                found = [_read_from(batch, column) for column in columns]
-                yield pa.RecordBatch.from_arrays(found, names=[" ".join(names_of(column)) for column in columns])
+                found = [_grid(batch) if name == GRID else batch.column(name) for name in columns]
+                yield pa.RecordBatch.from_arrays(found, names=list(columns))
 
 
 Source = Database | ParquetFolder
 
 
-def names_of(column: Column) -> tuple[str, ...]:
-    """Return the names of the columns that are read as ``column``."""
-    return (column,) if isinstance(column, str) else column
+def _with_grid(columns: list[str]) -> list[str]:
+    return [*columns, GRID] if set(_SIZES) <= set(columns) else columns
 
 
-def _read_from(batch: pa.RecordBatch, column: Column) -> pa.Array:
-    if isinstance(column, str):
-        return batch.column(column)
-    high, middle, low = (_signed(batch.column(name)).cast(pa.int64()) for name in column)
+def _grid(batch: pa.RecordBatch) -> pa.Array:
+    high, middle, low = (_signed(batch.column(name)).cast(pa.int64()) for name in _SIZES)
     shift, either = pyarrow.compute.shift_left, pyarrow.compute.bit_wise_or
     return either(either(shift(high, pa.scalar(32)), shift(middle, pa.scalar(16))), low)
 
 
-def _expression(column: Column) -> str:
-    if isinstance(column, tuple):
-        high, middle, low = map(_quoted, column)
-        return f"({high} << 32) | ({middle} << 16) | {low}"
+def _expression(column: str) -> str:
+    if column == GRID:
+        return '("gridX" << 32) | ("gridY" << 16) | "gridZ"'
     # The driver takes a column's type from the first rows, and fails at a text after rows of NULL.
     return f"ifnull({_quoted(column)}, '')" if column == "text" else _quoted(column)
 
@@ -168,19 +156,14 @@ def numbers(column: pa.Array, dtype: type[np.integer[Any]]) -> Numbers:
     try:
         fitting = column.cast(kind)
     except pa.ArrowInvalid:
-        fitting = _fitting(column, kind)
+        wide = _signed(column).cast(pa.int64())
+        fitting = wide.cast(kind, safe=False)
+        if not pa.types.is_unsigned_integer(kind):
+            is_whole = pyarrow.compute.equal(fitting.cast(pa.int64()), wide)
+            fitting = pyarrow.compute.if_else(is_whole, fitting, pa.scalar(None, kind))
     if fitting.null_count:
         fitting = fitting.fill_null(null(dtype))
     return fitting.to_numpy(zero_copy_only=False)
-
-
-def _fitting(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    wide = _signed(column).cast(pa.int64())
-    cut = wide.cast(kind, safe=False)
-    if pa.types.is_unsigned_integer(kind):
-        return cut
-    is_whole = pyarrow.compute.equal(cut.cast(pa.int64()), wide)
-    return pyarrow.compute.if_else(is_whole, cut, pa.scalar(None, kind))
 
 
 def _signed(column: pa.Array) -> pa.Array:
@@ -188,42 +171,24 @@ def _signed(column: pa.Array) -> pa.Array:
     return column.view(pa.int64()) if pa.types.is_uint64(column.type) else column
 
 
-def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[Any, Numbers]:
-    """Read the ``wanted`` columns of ``table`` batch by batch into arrays of their final length."""
+def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Numbers]:
+    """Read the ``wanted`` columns of ``table``."""
     known = set(source.columns(table))
-    present = [column for column in wanted if known.issuperset(names_of(column))]
-    rows = source.most_rows(table) if present else 0
-    found, given = _read_at_most(rows, source, table, wanted, present)
-    if given != rows:
-        counted = source.count_rows(table)
-        if given != counted:
-            raise sqlite3.DatabaseError(f"table {table} counts {counted} rows and gives {given}")
-        if given > rows:
-            # The last row has not the highest number: the file is damaged in the order of its rows only.
-            found, _ = _read_at_most(counted, source, table, wanted, present)
-        else:
-            found = {name: values[:given].copy() for name, values in found.items()}
-    return found
-
-
-def _read_at_most(
-    rows: int, source: Source, table: str, wanted: Dtypes, present: Sequence[Column]
-) -> tuple[dict[Any, Numbers], int]:
-    """Return the columns with room for ``rows`` rows, and how many rows the table gives; further ones are left out."""
-    budget.check(8 * rows * len(wanted))
-    found = {
-        name: np.empty(rows, dtype) if name in present else np.full(rows, null(dtype), dtype)
-        for name, dtype in wanted.items()
-    }
-    at = 0
+    present = [name for name in wanted if name in known]
+    parts: dict[str, list[Numbers]] = {name: [np.zeros(0, wanted[name])] for name in present}
+    rows = 0
     if present:
         with closing(source.batches(table, present)) as batches:
             for batch in batches:
-                part = slice(at, at := at + batch.num_rows)
-                if at <= rows:
-                    for name, column in zip(present, batch.columns, strict=True):
-                        found[name][part] = numbers(column, wanted[name])
-    return found, at
+                rows += batch.num_rows
+                for name, column in zip(present, batch.columns, strict=True):
+                    parts[name].append(numbers(column, wanted[name]))
+        source.check_rows(table, rows)
+    # Each part is freed once it is joined: with ten million kernels two copies of all columns would not fit.
+    return {
+        name: np.concatenate(parts.pop(name)) if name in parts else np.full(rows, null(dtype), dtype)
+        for name, dtype in wanted.items()
+    }
 
 
 def read_rows(source: Source, table: str, *names: str) -> list[tuple[str, ...]]:

@@ -1,0 +1,585 @@
+"""The kernels of a case: their totals, what a call or a step consists of, their counters, and the ranges around them.
+
+Times are nanoseconds, sizes bytes, shares between 0 and 1. None: not measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis.grouping import grouped
+from profpipe.config.quantities import CATEGORIES, category
+from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
+
+#: (case, profiler)
+Key = tuple[str, str]
+
+#: From this relative standard deviation on, the launches of a kernel do different work: one does not represent all.
+_HIGH_VARIATION = 0.05
+
+#: Kinds that are no kernels.
+COPIES = ("memcpy", "memset")
+
+#: A process and device with less than this share of the busiest one's kernel time is no rank: one process of torchrun
+#: may touch the device of another.
+_LEAST_RANK = 0.01
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as the tables name it; ``kind`` is kernel, graph or cpu_op."""
+
+    name: str
+    kernel_class: str
+    family: str
+    kind: str
+
+
+@dataclass
+class KernelTotals:
+    """(launches, ns) by kernel of one case under one profiler, over all iterations; copies and sets separately."""
+
+    kernels: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
+    operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
+    #: (launches, ns) of copies and sets by name.
+    by_copy: dict[str, tuple[float, float]] = field(default_factory=dict)
+    streams: set[int] = field(default_factory=set)
+    #: (launches, ns) of kernels and operators by phase, nested phases excluded.
+    phases: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: Sum of the squared times of a kernel's launches in ns^2, by name.
+    squares: dict[str, float] = field(default_factory=dict)
+    #: Shortest and longest launch of a kernel in ns, by name; infinite where an export has only sums.
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def work(self) -> Mapping[Kernel, tuple[float, float]]:
+        """Kernels and whole graphs; without any, the CPU operators."""
+        return self.kernels or self.operators
+
+    @property
+    def total_ns(self) -> float:
+        return sum(ns for _, ns in self.work.values())
+
+    @property
+    def by_class(self) -> dict[str, float]:
+        """The ns of kernels by class."""
+        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in self.work.items())
+        return {name: sum(own) for name, own in times.items()}
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, tuple[float, float]]:
+        """(launches, ns) by name of kernel, over all iterations. Cached, so read it after the last ``add``."""
+        found: dict[str, tuple[float, float]] = {}
+        for kernel, (calls, ns) in self.work.items():
+            before = found.get(kernel.name, (0.0, 0.0))
+            found[kernel.name] = before[0] + calls, before[1] + ns
+        return found
+
+    def has_high_variance(self, name: str) -> bool:
+        """Return True if a few launches of a kernel do not represent all of them."""
+        calls, ns = self.by_name.get(name, (0.0, 0.0))
+        return ns > 0 and self.squares.get(name, 0.0) * calls / ns**2 - 1 > _HIGH_VARIATION**2
+
+    def time_range(self, name: str) -> tuple[float, float] | None:
+        """Return the shortest and the longest launch of a kernel in ns; None where some launches are unknown."""
+        ends = self.ends.get(name, (-math.inf, math.inf))
+        return ends if all(map(math.isfinite, ends)) else None
+
+    def typical_range(self, name: str) -> tuple[float, float]:
+        """Return two standard deviations to either side of the mean launch of a kernel, in ns."""
+        calls, ns = self.by_name[name]
+        around = 2 * math.sqrt(max(0.0, self.squares[name] - ns**2 / calls) / max(1.0, calls - 1))
+        return ns / calls - around, ns / calls + around
+
+    def divided_by(self, number: float) -> KernelTotals:
+        """Return the totals of one of ``number`` ranks or iterations: their mean."""
+
+        def divide(sums: Mapping[Any, tuple[float, float]]) -> dict[Any, tuple[float, float]]:
+            return {key: (calls / number, ns / number) for key, (calls, ns) in sums.items()}
+
+        return replace(
+            self,
+            kernels=divide(self.kernels),
+            operators=divide(self.operators),
+            by_copy=divide(self.by_copy),
+            phases=divide(self.phases),
+            squares={name: square / number for name, square in self.squares.items()},
+        )
+
+    def add(
+        self, kernel: Kernel, calls: float, ns: float, squares: float, least: float = -math.inf, most: float = math.inf
+    ) -> None:
+        into = self.operators if kernel.kind == "cpu_op" else self.kernels
+        before = into.get(kernel, (0.0, 0.0))
+        into[kernel] = before[0] + calls, before[1] + ns
+        self.squares[kernel.name] = self.squares.get(kernel.name, 0.0) + squares
+        ends = self.ends.get(kernel.name, (least, most))
+        self.ends[kernel.name] = min(ends[0], least), max(ends[1], most)
+
+
+@dataclass
+class CaseRange:
+    """The range of a case under one profiler, over all its instances."""
+
+    instances: int = 0
+    wall_ns: float = 0.0
+    busy_ns: float = 0.0
+    span_ns: float = 0.0
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of the range in which no kernel ran; None where that is unknown.
+
+        Launches run ahead of the GPU, so a range may end before its kernels. Then it is a share of the time from the
+        first kernel's start to the last one's end, where the export has it.
+        """
+        extent = max(self.wall_ns, self.span_ns)
+        return 1 - self.busy_ns / extent if extent >= self.busy_ns > 0 else None
+
+    def per_call(self, ns: float) -> float | None:
+        return ns / self.instances if self.instances and ns else None
+
+
+def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
+    """Sum the rows of `kernels` by case and profiler; rows without a time are left out."""
+    timed = kernels[kernels["total_ns"].notna()]
+    calls = timed["calls"].clip(lower=1).astype("Float64")
+    single = timed["total_ns"].where(timed["calls"] == 1)
+    timed = timed.assign(
+        # With only sums in an export, as if all launches of a row were equal.
+        squares=timed["total_ns"] ** 2 / calls + (calls - 1) * timed["stddev_ns"].fillna(0.0) ** 2,
+        least=timed["min_ns"].fillna(single).fillna(-math.inf),
+        most=timed["max_ns"].fillna(single).fillna(math.inf),
+    )
+    key, named = ["case", "profiler"], ["kernel", "kernel_class", "kernel_family", "kind"]
+    found = {(case, profiler): KernelTotals() for case, profiler in rows(timed.drop_duplicates(key), *key)}
+    # By kernel and by phase apart: a capture of a million launches has 60,000 combinations of the two.
+    how = {"calls": "sum", "total_ns": "sum", "squares": "sum", "least": "min", "most": "max"}
+    sums = timed.groupby([*key, *named], sort=False, dropna=False).agg(how).reset_index()
+    for case, profiler, name, cls, family, kind, *numbers in rows(sums, *key, *named, *how):
+        own = found[case, profiler]
+        if kind in COPIES:
+            before = own.by_copy.get(name, (0.0, 0.0))
+            own.by_copy[name] = before[0] + numbers[0], before[1] + numbers[1]
+        else:
+            own.add(Kernel(name, cls, family, kind), *numbers)
+    work = timed[~timed["kind"].isin(COPIES)]
+    sums = work.groupby([*key, "phase"], sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
+    for case, profiler, phase, calls, ns in rows(sums, *key, "phase", "calls", "total_ns"):
+        found[case, profiler].phases[phase] = (calls, ns)
+    streams = work[[*key, "stream"]].dropna().drop_duplicates()
+    for case, profiler, stream in rows(streams, *key, "stream"):
+        found[case, profiler].streams.add(int(stream))
+    return found
+
+
+def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
+    """Count the processes and devices that ran the kernels of each case under each profiler.
+
+    ncu may run a program several times, so only its devices count.
+    """
+    key = ["case", "profiler"]
+    own = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
+    # Only the device of ncu's launches distinguishes ranks.
+    apart = own["profiler"] != "ncu"
+    own = own.assign(source=own["source"].where(apart, ""), process=own["process"].where(apart))
+    sums = own.groupby([*key, "source", "process", "device"], sort=False, dropna=False)["total_ns"].sum()
+    largest = sums.groupby(key).transform("max")
+    counts = sums[sums >= _LEAST_RANK * largest].groupby(key, sort=False).size()
+    return {(str(case), str(profiler)): int(n) for (case, profiler), n in counts.items()}
+
+
+def case_ranges(ranges: pd.DataFrame) -> dict[Key, CaseRange]:
+    """Return the range of each case; several processes are summed."""
+    names, values = ["case", "profiler"], ["instances", "wall_ns", "busy_ns", "span_ns"]
+    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
+    # A wall time without a busy time gives no idle share, and the reverse.
+    is_partial = own["wall_ns"].isna() | own["busy_ns"].isna()
+    own = own.assign(wall_ns=own["wall_ns"].mask(is_partial), busy_ns=own["busy_ns"].mask(is_partial))
+    sums = own.groupby(names, sort=False)[values].sum().reset_index()
+    return {(case, profiler): CaseRange(*numbers) for case, profiler, *numbers in rows(sums, *names, *values)}
+
+
+def rows(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns ``names`` of each row as plain values."""
+    return zip(*(frame[name].tolist() for name in names), strict=True)
+
+
+# --- what a call or a step consists of --------------------------------------------------------------------------------
+
+#: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.
+PREFERENCE = ("nsys", "rocprof", "torch", "jax", "ncu")
+
+#: SageAttention and SpargeAttn subtract the mean of K before quantising it. PyTorch computes that mean in a kernel
+#: with a general name (sageattention/core.py, ``smooth_k``).
+_SMOOTHING_FAMILIES, _SMOOTHING = ("sage", "sparge"), "MeanOps"
+
+
+#: The least change of a category that is reported, as a share of the call.
+CHANGE = 0.02
+
+
+@dataclass(frozen=True)
+class ClassTotal:
+    """Launches and their time: of a kernel, of a class or a category of kernels, or of copies and their bytes."""
+
+    calls: float = 0.0
+    ns: float = 0.0
+    kernel_class: str = ""
+    bytes: float | None = None
+
+    def __add__(self, other: ClassTotal) -> ClassTotal:
+        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes / self.ns * 1e9 if self.bytes is not None and self.ns else None
+
+
+@dataclass(frozen=True)
+class KernelBreakdown:
+    """The kernel time of one case under one profiler, by category and by class.
+
+    ``iterations`` is None where it is unknown: then all numbers are sums over all of them. ``kind`` is ``kernel``, or
+    ``cpu_op`` for the self time of CPU operators. ``idle_share`` is the share of the case's range, or of the time from
+    its first kernel to the last if that is longer, in which no kernel ran.
+    """
+
+    profiler: str
+    kind: str
+    iterations: int | None
+    categories: Mapping[str, ClassTotal]
+    total: ClassTotal
+    #: The same time by kernel class.
+    classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    idle_share: float | None = None
+    #: Per call: the time in which some kernel ran, and the time of the case's range on the host.
+    busy_ns: float | None = None
+    range_ns: float | None = None
+    #: Kernels without a category, by class.
+    other_classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    #: Per call: from the first kernel's start to the last one's end, gaps included.
+    span_ns: float | None = None
+    #: memcpy and memset, which are not in ``total``.
+    copies: ClassTotal = ClassTotal()
+    #: The ranks whose mean the numbers are.
+    ranks: int = 1
+
+    def category(self, name: str) -> ClassTotal:
+        return self.categories.get(name, ClassTotal())
+
+    def other_class(self, name: str) -> ClassTotal:
+        """Return the kernels of class ``name`` without a category."""
+        return self.other_classes.get(name, ClassTotal())
+
+    def other_classes_without(self, names: Sequence[str]) -> ClassTotal:
+        """Return the kernels without a category whose class is not in ``names``."""
+        return sum((part for name, part in self.other_classes.items() if name not in names), ClassTotal())
+
+    def least_change(self, other: KernelBreakdown) -> float:
+        """Return the least change of a category in ns that is reported: a share of the shorter call."""
+        return CHANGE * min(self.total.ns, other.total.ns)
+
+    @property
+    def is_fused(self) -> bool:
+        """True if an attention kernel ran, not gemm, softmax and gemm."""
+        return self.category("attention").ns > 0
+
+
+@dataclass(frozen=True)
+class SwitchCost:
+    """The effect of replacing the baseline by ``variant``; ratios above 1 are faster.
+
+    All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
+    attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
+    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
+    """
+
+    variant: str
+    attention: float | None
+    with_helpers: float | None
+    call: float
+    measured_call: float | None
+    amdahl_limit: float | None
+    changes: tuple[tuple[str, float, float], ...] = ()
+    mark: str = ""
+
+    @property
+    def faster_kernel_slower_call(self) -> bool:
+        """True if the kernel is over 1 % faster and the call over 1 % slower."""
+        call = self.measured_call if self.measured_call is not None else self.call
+        return self.attention is not None and self.attention > 1.01 and call < 0.99
+
+
+def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernels and whole graphs; without any, the CPU operators. Copies and sets are left out.
+
+    So are launches without a time: some section sets of ncu record no durations.
+    """
+    kernels = kernels[kernels["total_ns"].notna()]
+    device = kernels[kernels["kind"].isin(["kernel", "graph"])]
+    return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
+
+
+def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: CaseRange) -> KernelBreakdown | None:
+    """Divide the kernel time of one case, per call where ``count`` iterations are known; None without any time."""
+    if not own.total_ns > 0:
+        return None
+    families = {kernel.family for kernel in own.work if kernel.kernel_class == "attention"}
+    smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
+    none = ClassTotal()
+    categories: dict[str, ClassTotal] = {}
+    classes: dict[str, ClassTotal] = {}
+    rest: dict[str, ClassTotal] = {}
+    total, runs = none, count or 1
+    for kernel, (calls, ns) in own.work.items():
+        added = ClassTotal(calls / runs, ns / runs)
+        is_helper = smooths and _SMOOTHING in kernel.name
+        name = "helpers" if is_helper else _category(kernel.name, kernel.kernel_class, kernel.kind)
+        categories[name] = categories.get(name, none) + added
+        for sums in (classes, rest) if name == "rest" else (classes,):
+            sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
+        total += added
+    kind = "kernel" if own.kernels else "cpu_op"
+    found = KernelBreakdown(profiler, kind, count, categories, total, classes, other_classes=rest)
+    if not own.kernels:
+        return found
+    copies = ClassTotal(sum(calls for calls, _ in own.by_copy.values()), sum(ns for _, ns in own.by_copy.values()))
+    return replace(
+        found,
+        idle_share=own_range.idle_share,
+        busy_ns=own_range.per_call(own_range.busy_ns),
+        range_ns=own_range.per_call(own_range.wall_ns),
+        span_ns=own_range.per_call(own_range.span_ns),
+        copies=ClassTotal(copies.calls / runs, copies.ns / runs),
+    )
+
+
+_category = functools.lru_cache(maxsize=4096)(category)
+
+
+def switch_cost(
+    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, mark: str = ""
+) -> SwitchCost:
+    """Compare ``variant`` with the baseline by one profiler's kernels. ``measured`` is the speed-up of timed calls."""
+    attention = with_helpers = limit = None
+    before, after = base.category("attention").ns, other.category("attention").ns
+    if base.is_fused and other.is_fused:
+        attention = before / after
+        with_helpers = (before + base.category("helpers").ns) / (after + other.category("helpers").ns)
+    share = before / base.total.ns
+    if base.is_fused and share < 1:
+        limit = 1 / (1 - share)
+    call = base.total.ns / other.total.ns
+    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), mark)
+
+
+def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, float, float], ...]:
+    """Return the categories except attention whose time changes by 2 % of the shorter call, largest first.
+
+    Copies and sets count, because a call contains them: cuDNN sets memory for 0.8 us before a kernel of 9 us.
+    """
+    pairs = [(name, base.category(name), other.category(name)) for name in CATEGORIES[1:]]
+    pairs.append(("copies", base.copies, other.copies))
+    changes = ((name, after.ns - before.ns, after.calls - before.calls) for name, before, after in pairs)
+    reported = (change for change in changes if abs(change[1]) >= base.least_change(other))
+    return tuple(sorted(reported, key=lambda change: -abs(change[1])))
+
+
+def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> list[KernelRow]:
+    """Return the ``limit`` kernels of ``case`` with the most time, over all phases and streams."""
+    total, runs = own.total_ns, count or 1
+    ordered = sorted(own.work.items(), key=lambda item: (-item[1][1], item[0].name))
+    return [
+        KernelRow(case, kernel.name, kernel.kernel_class, kernel.family, calls / runs, ns / runs, ns / total)
+        for kernel, (calls, ns) in ordered[:limit]
+    ]
+
+
+#: The number at the end of a range that is opened for each step: ``ProfilerStep#105``, ``step_2``.
+_STEP_NUMBER = re.compile(r"\d+$")
+
+
+def find_phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = False) -> list[Phase]:
+    """Return the launches and the kernel time of each user range in ``case``, nested ranges included.
+
+    ``joins_steps``: outermost ranges that differ in the number at their end are one: ``ProfilerStep#N``.
+    """
+    sums: dict[str, ClassTotal] = {}
+    for path, (calls, ns) in own.phases.items():
+        steps = path.split(PATH_SEPARATOR) if path else []
+        # The ranges of profpipe's own steps hold all that a program does.
+        steps = steps[1:] if path.startswith(STEP_PREFIX) else steps
+        if joins_steps and steps:
+            steps[0] = _STEP_NUMBER.sub("N", steps[0])
+        for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):
+            sums[name] = sums.get(name, ClassTotal()) + ClassTotal(calls, ns)
+    total, runs = own.total_ns, count or 1
+    return [Phase(case, name, s.calls / runs, s.ns / runs, s.ns / total) for name, s in sums.items() if s.ns > 0]
+
+
+def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Return the classified share, and the largest kernels without a class as (name, share)."""
+    rows = device_rows(rows)
+    total = float(rows["total_ns"].sum())
+    if not total:
+        return 1.0, ()
+    other = rows[rows["kernel_class"] == "other"].groupby("kernel")["total_ns"].sum().sort_values(ascending=False)
+    largest = tuple((str(name), float(ns) / total) for name, ns in other.head(limit).items())
+    return 1 - float(other.sum()) / total, largest
+
+
+# --- kernels, their counters, and ranges ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel of one case. Calls and time are per call; ``share`` is of the case's kernel time."""
+
+    case: str
+    kernel: str
+    kernel_class: str
+    family: str
+    calls: float
+    ns: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The launches and kernel time of one phase of a case per call, nested phases included."""
+
+    case: str
+    phase: str
+    calls: float
+    ns: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of ncu that applies to a kernel, and the speed-up in % that ncu estimates, if any.
+
+    ``SpeedupType`` of the NvRules API: a global estimate is the reduction of the run time. An ``is_local`` estimate is
+    the increase of one unit's efficiency.
+    """
+
+    name: str
+    speedup: float | None = None
+    is_local: bool = False
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The metrics that ncu measured of one kernel of one case: name to (value, unit).
+
+    ``rules`` are the rules of ncu that apply. ``missed`` are the targets of the pipeline file that it does not reach.
+    """
+
+    case: str
+    kernel: str
+    calls: int
+    mean_ns: float | None
+    values: Mapping[str, tuple[float, str]]
+    rules: tuple[Rule, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseWork:
+    """The kernel time of a phase per call, and the work that its workload declares for it.
+
+    ``bytes_moved`` is the least that the phase must move. ``of_time`` and ``of_work`` are shares of the time and of the
+    FLOPs of all such phases of the case. ``of_flops`` and ``of_bandwidth`` are shares of the machine's rates. Above
+    ``ridge`` FLOP per byte, arithmetic is the limit. ``limited_by`` is ``compute``, ``memory``, or empty (unknown).
+    """
+
+    case: str
+    phase: str
+    ns: float
+    flops: float | None = None
+    bytes_moved: float | None = None
+    of_time: float | None = None
+    of_work: float | None = None
+    of_flops: float | None = None
+    of_bandwidth: float | None = None
+    ridge: float | None = None
+    limited_by: str = ""
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOP per byte."""
+        return self.flops / self.bytes_moved if self.flops and self.bytes_moved else None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        return self.flops * 1e9 / self.ns if self.flops else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes_moved * 1e9 / self.ns if self.bytes_moved else None
+
+
+@dataclass(frozen=True)
+class HostPhase:
+    """The host's time in a range of a case without kernels, nested ranges included.
+
+    ``instances`` and ``ns`` are per call if ``is_per_call``, else of the whole process. ``share`` is of the call.
+    """
+
+    case: str
+    phase: str
+    profiler: str
+    instances: float
+    ns: float
+    share: float | None = None
+    is_per_call: bool = False
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """The allocated memory of a phase: when it began, its peak (nested phases included), and when it ended.
+
+    ``course``: us since the iteration began, and the most bytes since the point before.
+    """
+
+    phase: str
+    start: float | None
+    peak: float
+    end: float | None
+    course: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The allocations of one size from one line of source. ``held``: how many of them were alive at the peak."""
+
+    place: str
+    size: float
+    count: int
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one iteration of a case: its phases in order, and its largest allocations.
+
+    ``files`` are the records: path in the run's folder, and size.
+    """
+
+    case: str
+    phases: tuple[PhaseMemory, ...]
+    allocations: tuple[Allocation, ...] = ()
+    files: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def peak(self) -> float:
+        return max(phase.peak for phase in self.phases)

@@ -1,0 +1,193 @@
+"""What one file recorded, event by event; and the tables, the single launches and the trace that are made from it.
+
+Each parser of events gives a ``Recording``. What follows is the same for all tools: late ends are corrected, launches
+are placed in ranges, and the tables are summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables
+from profpipe.ingest.attribution import Attribution, Launches, Ranges
+from profpipe.ingest.groupby import Int64s, Ints, factorize, labelled
+from profpipe.ingest.operations import Calls, Operations
+from profpipe.ingest.steps import reconcile, search
+from profpipe.results import schema
+
+_KERNEL: Final = schema.KINDS.index("kernel")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The operations of the GPUs, the calls and ranges of the host, and what joins them; times in ns on one clock.
+
+    ``operations`` have the classes that the file itself states, mostly none. ``launches`` are their calls. ``waits``
+    are the calls in which the host waited for the GPU. ``pids`` turns numbers of processes into process ids, ``tids``
+    the threads of ``ranges`` into thread ids; both are negative where they are unknown. ``origin`` has no sums yet;
+    ``count`` returns how many launches were placed in which way. ``latest`` is the end that the parser gave to ranges
+    without one. Without ``on_gpu`` the GPU was not recorded. ``offset_ns`` leads from the clock of the file to one that
+    files of several processes share.
+
+    ``read_shapes`` returns ``grid`` and ``block`` of each kernel, None where the file has none. ``read_calls`` returns
+    all calls, and the row of each operation's call, -1 where the call is not in the file. ``traced``
+    fills in ``calls``, and for each operation its row ``call``.
+    """
+
+    operations: Operations
+    launches: Launches
+    ranges: Ranges
+    waits: Calls
+    pids: Callable[[Int64s], Any]
+    tids: Callable[[Int64s], Any]
+    origin: schema.Origin
+    count: Callable[[Attribution], Mapping[schema.Placement, int]]
+    latest: int | None = None
+    on_gpu: bool = True
+    finds_steps: bool = True
+    offset_ns: int = 0
+    read_shapes: Callable[[], pd.DataFrame | None] = lambda: None
+    read_calls: Callable[[], tuple[Calls, Ints]] = lambda: (Calls.none(), np.zeros(0, dtype=np.int64))
+    calls: Calls = field(default_factory=Calls.none)
+    call: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def placed(self) -> Attribution:
+        """Return the ranges in which the launches lie."""
+        return attribution.attribute(self.ranges, self.launches)
+
+
+def corrected(found: Recording, launch: Ints) -> Recording:
+    """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound.
+
+    ``launch`` numbers the call of each operation, and is not positive where the call is unknown.
+    """
+    work, origin = found.operations, found.origin
+    rows = np.flatnonzero(work.kind == _KERNEL)
+    place = [values[rows] for values in (found.launches.process, work.device, work.stream)]
+    end = work.end[rows]
+    late, removed = reconcile.clip_late_ends(work.start[rows], end, place, launch[rows])
+    work.end[rows[late]] = end[late]
+    checks = [*reconcile.of_late_ends(removed, work.name[rows[late]], work.names), *work.checks]
+    name, names, folded = bounds.fold_names(work.name, list(work.names), work.end - work.start)
+    if folded:
+        origin = replace(origin, notes=(*origin.notes, bounds.note_of_names(folded)))
+    return replace(found, operations=replace(work, name=name, names=names, checks=checks), origin=origin)
+
+
+def tables(found: Recording, step_range: str = "") -> schema.Tables:
+    """Return the tables. ``step_range`` is the user's regular expression for the ranges that are steps."""
+    work, launches, ranges, waits, pids = found.operations, found.launches, found.ranges, found.waits, found.pids
+    latest, finds_steps, on_gpu = found.latest, found.finds_steps, found.on_gpu
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
+        # takes the least memory: what a thread frees, glibc does not give to the others.
+        classes = executor.submit(kernel_classes.classes, work.names)
+        placed = found.placed
+        # Not in the other thread, which would go on after a refusal of this one.
+        range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, pids, on_gpu)
+        # After the sums of the ranges, which need as much memory.
+        kernels = executor.submit(_kernel_rows, work, launches.process, placed, pids)
+        # What needs no classes is done before them.
+        origin = _origin(found)
+        # A gigabyte of ten million kernels, which nothing needs any more.
+        del found, launches
+        work = _classified(work, classes.result(), placed)
+        steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
+        if finds_steps and on_gpu:
+            metrics = launch_tables.overlap_rows(work, placed, pids, range_rows)
+            steps = search.find(work, ranges, waits, pids, latest, step_range)
+        elif finds_steps and work.checks:
+            lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
+            steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
+        elif finds_steps:
+            steps = search.find_on_host(ranges, pids, step_range)
+    found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
+    return found_tables.with_columns(profiler=origin.tool)
+
+
+def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:
+    stated = work.classes or [""] * len(classes)
+    together = [own or found for own, found in zip(stated, classes, strict=True)]
+    return replace(work, classes=together, in_case=placed.in_case)
+
+
+def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: Callable[[Any], Any]) -> pd.DataFrame:
+    """Return rows of `kernels`."""
+
+    def numbered(column: Ints, known: Callable[[Any], Any] = lambda values: values) -> Any:
+        codes, values = factorize(column)
+        # Negative numbers stand for NULL.
+        return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
+
+    # Without a name for the launches, which ``kernel_rows`` frees as soon as it can.
+    rows = launch_tables.kernel_rows(
+        pd.DataFrame(
+            {
+                "case": labelled(placed.path, placed.paths.case),
+                "process": numbered(process, pids),
+                "device": numbered(work.device),
+                "stream": numbered(work.stream),
+                "phase": labelled(placed.path, placed.paths.phase),
+                "kind": labelled(work.kind, schema.KINDS),
+                "kernel": labelled(work.name, work.names),
+                "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
+                **({"kernel_class": labelled(work.name, work.classes)} if work.classes else {}),
+            },
+            copy=False,
+        )
+    )
+    return kernel_classes.annotate(rows)
+
+
+def _origin(found: Recording) -> schema.Origin:
+    """Return the origin with the sums of all kernels, how they were placed, and what makes them doubtful."""
+    work, placed = found.operations, found.placed
+    is_kernel = work.kind == _KERNEL
+    duration = work.end - work.start
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
+    return replace(
+        found.origin,
+        launches=int(is_kernel.sum()),
+        total_ns=float(total),
+        attributed_ns=float(attributed),
+        unattributed_ns=float(total - attributed),
+        attribution=found.count(placed),
+        notes=(*found.origin.notes, *placed.paths.notes()),
+    )
+
+
+def launches(found: Recording) -> pd.DataFrame:
+    """Return the single kernels in the order of their calls (``launch_tables.COLUMNS``), none without shapes."""
+    work, shapes = found.operations, found.read_shapes()
+    if shapes is None:
+        return launch_tables.no_launches()
+    rows = np.flatnonzero(work.kind == _KERNEL)
+    names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
+    seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
+    return launch_tables.in_order(found.ranges, found.launches, found.placed, rows, seen, work.start[rows])
+
+
+def traced(found: Recording) -> Recording:
+    """Return the recording with the classes and cases of the operations, and with all calls."""
+    work = _classified(found.operations, kernel_classes.classes(found.operations.names), found.placed)
+    calls, call = found.read_calls()
+    return replace(found, operations=work, calls=calls, call=call)
+
+
+def count_kernels(placed: Attribution, counted: Any) -> dict[schema.Placement, int]:
+    """Return how many of the ``counted`` launches lie in a range of their thread, of another one, and in none."""
+    found, by_time = placed.path[counted] != 0, placed.by_time[counted]
+    counts = {
+        schema.Placement.THREAD: found & ~by_time,
+        schema.Placement.OTHER_THREAD: found & by_time,
+        schema.Placement.NO_RANGE: ~found,
+    }
+    return {how: int(rows.sum()) for how, rows in counts.items() if rows.any()}
