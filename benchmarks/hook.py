@@ -23,7 +23,7 @@ from pathlib import Path
 from profpipe_run import ROOT
 
 from profpipe.measure.statistics import median_interval
-from profpipe.runner import hook_files
+from profpipe.runner import artifacts
 
 LOOP = """
 import sys, time, torch
@@ -96,7 +96,7 @@ def _environments(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     bare = {**os.environ, "PYTHONPATH": str(ROOT)}
     steps = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
     settings = {"folder": str(folder), "stem": "capture", "profiler": "plain", "steps": steps}
-    paths = os.pathsep.join([str(hook_files.STARTUP), str(ROOT)])
+    paths = os.pathsep.join([str(artifacts.STARTUP), str(ROOT)])
     hooked = {
         "PROFPIPE_HOOK": json.dumps(settings),
         "PROFPIPE_HOOK_LOADED": str(folder / "loaded"),

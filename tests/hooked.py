@@ -17,7 +17,7 @@ import pandas as pd
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, Tool
 from profpipe.results.schema import Tables
-from profpipe.runner import environment, hook_files
+from profpipe.runner import artifacts, environment
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -92,10 +92,10 @@ def run(
     job = Job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
     job = replace(job, command=argv, options=given)
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": environment.python_path(), **(env or {})}
-    variables |= hook_files.variables(job, variables)
+    variables |= artifacts.variables(job, variables)
     began = time.monotonic()
     done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
-    why = hook_files.explain_missing_records(job, time.monotonic() - began)
+    why = artifacts.explain_missing_records(job, time.monotonic() - began)
     return Hooked(job_folder, done.returncode, done.stdout + done.stderr, why)
 
 

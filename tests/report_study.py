@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import analyze as analysis
-from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.findings import Findings
 from profpipe.report import render as report
 from profpipe.report.document import Block, Bullets, Paragraph, Section, Table as TableBlock
 from profpipe.report.markdown import Markdown

@@ -24,9 +24,9 @@ from report_study import (
 
 from profpipe.analysis.case_index import Basis
 from profpipe.analysis.cases import order, parse_id
-from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
+from profpipe.analysis.findings import Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
-from profpipe.report.sections import switch_cost
+from profpipe.report.sections import kernel_share
 from profpipe.report.sections.warnings import warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -127,7 +127,7 @@ def test_an_unchecked_case_has_a_flag_in_the_switch_costs_and_an_inaccurate_case
     run = declared(baseline={"impl": "a"}, tolerance={"error_max": 0.05})
     (seen,) = only(analyze(tables(kernels=kernels, ranges=ranges, metrics=found), run)).shapes
     assert [swap.mark for swap in seen.switch_costs] == marks
-    rows = switch_cost.table(seen).rows
+    rows = kernel_share.table(seen).rows
     assert [row[0].flags for row in rows] == [(mark,) if mark else () for mark in marks]
 
 

@@ -21,7 +21,7 @@ from profpipe.job import IncidentKind
 from profpipe.results import database, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import own_runs
+from profpipe.runner import fingerprint
 from profpipe.runner.request import REQUEST_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def change_request(folder: Path, **settings: Any) -> None:
     document["pipeline"]["workloads"]["sums"]["colour"] = "red"
     document["later"] = True
     (folder / REQUEST_FILE).write_text(json.dumps(document))
-    own_runs.add(folder)
+    fingerprint.remember(folder)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from profpipe import profilers
 from profpipe.commands import doctor
 from profpipe.job import Tool
 from profpipe.measure import machine
-from profpipe.runner import interpreter
+from profpipe.runner import checkout
 
 PROFPIPE = Path(sys.executable).with_name("profpipe")
 
@@ -71,7 +71,7 @@ def test_another_interpreter_imports_nothing_from_the_current_folder_when_it_is_
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
     other = tmp_path / "python"
     other.symlink_to(sys.executable)
-    interpreter.differing_versions(sys.executable, str(other))
+    checkout.differing_versions(sys.executable, str(other))
     assert not (tmp_path / "RAN").exists()
 
 

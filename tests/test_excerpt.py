@@ -10,7 +10,7 @@ import pytest
 from report_study import analyze, grid, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.sections import times

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from profpipe.job import Cause, Status
 from profpipe.runner import failure_reasons
 
 # nsys 2022.4.2, `-o` below a folder that does not exist; the exit code was 0.
@@ -136,3 +137,42 @@ def test_a_cuda_error_is_quoted_without_the_frames_below_it() -> None:
     assert failure_reasons.describe_exit(1, ILLEGAL_ADDRESS) == (
         "rank 0 was killed by SIGABRT: CUDA error: an illegal memory access was encountered"
     )
+
+
+# --- the OOM killer; the kernel's files are invented, because no test may fill a host --------------------------------
+
+
+def kernel(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+V2 = {"proc/self/cgroup": "0::/user/job7\n", "sys/fs/cgroup/user/job7/memory.events": "low 0\noom 3\noom_kill 2\n"}
+V1 = {
+    "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/job7\n0::/\n",
+    "sys/fs/cgroup/memory/job7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+}
+WHOLE = {"proc/vmstat": "pgfault 99\noom_kill 2\n"}
+
+
+@pytest.mark.parametrize("files", [V2, V1, WHOLE], ids=["cgroup v2", "cgroup v1", "whole machine"])
+def test_a_sigkill_while_the_kernels_count_rose_is_out_of_memory(tmp_path: Path, files: dict[str, str]) -> None:
+    root = kernel(tmp_path, files)
+    assert failure_reasons.count_kills(root) == 2
+    for returncode in (-9, 137):
+        killed = failure_reasons.explain_sigkill(returncode, 1, root)
+        assert killed and (killed.status, killed.cause) == (Status.OOM, Cause.HOST_MEMORY)
+
+
+@pytest.mark.parametrize(("before", "files"), [(2, WHOLE), (None, {})])
+def test_any_other_sigkill_is_a_crash_that_may_have_been_out_of_memory(tmp_path, before, files) -> None:
+    killed = failure_reasons.explain_sigkill(-9, before, kernel(tmp_path, files))
+    assert killed and (killed.status, killed.cause) == (Status.CRASHED, Cause.SIGKILL)
+    assert killed.reason == "killed by SIGKILL, perhaps out of host memory"
+
+
+@pytest.mark.parametrize("returncode", [0, 1, -11, 139, None])
+def test_any_other_end_is_not_explained(tmp_path: Path, returncode: int | None) -> None:
+    assert failure_reasons.explain_sigkill(returncode, 0, kernel(tmp_path, WHOLE)) is None

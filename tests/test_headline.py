@@ -25,7 +25,7 @@ from report_study import (
     texts,
 )
 
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.sections import headline
 from profpipe.results.schema import Tables

@@ -6,7 +6,7 @@ from typing import Any
 
 from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, recorded, tables
 
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Code, Details, Placement, Section, Table, plain
 from profpipe.report.sections import cases, kernels, step_times
 

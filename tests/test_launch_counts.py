@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from report_study import ADD, ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, tables
 
-from profpipe.analysis.findings.workloads import LaunchCounts
+from profpipe.analysis.findings import LaunchCounts
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import environment, warnings
 from profpipe.results.manifest import Manifest

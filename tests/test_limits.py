@@ -23,7 +23,7 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings.workloads import Limit, Reason, WorkloadFindings
+from profpipe.analysis.findings import Limit, Reason, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, Rule
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain

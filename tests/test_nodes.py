@@ -19,7 +19,7 @@ from program import ROOT, WITHOUT_TORCH, rows
 from slurm_cluster import Cluster
 
 from profpipe.analysis.cluster import Nodes, differences_of_job
-from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.findings import CaseResult
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.hook.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 import report_study as study
 from report_study import analyze
 
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.kernels import HostPhase, Memory
 from profpipe.report.document import plain
 from profpipe.report.sections import memory, phases

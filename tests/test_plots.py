@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
-from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report import charts as drawings
 from profpipe.report.charts import value_range

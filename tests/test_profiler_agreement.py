@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from report_study import ADD, ATTENTION, COPY, analyze, case_row, example, kernel_row, metric_row, range_row, tables
 
-from profpipe.analysis.findings.workloads import Agreement, Reason, WorkloadFindings
+from profpipe.analysis.findings import Agreement, Reason, WorkloadFindings
 from profpipe.report.document import Cell, Code, plain
 from profpipe.report.sections import agreement
 from profpipe.report.sections.agreement import WORDING, describe

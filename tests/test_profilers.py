@@ -53,48 +53,46 @@ def test_nsys_captures_the_harness_region_and_exports_with_the_same_nsys():
     assert export.makes == (Path("/o/raw/attention/nsys/capture.sqlite"),)
 
 
-def test_nsys_gets_no_double_dash_for_2022_and_2023_refuse_it():
-    assert "--" not in nsys.commands(JOB)[0].argv
+COMMAND = {"script": None, "command": ("./train", "--steps", "3")}
 
 
-def test_nsys_without_a_gpu_waits_for_no_capture_that_never_starts():
-    argv = nsys.commands(replace(JOB, on_gpu=False))[0].argv
-    assert not any(word.startswith("--capture-range") for word in argv) and "nvtx" in argv
+def argv_of(module, options=None, **changes):
+    """The words of the first command, in one line between blanks."""
+    tool = Tool("ncu", "2025.3.1", "ncu") if module is ncu else JOB.tool
+    command = module.commands(replace(JOB, tool=tool, options={"ncu": options or {}}, **changes))[0]
+    return f" {' '.join(command.argv)} "
 
 
-def test_a_command_of_the_users_is_recorded_from_beginning_to_end():
-    job = replace(JOB, script=None, command=("./train", "--steps", "3"))
-    argv = nsys.commands(job)[0].argv
-    assert argv[-3:] == ("./train", "--steps", "3")
-    assert not any(word.startswith("--capture-range") for word in argv)
-    assert "--profile-from-start" not in ncu.commands(replace(job, tool=Tool("ncu", "2025.3.1", "ncu")))[0].argv
+@pytest.mark.parametrize(
+    ("module", "options", "changes", "held", "absent"),
+    [
+        # nsys 2022 and 2023 refuse a double dash.
+        (nsys, {}, {}, [" --capture-range=cudaProfilerApi "], [" -- "]),
+        # Without a GPU nothing would start a capture.
+        (nsys, {}, {"on_gpu": False}, [" -t nvtx "], ["--capture-range"]),
+        # A user's command is recorded from beginning to end.
+        (nsys, {}, COMMAND, [" ./train --steps 3 "], ["--capture-range"]),
+        (ncu, {}, COMMAND, [" ./train --steps 3 "], ["--profile-from-start"]),
+        (
+            ncu,
+            {"set": "full", "sections": ["SpeedOfLight"], "kernels": "flash", "exclude": "nccl"},
+            {},
+            ["--clock-control none", "--nvtx", "--profile-from-start off", "--set full --section SpeedOfLight",
+             "--kernel-name regex:^(?!.*(?:nccl)).*(?:flash)"],
+            ["--import-source"],
+        ),
+        (ncu, {"source": True, "kernels": "all", "exclude": ""}, {}, ["--import-source yes"], ["--kernel-name"]),
+    ],
+)  # fmt: skip
+def test_a_command_line_follows_the_job_and_the_pipeline(module, options, changes, held, absent):
+    words = argv_of(module, options, **changes)
+    assert all(text in words for text in held) and not any(text in words for text in absent)
 
 
 def test_the_second_part_of_a_job_overwrites_nothing_of_the_first():
     first, second = nsys.commands(JOB), nsys.commands(replace(JOB, part=2))
     assert not {path for c in first for path in c.makes} & {path for c in second for path in c.makes}
     assert second[0].argv[-1].endswith("cases-2.json")
-
-
-def test_ncu_keeps_the_clock_and_takes_its_set_and_sections_from_the_pipeline():
-    options = {"set": "full", "sections": ["SpeedOfLight"], "kernels": "flash", "exclude": "nccl"}
-    argv = ncu.commands(replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"), options={"ncu": options}))[0].argv
-    text = " ".join(argv)
-    assert "--clock-control none" in text and "--nvtx" in argv and "--profile-from-start off" in text
-    assert "--set full --section SpeedOfLight" in text
-    assert "--kernel-name regex:^(?!.*(?:nccl)).*(?:flash)" in text
-
-
-def test_ncu_embeds_sources_only_if_they_are_requested():
-    job = replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"))
-    with_sources, without = (ncu.commands(replace(job, options={"ncu": {"source": s}}))[0].argv for s in (True, False))
-    assert "--import-source yes" in " ".join(with_sources) and "--import-source" not in without
-
-
-def test_ncu_without_filters_names_none():
-    options = {"kernels": "all", "exclude": ""}
-    argv = ncu.commands(replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"), options={"ncu": options}))[0].argv
-    assert "--kernel-name" not in argv
 
 
 @pytest.mark.parametrize(
@@ -130,12 +128,21 @@ def stand_in(folder, name, text):
     return path
 
 
-def test_a_tool_is_found_with_its_version(tmp_path, monkeypatch):
-    stand_in(tmp_path, "nsys", "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0")
-    stand_in(tmp_path, "ncu", "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 36398880)")
+@pytest.mark.parametrize(
+    ("module", "printed", "found"),
+    [
+        (nsys, "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0", ("nsys", "2023.4.4", "")),
+        (ncu, "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 3)", ("ncu", "2025.3.1", "")),
+        # It comes before its predecessors.
+        (rocprof, "1.0.0", ("rocprof", "1.0.0", "rocprofv3")),
+    ],
+)
+def test_a_tool_is_found_with_its_version(tmp_path, monkeypatch, module, printed, found):
+    for name in ("nsys", "ncu", "rocprof", "rocprofv2", "rocprofv3"):
+        stand_in(tmp_path, name, printed)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert nsys.find(process.ask) == Tool("nsys", "2023.4.4", str(tmp_path / "nsys"))
-    assert ncu.find(process.ask) == Tool("ncu", "2025.3.1", str(tmp_path / "ncu"))
+    tool = module.find(process.ask)
+    assert (tool.name, tool.version, tool.variant) == found and tool.path.startswith(str(tmp_path))
 
 
 def test_a_tool_that_does_not_start_is_missing_with_its_last_words(tmp_path, monkeypatch):
@@ -145,24 +152,11 @@ def test_a_tool_that_does_not_start_is_missing_with_its_last_words(tmp_path, mon
     assert isinstance(found, Missing) and "libdw.so.1" in found.reason
 
 
-def test_rocprofv3_comes_before_its_predecessors(tmp_path, monkeypatch):
-    for name in ("rocprof", "rocprofv2", "rocprofv3"):
-        stand_in(tmp_path, name, "1.0.0")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = rocprof.find(process.ask)
-    assert isinstance(found, Tool) and (found.variant, found.version) == ("rocprofv3", "1.0.0")
-
-
 def test_a_tool_that_is_absent_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for module in (nsys, ncu):
         found = module.find(silent)
         assert isinstance(found, Missing) and "Install" in found.remedy
-
-
-def test_locked_counters_are_a_skip_with_the_remedy_and_not_a_failure():
-    status, reason = ncu.diagnose("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
-    assert status == "skipped" and "NVreg_RestrictProfilingToAdminUsers=0" in reason
 
 
 #: What nsys 2022.4.2 printed, as one of sixteen that were started at once on two cores.
@@ -200,20 +194,25 @@ def test_a_program_may_print_the_words_of_a_false_start():
     assert not profile.false_start.search("reading a.txt\nEnd of file\n")
 
 
+LOST = ("failed", "lost its own agent")
+
+
 @pytest.mark.parametrize(
-    ("module", "log", "word"),
+    ("module", "log", "status", "word"),
     [
-        (nsys, LOST_AGENT, "lost its own agent"),
-        (nsys, NO_ENDPOINT, "lost its own agent"),
-        (nsys, CLOSED, "lost its own agent"),
-        (nsys, "Importer error status: Importation failed.", "convert"),
-        (nsys, "Processing events...\nGenerated:\n", "capture range"),
-        (ncu, "==WARNING== No kernels were profiled.", "no kernel"),
-        (rocprof, "rocm_agent_enumerator: not found", "Complete the ROCm install"),
+        (nsys, LOST_AGENT, *LOST),
+        (nsys, NO_ENDPOINT, *LOST),
+        (nsys, CLOSED, *LOST),
+        (nsys, "Importer error status: Importation failed.", "failed", "convert"),
+        (nsys, "Processing events...\nGenerated:\n", "failed", "capture range"),
+        (ncu, "==ERROR== ERR_NVGPUCTRPERM - The user does not", "skipped", "NVreg_RestrictProfilingToAdminUsers=0"),
+        (ncu, "==WARNING== No kernels were profiled.", "failed", "no kernel"),
+        (rocprof, "rocm_agent_enumerator: not found", "skipped", "Complete the ROCm install"),
     ],
 )
-def test_a_tools_message_becomes_a_reason(module, log, word):
-    assert word in module.diagnose(log)[1]
+def test_a_tools_message_becomes_a_status_with_its_reason(module, log, status, word):
+    found, reason = module.diagnose(log)
+    assert found == status and word in reason
 
 
 def test_an_unremarkable_log_explains_nothing():

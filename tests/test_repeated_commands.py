@@ -19,7 +19,7 @@ from program import ROOT, profpipe, rows
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_index import Basis, CaseIndex
-from profpipe.analysis.findings.workloads import Doubt, DoubtCause, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import Doubt, DoubtCause, WinVerdict, WorkloadFindings
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import job_tables

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from report_study import analyze, case_row, metric_row, tables
 
-from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Findings, NodeSpread, Win
+from profpipe.analysis.findings import Doubt, DoubtCause, Findings, NodeSpread, Win
 from profpipe.measure.flags import Flag
 from profpipe.report.sections import environment, times
 from profpipe.report.text import write_text

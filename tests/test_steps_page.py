@@ -42,7 +42,7 @@ from step_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.analysis.findings import Iteration, WorkloadFindings
 from profpipe.analysis.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.cli import main
 from profpipe.commands import ingest

@@ -11,7 +11,7 @@ import pytest
 from report_study import analyze, case_row, example, made_up, metric_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import Study
+from profpipe.analysis.findings import Study
 from profpipe.config.models import Plot
 from profpipe.report.charts import lines
 from profpipe.report.document import Chart, Reference, ReferenceKind, Series

@@ -28,7 +28,7 @@ from report_study import (
 )
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import Study
+from profpipe.analysis.findings import Study
 from profpipe.config.models import Table
 from profpipe.config.quantities import OTHER_CLASSES
 from profpipe.report.document import Details, Paragraph, plain

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
-from profpipe.analysis.findings.workloads import Grade, Target, WorkloadFindings
+from profpipe.analysis.findings import Grade, Target, WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report.sections import cases as section

@@ -25,13 +25,13 @@ from report_study import (
 
 from profpipe.analysis import kernels
 from profpipe.analysis.case_index import Measure
-from profpipe.analysis.findings.workloads import Shape, WorkloadFindings
+from profpipe.analysis.findings import Shape, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, ClassTotal, Kernel, KernelBreakdown, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report import selection
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import cases as cases_section, kernel_share, switch_cost, times
+from profpipe.report.sections import cases as cases_section, kernel_share, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 
@@ -248,7 +248,7 @@ def test_changes_have_the_classes_of_the_table_of_shares() -> None:
     kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
     ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
     (shape,) = only(tables(kernels=kernels, ranges=ranges), "a").shapes
-    assert records(switch_cost.table(shape))[0][CHANGES] == (
+    assert records(kernel_share.table(shape))[0][CHANGES] == (
         "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
     )
 
@@ -262,12 +262,12 @@ def switched(**own: float) -> WorkloadFindings:
 
 def test_changes_beyond_the_three_largest_are_counted() -> None:
     many = switched(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
-    (row,) = records(switch_cost.table(many.shapes[0]))
+    (row,) = records(kernel_share.table(many.shapes[0]))
     assert row[CHANGES] == (
         "gemm +300.0 us (1 more launch), softmax +200.0 us (1 more launch), add +100.0 us (1 more launch) and 2 smaller"
     )
-    assert records(switch_cost.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
-    assert CHANGES not in records(switch_cost.table(switched(add=19.0).shapes[0]))[0]
+    assert records(kernel_share.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
+    assert CHANGES not in records(kernel_share.table(switched(add=19.0).shapes[0]))[0]
 
 
 def set_before(us: float) -> WorkloadFindings:
@@ -278,16 +278,16 @@ def set_before(us: float) -> WorkloadFindings:
 
 
 def test_copies_and_sets_without_kernels_are_listed_as_changes() -> None:
-    (row,) = records(switch_cost.table(set_before(0.8).shapes[0]))
+    (row,) = records(kernel_share.table(set_before(0.8).shapes[0]))
     assert row["all kernels of a call"] == "1.50x"
     assert row[CHANGES] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
-    assert CHANGES not in records(switch_cost.table(set_before(0.1).shapes[0]))[0]
+    assert CHANGES not in records(kernel_share.table(set_before(0.1).shapes[0]))[0]
 
 
 def test_the_introduction_explains_what_the_table_of_switching_costs_holds(regenerate: bool) -> None:
     workloads = {"kernels": switched(add=100.0), "a memset": set_before(0.8), "no change": switched(add=19.0)}
-    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(switch_cost.switch_cost(w))]
-    check_golden("switch_cost.md", "\n".join(parts) + "\n", regenerate)
+    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(kernel_share.switch_cost(w))]
+    check_golden("kernel_share.md", "\n".join(parts) + "\n", regenerate)
 
 
 def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:

@@ -14,7 +14,7 @@ import pytest
 from report_study import ATTENTION, analyze, case_row, grid, kernel_row, metric_row, range_row, tables, write_page
 
 from profpipe import plugins
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.measure import harness, rounds, workload_metrics

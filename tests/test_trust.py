@@ -19,7 +19,7 @@ from profpipe import cli
 from profpipe.config import loader, program
 from profpipe.results import store
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.runner import own_runs, session, sides
+from profpipe.runner import fingerprint, session, sides
 from profpipe.runner.request import REQUEST_FILE, RunRequest
 
 PIPELINE = """
@@ -61,7 +61,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def test_a_run_of_this_user_is_resumed_without_a_question(run: Path) -> None:
-    assert not own_runs.find_doubt(run)
+    assert not fingerprint.find_doubt(run)
     assert resume() == 0 and mark() and Manifest.load(run).ended
 
 
@@ -77,7 +77,7 @@ def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run: Path, requ
     assert known.stat().st_mode & 0o777 == 0o600 and known.parent.stat().st_mode & 0o777 == 0o700
     other = session.create(replace(request_of, out=request_of.out / "other"), ["profpipe", "run"]).folder
     assert len(known.read_text().splitlines()) == 2
-    assert not own_runs.find_doubt(run) and not own_runs.find_doubt(other)
+    assert not fingerprint.find_doubt(run) and not fingerprint.find_doubt(other)
 
 
 def _list_file() -> Path:
@@ -124,7 +124,7 @@ def test_any_other_run_is_refused_where_nobody_can_be_asked(
     run: Path, alter: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alter(run)
-    doubt = own_runs.find_doubt(run)
+    doubt = fingerprint.find_doubt(run)
     assert (doubt == "another user owns a file in it") is (alter is _other_owner) and doubt
     assert resume(run) == 2 and not mark()
     printed = capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run: Path
     with ThreadPoolExecutor(1) as pool:
         pool.submit(rename)
         try:
-            assert all(not own_runs.find_doubt(run) for _ in range(300))
+            assert all(not fingerprint.find_doubt(run) for _ in range(300))
         finally:
             is_over.set()
 
@@ -214,7 +214,7 @@ def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
 
 def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run: Path) -> None:
     (run / "raw" / "again").symlink_to("../cases.csv")
-    assert own_runs.find_link(run) is None and resume(run) == 0
+    assert fingerprint.find_link(run) is None and resume(run) == 0
 
 
 def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: RunRequest, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: 
         (made.folder / place / "sitecustomize.py").write_text("import os; os.abort()")
     (tmp_path / "outside" / "kept").mkdir(parents=True)
     (made.folder / sides.LIBRARY / "profpipe").symlink_to(tmp_path / "outside")
-    assert not own_runs.find_doubt(made.folder) and own_runs.find_link(made.folder) is None
+    assert not fingerprint.find_doubt(made.folder) and fingerprint.find_link(made.folder) is None
     session.load(made.folder, RunRequest.load(made.folder))
     assert not any((made.folder / place).exists() for place in sides.MADE_ANEW)
     assert (tmp_path / "outside" / "kept").is_dir()

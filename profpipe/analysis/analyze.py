@@ -39,19 +39,18 @@ from profpipe.analysis.case_results import (
 )
 from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.cluster import Nodes, differences_of_job
-from profpipe.analysis.findings.workloads import (
+from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
     Findings,
     Iteration,
     Limit,
     Shape,
-    SwitchCost,
     Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Counters, find_phases, switch_cost, top_kernels
+from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
 from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest

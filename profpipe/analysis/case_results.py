@@ -1,4 +1,21 @@
-"""Give each case of a workload its time, rates, flags and speed-up over the baseline."""
+"""Give each case of a workload its time, rates, flags, speed-up and grades, and decide which case is the fastest.
+
+Some flags make the decision inconclusive:
+
+* ``other_process``, ``waited`` and ``above_peak`` always do: the size of their effect on a time is unknown.
+* ``throttled`` and ``clock_spread`` do, unless the times of the two cases differ by more than their SM clocks. Clocks
+  that differ without a flag count as well. The best case is compared with every other case.
+* A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
+* ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
+  interval of a few scattered samples misses the median too often.
+* ``shared_host`` of a slower case does: another process may have made it slower, and by how much is unknown.
+* ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
+  and ``unchecked`` do not make a time wrong either.
+* Cases of nodes that are unlike are not compared. On like nodes the lead must be larger than the spread between them.
+
+A case that is ``inaccurate`` takes no part. Neither does one that is ``unchecked`` where the pipeline sets a tolerance:
+its result is not known to be the result of the other cases. The winner is the fastest accurate case.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +27,7 @@ from typing import TYPE_CHECKING, Final
 from profpipe.analysis import kernels, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Measure, Number, WorkloadData
 from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings.workloads import (
-    OVERHEAD,
-    CaseResult,
-    Doubt,
-    DoubtCause,
-    Target,
-    Win,
-    WinVerdict,
-)
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
 from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps

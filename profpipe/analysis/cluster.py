@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, NodeSpread, NotRun
+from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, NodeSpread, NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.job import Status

@@ -1,4 +1,4 @@
-"""The runs of a results folder to the course of each case and its noise."""
+"""The runs of a results folder to the course of each case, and what runs show of the noise between processes."""
 
 from __future__ import annotations
 

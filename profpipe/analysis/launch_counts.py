@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.case_index import WorkloadData
-from profpipe.analysis.findings.workloads import LaunchCounts
+from profpipe.analysis.findings import LaunchCounts
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, Key, rows
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from profpipe.analysis import cluster, kernel_differences, verdict
 from profpipe.analysis.compare_runs import Failure
-from profpipe.analysis.findings.workloads import NotRun
+from profpipe.analysis.findings import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
 from profpipe.analysis.kernels import rows

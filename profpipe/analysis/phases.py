@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import pandas as pd
 
 from profpipe.analysis.case_index import Number
-from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, Allocation, HostPhase, Memory, Phase, PhaseMemory, PhaseWork, rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, Rates

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from profpipe.analysis import ranks
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.findings.workloads import CLOSE, Agreement, CaseResult, Figure, RankResult, Reason
+from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, RankResult, Reason
 from profpipe.analysis.kernels import PREFERENCE, Counters, KernelBreakdown, KernelTotals
 from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from profpipe.analysis.case_index import CaseIndex, Number
-from profpipe.analysis.findings.workloads import RankResult
+from profpipe.analysis.findings import RankResult
 from profpipe.measure.statistics import worse_of
 from profpipe.results.schema import DEVICE_PREFIX, RANK_PREFIX
 

@@ -1,4 +1,4 @@
-"""What limits a call (host, arithmetic or memory), and what a profiler adds to its time."""
+"""What limits a call (host, arithmetic or memory), what a profiler adds to it, and ncu's metrics of its kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
-from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter
+from profpipe.analysis.findings import CaseResult, Limit, Limiter
 from profpipe.analysis.kernels import Counters, KernelTotals, Rule
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates

@@ -18,7 +18,7 @@ import pandas as pd
 from profpipe.analysis import kernels, ranks
 from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings.workloads import CaseResult, Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag

@@ -1,4 +1,7 @@
-"""Find what limits the trust in a run: missing cases, unexpected or unknown kernels, and unattributed time."""
+"""Find what limits the trust in a run.
+
+Missing cases, unexpected or unknown kernels, unattributed time, and cases with different times in two workloads do.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,7 @@ import pandas as pd
 
 from profpipe.analysis import cluster, ranks
 from profpipe.analysis.case_index import Number, WorkloadData
-from profpipe.analysis.findings.workloads import (
-    Coverage,
-    Expectation,
-    NotRun,
-    TimedCase,
-    Unattributed,
-)
+from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
 from profpipe.job import Status

@@ -25,6 +25,10 @@ from profpipe.results.schema import Verdict
 
 # --- signed rank ------------------------------------------------------------------------------------------------------
 
+# The exact Wilcoxon signed-rank test of paired differences, its estimate and its interval. Source: Hollander, Wolfe and
+# Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.1 to 3.3. The differences are independent and
+# symmetric around a common centre; nothing else is assumed of their distribution.
+
 
 def p_values(differences: Sequence[float]) -> tuple[float, float]:
     """Return the one-sided p values (less, greater) of the hypothesis that the centre is 0.

@@ -24,7 +24,7 @@ from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task, TaskState
-from profpipe.runner import own_runs
+from profpipe.runner import fingerprint
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
@@ -230,7 +230,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
 def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
     """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
     own = rendering.find_templates(request.plugin_dir, not_below=folder)
-    if not (doubt := own_runs.find_doubt(folder)):
+    if not (doubt := fingerprint.find_doubt(folder)):
         return own
     # Somebody else may have chosen the path of its pipeline file.
     others = rendering.find_templates(Path.cwd(), not_below=folder)

@@ -80,8 +80,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
             reader.parsers()
             loader.submit(importlib.import_module, "profpipe.commands.rendering")
-        sources = (replace(source, step_range=step_range) for source in reader.sources_of_paths(paths))
-        for result in (_refuse_empty(result) for source in sources for result in _read(source)):
+        for result in _read(paths, step_range):
             if isinstance(result, reader.Refusal):
                 refusals.append(result)
                 continue
@@ -140,7 +139,7 @@ def read_file(path: Path) -> tuple[Tables, Manifest]:
 
     read: list[Tables] = []
     files: list[FileEntry] = []
-    for result in (_refuse_empty(result) for source in reader.sources_of_paths([path]) for result in _read(source)):
+    for result in _read([path]):
         if isinstance(result, reader.Refusal):
             raise UnreadableFile(path, result.what, result.remedy)
         read.append(result.tables)
@@ -156,17 +155,19 @@ def _make_folder(out: Path) -> None:
         raise ConfigError(str(out), f"cannot hold the tables: {why}.", "Choose another --out.") from None
 
 
-def _read(source: reader.Source) -> Iterator[reader.Read | reader.Refusal]:
-    """Read a file. A report of nsys is exported first, where that is possible."""
+def _read(paths: Sequence[Path], step_range: str = "") -> Iterator[reader.Read | reader.Refusal]:
+    """Read files. A report of nsys is exported first, where that is possible."""
     from profpipe.ingest import reader
 
-    with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
-        try:
-            path = exported(source.path, Path(folder))
-        except UnreadableFile as refused:
-            yield reader.Refusal(source, refused.what, refused.remedy)
-        else:
-            yield from reader.ingest([replace(source, path=path)])
+    for source in reader.sources_of_paths(paths):
+        with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
+            try:
+                path = exported(source.path, Path(folder))
+            except UnreadableFile as refused:
+                yield reader.Refusal(source, refused.what, refused.remedy)
+            else:
+                read = reader.ingest([replace(source, path=path, step_range=step_range)])
+                yield from map(_refuse_empty, read)
 
 
 def exported(path: Path, folder: Path) -> Path:

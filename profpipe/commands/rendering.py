@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from profpipe import errors, plugins, stdio
 from profpipe.analysis import analyze, kernel_differences, pairs
-from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.findings import Findings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments

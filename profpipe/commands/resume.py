@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.results import folders
-    from profpipe.runner import own_runs
+    from profpipe.runner import fingerprint
 
     args.sbatch, program = arguments.split_sbatch(args.program)
     if program is not None:
@@ -50,10 +50,10 @@ def main(args: argparse.Namespace) -> int:
     if args.run is None:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
-    if link := own_runs.find_link(folder):
+    if link := fingerprint.find_link(folder):
         what = "leads out of the folder of the run, or is no regular file, and resume would write into it."
         raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
-    if doubt := own_runs.find_doubt(folder):
+    if doubt := fingerprint.find_doubt(folder):
         confirm(folder, doubt, is_trusted=args.trust)
     return finish(folder, args)
 
@@ -62,13 +62,13 @@ def _find_own(args: argparse.Namespace) -> Path:
     """Return the latest unfinished run of this user. Those of others must be named."""
     from profpipe.config.yaml import shown
     from profpipe.results import folders
-    from profpipe.runner import own_runs
+    from profpipe.runner import fingerprint
 
     if args.trust:
         raise ConfigError("--trust", "is for a run that you name.", "profpipe resume RUN --trust")
     others: list[Path] = []
     for folder in folders.list_unfinished(args.out):
-        if not own_runs.find_doubt(folder) and own_runs.find_link(folder) is None:
+        if not fingerprint.find_doubt(folder) and fingerprint.find_link(folder) is None:
             for other in others:
                 print(f"profpipe: left out {shown(other)}, which this user did not make here.", file=sys.stderr)
             return folder

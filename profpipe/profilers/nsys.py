@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from profpipe.errors import UnreadableFile
 from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
@@ -50,24 +50,25 @@ def sqlite(job: Job) -> Path:
 
 
 def commands(job: Job) -> list[Command]:
-    """Return the commands that profile and export. nsys 2022 and 2023 accept no ``--`` before the application."""
-    assert isinstance(job.tool, Tool)
-    if job.nodes > 1:
-        return [_on_nodes(job, job.tool.path)]
-    nsys = job.tool.path
+    """Return the commands that profile and export. On several nodes each task of srun exports its own report."""
     capture = _capture(job)
+    makes: dict[str, Any] = {"makes": (report(job),)}
+    if job.nodes > 1:
+        makes = {"makes_like": _exports(job), "makes_count": job.nodes * job.tasks_per_node}
     profile = Command(
-        _profile(nsys, job, capture),
-        makes=(report(job),),
+        _profile(job, capture),
+        **makes,
         false_start=FALSE_START,
         ends_after_s=capture_end_s(job),
         is_ended_by_tool=True,
     )
     if capture and job.is_hooked:
         # Where no step begins, nsys writes no file at all.
-        whole = replace(profile, argv=_profile(nsys, job, []), env=WHOLE)
-        profile = replace(profile, otherwise=whole)
-    export = _export_argv(nsys, report(job), sqlite(job))
+        profile = replace(profile, otherwise=replace(profile, argv=_profile(job, []), env=WHOLE))
+    if job.nodes > 1:
+        return [profile]
+    assert isinstance(job.tool, Tool)
+    export = _export_argv(job.tool.path, report(job), sqlite(job))
     return [profile, Command(export, makes=(sqlite(job),), runs_workload=False)]
 
 
@@ -75,44 +76,31 @@ def _export_argv(nsys: str, report: Path | str, target: Path | str) -> tuple[str
     return (nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(target), str(report))
 
 
-def _on_nodes(job: Job, nsys: str) -> Command:
-    """Return the command that profiles each task of srun by itself, on its node, and exports the report there.
-
-    nsys replaces ``%q{NAME}`` by a variable of the environment that srun gives to the task.
-    """
-    report = job.folder / f"{job.stem}.%q{{SLURMD_NODENAME}}.task%q{{SLURM_PROCID}}"
-    capture = _capture(job)
-
-    def command(capture: Sequence[str]) -> tuple[str, ...]:
-        return on_nodes(job, _profile(nsys, job, [*capture, "--export=sqlite"], report))
-
-    found = Command(
-        command(capture),
-        makes_like=_exports(job),
-        makes_count=job.nodes * job.tasks_per_node,
-        false_start=FALSE_START,
-        ends_after_s=capture_end_s(job),
-        is_ended_by_tool=True,
-    )
-    whole = replace(found, argv=command([]), env=WHOLE)
-    return replace(found, otherwise=whole) if capture and job.is_hooked else found
-
-
 def _exports(job: Job) -> str:
     """Return the glob of the exports of tasks: ``capture.node1.task0.sqlite``."""
     return f"{job.stem}.*.task*.sqlite"
 
 
-def _profile(nsys: str, job: Job, capture: Sequence[str], target: Path | None = None) -> tuple[str, ...]:
-    return (
-        nsys, "profile",
+def _profile(job: Job, capture: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that profiles. nsys 2022 and 2023 accept no ``--`` before the application.
+
+    nsys replaces ``%q{NAME}`` by a variable of the environment that srun gives to the task.
+    """
+    assert isinstance(job.tool, Tool)
+    target = report(job)
+    if job.nodes > 1:
+        target = job.folder / f"{job.stem}.%q{{SLURMD_NODENAME}}.task%q{{SLURM_PROCID}}"
+    argv = (
+        job.tool.path, "profile",
         "-t", "cuda,nvtx" if job.on_gpu else "nvtx",
         "-s", "none", "--cpuctxsw=none",
         *capture,
+        *(["--export=sqlite"] if job.nodes > 1 else []),
         "--cuda-graph-trace=node",
-        "-f", "true", "-o", str(target or report(job)),
+        "-f", "true", "-o", str(target),
         *workload_argv(job),
     )  # fmt: skip
+    return on_nodes(job, argv)
 
 
 def _capture(job: Job) -> list[str]:

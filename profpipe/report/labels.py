@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from profpipe.analysis.case_index import Basis
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.document import Code, Text, case_link, inlines, join
 from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import pages, selection, text_files
 from profpipe.report.document import Document, Section
@@ -29,7 +29,6 @@ from profpipe.report.sections import (
     step_times,
     steps,
     studies,
-    switch_cost,
     timeline,
     times,
     verdicts,
@@ -128,7 +127,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield step_times.outliers(workload)
     yield step_times.by_profiler(workload)
     yield kernel_share.kernel_share(part)
-    yield switch_cost.switch_cost(part)
+    yield kernel_share.switch_cost(part)
     yield roofline.limits(workload, part)
     yield cases.targets(workload, part)
     yield cases.accuracy(part)

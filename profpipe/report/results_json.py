@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import Measure
-from profpipe.analysis.findings.workloads import CaseResult, Findings, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, is_number, running_axis, shown, without
-from profpipe.analysis.findings.workloads import CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
 from profpipe.report import document as doc
 
 #: Cases without a comparison up to which all of them stand together.

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.workloads import CaseResult, Findings, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.report import labels, results_json, selection
 from profpipe.report.document import Column, label, make_table
-from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies, switch_cost
+from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
 from profpipe.report.text import write_section, write_table
 from profpipe.report.units import Unit, number, size_unit
 from profpipe.results.manifest import Manifest, PeakRates
@@ -106,8 +106,8 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
         share = kernel_share.by_category(shape, labels.per_iteration(workload))
         parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
         if shape.switch_costs:
-            costs = switch_cost.table(shape, of=labels.iteration(workload))
-            parts.append(write_table(replace(costs, title=f"{switch_cost.TITLE}{place}")))
+            costs = kernel_share.table(shape, of=labels.iteration(workload))
+            parts.append(write_table(replace(costs, title=f"{kernel_share.TITLE}{place}")))
     if is_shortened:
         parts.append(write_table(roofline.table(workload, timed, False, "What limits it")))
         parts.append(write_table(replace(phases.kernel_phases(workload, timed), title="By phase")))

@@ -1,13 +1,19 @@
-"""The files that a process made, those that ``collect: "log/*.json"`` names, and its output."""
+"""The files of a process: those that it made, its output, and those of the start-up hook of a command."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from profpipe import origins, ranges
 from profpipe.job import Command, Job
+from profpipe.measure import event_lines
 from profpipe.results import atomic, raw_files
 
 #: Time, size and inode of a file. They change when the file is made again.
@@ -92,3 +98,177 @@ def read_output(log: Path, span: tuple[int, int]) -> str:
         if stream.tell() > begin:
             stream.readline()
         return stream.read(max(0, end - stream.tell())).decode(errors="replace")
+
+
+# --- the start-up hook ------------------------------------------------------------------------------------------------
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+STARTUP = _PACKAGE / "hook" / "startup"
+
+#: Begin the line of a job's log that says why no step, or nothing in a span of time, was recorded.
+NO_STEPS, NO_SPAN = "no step was recorded: ", "nothing was recorded: "
+
+
+def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for the processes of a job, which have ``environment`` otherwise.
+
+    PYTHONPATH begins with the folder of the hook. The folder of profpipe is taken out: it may hold the packages of
+    another Python. The hook finds profpipe without it.
+    """
+    found = {ranges.PROFILER_VARIABLE: job.profiler, **origins.variables(job.roots, job.folder)}
+    if not job.loads_hook:
+        return found
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    others = paths[1:] if paths[0] == str(_PACKAGE.parent) else paths
+    settings = {
+        "folder": str(job.folder),
+        "stem": job.stem,
+        "profiler": job.profiler,
+        "nodes": job.nodes,
+        **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
+    }
+    if span := job.options.get("capture"):
+        settings["capture"] = {**span, "started_s": time.monotonic()}
+    return {
+        **found,
+        "PROFPIPE_HOOK": json.dumps(settings),
+        "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), *others])),
+    }
+
+
+def is_over(command: Command, job: Job, seconds: float) -> bool:
+    """Return True if the runner must end the process of ``command``, which has run for ``seconds``.
+
+    ``capture: {after_s, for_s}`` says when, for a server would not end by itself. The start-up hook writes its traces
+    after the span, so the processes that record are waited for.
+    """
+    if command.ends_after_s is None or command.is_ended_by_tool or seconds < command.ends_after_s:
+        return False
+    return not any(map(_is_recording, job.records))
+
+
+def _is_recording(path: Path) -> bool:
+    """Return True if the living process that writes this file of the hook has not finished it."""
+    if not _has_begun(path) or '{"hook": "finished"' in path.read_text(encoding="utf-8", errors="replace"):
+        return False
+    with suppress(ValueError, ProcessLookupError, PermissionError):
+        os.kill(int(path.name.split(".")[-2]), 0)
+        return True
+    return False
+
+
+def _has_begun(path: Path) -> bool:
+    """Return True if the process that writes this file of the hook has begun to record its span of time."""
+    return '{"hook": "span"' in path.read_text(encoding="utf-8", errors="replace")
+
+
+_LATER = "Set capture.after_s higher"
+_NOT_LOADED = (
+    "the start-up hook was not loaded. The command starts no Python, or starts it with -I, -E or -S, or replaces "
+    "PYTHONPATH."
+)
+
+
+def _loaded(job: Job) -> Path:
+    return job.folder / f"hook.{job.stem}.loaded"
+
+
+def explain_missing_records(job: Job, seconds: float) -> str:
+    """Return why nothing was recorded of the processes of a job, which ended after ``seconds``; empty if something was.
+
+    The reason is also written where the parser of the hook's files finds it.
+    """
+    if not job.loads_hook:
+        return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
+    if why := _explain_other_profiler(job):
+        text = f"{NO_SPAN}{why}"
+    elif why := _explain(job) if job.is_hooked else _explain_span(job, seconds):
+        text = f"{NO_STEPS if job.is_hooked else NO_SPAN}{why}"
+    else:
+        return ""
+    lines = [{"hook": "started", "profiler": job.profiler, "rank": None}, {"hook": "note", "text": text}]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    atomic.write_text(job.folder / f"hook.{job.stem}.none.jsonl", content)
+    return text
+
+
+def _explain_other_profiler(job: Job) -> str:
+    """Return that the program has a profiler, where that left no trace and kept profpipe's from recording one."""
+    if job.profiler != "torch" or job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+        return ""
+    lines = (
+        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
+    )
+    notes = (str(line["text"]) for line in lines if isinstance(line, dict) and line["hook"] == "note")
+    note = next((text for text in notes if "uses torch.profiler itself" in text), "")
+    remedy = "Name the trace that the program writes under `collect:` in a pipeline file, or turn its profiler off."
+    return f"{note}, and that of the program left no trace. {remedy}" if note else ""
+
+
+def _explain(job: Job) -> str:
+    by_hand = "Mark the steps with profpipe.step(), or name a range that is opened in each: steps: {range: REGEX}."
+    if not _loaded(job).exists():
+        return _NOT_LOADED
+    counts = [count for path in job.records if (count := _count_steps(path)) is not None]
+    if not counts and not (job.folder / f"hook.{job.stem}.torch").exists():
+        return f"no process imported torch. {by_hand}"
+    if not counts and job.options["steps"]["forward"]:
+        return f"no module of torch was called. {by_hand}"
+    if not counts:
+        return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}."
+    most, warmup = max(counts), job.options["steps"]["warmup"]
+    if most <= (0 if job.profiler == "plain" else warmup):
+        which = f"and the first {warmup} are warm-up. Set steps.warmup lower" if most else "which did not end"
+        return f"the program made {most or 'one'} step{'s' * (most > 1)}, {which}."
+    return ""
+
+
+def _explain_short(job: Job, seconds: float) -> str:
+    """Return that a program ended before the span of time that was to be recorded of it."""
+    span = job.options.get("capture") if job.script is None else None
+    return (
+        f"the program ended before capture.after_s ({span['after_s']:g} s)."
+        if span and seconds < span["after_s"]
+        else ""
+    )
+
+
+def _explain_span(job: Job, seconds: float) -> str:
+    if not _loaded(job).exists():
+        return _NOT_LOADED
+    span = job.options["capture"]
+    end_s = span["after_s"] + span["for_s"]
+    if not (job.folder / f"hook.{job.stem}.torch").exists():
+        if seconds < end_s:
+            return "no process imported torch."
+        return (
+            f"no process had imported torch when the capture ended, {end_s:g} s after the start. "
+            f"{_LATER} if the program imports torch later."
+        )
+    if why := _explain_short(job, seconds):
+        return why
+    if not any(map(_has_begun, job.records)):
+        return (
+            f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
+            "program was still starting."
+        )
+    has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
+    if job.profiler == "torch" and not has_traces:
+        return (
+            f"no operator of torch ran in the {span['for_s']:g} s of the capture. Send requests during that time. "
+            f"{_LATER} if the program was still starting."
+        )
+    return ""
+
+
+def _count_steps(path: Path) -> int | None:
+    """Return the number of steps that ended in a process; None where none began. Crashed processes count as endless."""
+    count: int | None = None
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith('{"hook": "recording"'):
+            count = 1 << 30
+        elif line.startswith('{"hook": "finished"'):
+            with suppress(ValueError, LookupError, TypeError):  # a line that a kill has cut
+                count = int(json.loads(line)["steps"])
+    return count

@@ -42,8 +42,6 @@ from profpipe.runner import (
     artifacts,
     environment,
     failure_reasons,
-    hook_files,
-    oom,
     outcome,
     process,
 )
@@ -335,7 +333,7 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
         time.sleep(start * _RESTART_PAUSE_S)
     if command.otherwise and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
-        why = hook_files.explain_missing_records(job, end.seconds) or "no step was recorded"
+        why = artifacts.explain_missing_records(job, end.seconds) or "no step was recorded"
         context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
         lost_s += end.seconds
         end = _start_and_wait(command.otherwise, job, log, context)
@@ -347,9 +345,9 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
     mark = {process.JOB_VARIABLE: str(job.folder)}
     env = {**environment.filter_variables(os.environ), **step.variables(job), **job.env, **command.env, **mark}
     if command.runs_workload:
-        env |= hook_files.variables(job, env)
+        env |= artifacts.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
-    returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
+    returncode, seconds, oom_kills = None, 0.0, failure_reasons.count_kills()
     stopped: Outcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as output:
         # Without the values of the environment, which may be secrets: a log is often shared.
@@ -382,7 +380,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
                 stopped = stopped or _failed(job, Cause.FILE_MISSING, f"a file of collect: cannot be copied: {error}")
         # A program that failed has its own reason, which is the end of its output.
         has_ended = command.runs_workload and returncode == 0
-        if has_ended and (why := hook_files.explain_missing_records(job, seconds)):
+        if has_ended and (why := artifacts.explain_missing_records(job, seconds)):
             output.seek(0, os.SEEK_END)
             output.write(f"\nprofpipe: {why}\n".encode())
             output.flush()
@@ -411,10 +409,10 @@ def _is_interrupted_too(returncode: int | None, context: Context) -> bool:
 def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> Outcome | None:
     """Return the outcome of a process that SIGKILL ended. torchrun's output says which of its processes died."""
     if job.processes == 1:
-        return oom.explain_sigkill(returncode, kills_before)
+        return failure_reasons.explain_sigkill(returncode, kills_before)
     log = job.folder / "log.txt"
     rank, code = failure_reasons.first_failure(artifacts.read_output(log, (begin, log.stat().st_size))) or (0, None)
-    killed = oom.explain_sigkill(code, kills_before)
+    killed = failure_reasons.explain_sigkill(code, kills_before)
     return replace(killed, details=f"rank {rank}: {killed.details}") if killed else None
 
 
@@ -431,7 +429,7 @@ def _attend(
     try:
         while started.returncode is None and not (stop := find_stop()):
             # A server has done its work and would go on for ever.
-            if was_due := hook_files.is_over(command, job, time.monotonic() - began):
+            if was_due := artifacts.is_over(command, job, time.monotonic() - began):
                 break
             started.wait(_POLL_S)
         ended = started.ended

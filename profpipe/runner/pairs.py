@@ -41,7 +41,7 @@ from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.pair_blocks import Block
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
-from profpipe.runner import checkout, fingerprint, own_runs, plan, sides
+from profpipe.runner import checkout, fingerprint, plan, sides
 from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 
@@ -223,7 +223,7 @@ class Pairs:
         """Record the code of both sides. A task of a cluster has compared it with what was submitted."""
         if self._session.task is None and not (self._folder / fingerprint.FILE).exists():
             fingerprint.save(self._folder, self.jobs(), self._folder, self._session.machine.described)
-            own_runs.add(self._folder)
+            fingerprint.remember(self._folder)
 
     # --- running -----------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,7 @@ from profpipe import masking, profilers
 from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
-from profpipe.ingest.ncu import guided as guide_file
+from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
 from profpipe.job import (
     Case,
     Cause,
@@ -57,7 +56,6 @@ from profpipe.runner import (
     fingerprint,
     guided_ncu,
     job_cache,
-    own_runs,
     pairs,
     process,
     sides,
@@ -102,7 +100,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
     def fill(folder: Path) -> None:
         request.save(folder)
         write(folder)
-        own_runs.add(folder)
+        fingerprint.remember(folder)
         store.save(folder, Tables(), begun)
 
     folders.remove_litter(request.out)

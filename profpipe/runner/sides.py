@@ -17,7 +17,7 @@ from profpipe.errors import ConfigError, ToolMissing, did_you_mean
 from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
 from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
-from profpipe.runner import checkout, interpreter
+from profpipe.runner import checkout
 from profpipe.runner.request import Machine, RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
@@ -164,7 +164,7 @@ def entries(a: Side, b: Side) -> tuple[SideEntry, SideEntry]:
     """Return what the manifest keeps of the sides."""
     of_a, of_b = (
         SideEntry(tuple(spec.published for spec in side.specs), side.commit, versions)
-        for side, versions in zip((a, b), interpreter.differing_versions(a.python, b.python), strict=True)
+        for side, versions in zip((a, b), checkout.differing_versions(a.python, b.python), strict=True)
     )
     return of_a, of_b
 

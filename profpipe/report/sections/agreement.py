@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings.workloads import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
+from profpipe.analysis.findings import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, means_note

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.analysis.steps import CaseSteps

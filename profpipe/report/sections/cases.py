@@ -1,4 +1,4 @@
-"""Every number of each case: times by shape, rates, memory, error, clocks."""
+"""Every number of each case: times by shape, rates, memory, clocks, errors and their tolerance, and targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import CaseResult, Grade, Shape, Target, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Grade, Shape, Target, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import shown
-from profpipe.analysis.findings.workloads import Findings, Unattributed
+from profpipe.analysis.findings import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status, count_cases
 from profpipe.report import document as doc

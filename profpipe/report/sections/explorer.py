@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words, running_axis
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import quantity as time_words

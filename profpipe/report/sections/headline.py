@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import SwitchCost
 from profpipe.job import Status

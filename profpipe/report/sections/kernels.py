@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
 from profpipe.analysis.kernels import Counters, KernelRow, Rule
 from profpipe.config.quantities import is_own
 from profpipe.report import document as doc

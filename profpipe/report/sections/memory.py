@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.kernels import Memory
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text

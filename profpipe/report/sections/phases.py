@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, Iteration, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Iteration, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import HostPhase, Phase, PhaseWork
 from profpipe.job import count_cases

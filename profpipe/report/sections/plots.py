@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
-from profpipe.analysis.findings.workloads import CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag

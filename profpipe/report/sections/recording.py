@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from profpipe.analysis.findings.workloads import CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import KernelBreakdown
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
 from profpipe.report import document as doc

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Limiter, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc

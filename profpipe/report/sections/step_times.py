@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import (
     COLUMNS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal
 from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts

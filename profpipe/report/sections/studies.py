@@ -1,4 +1,7 @@
-"""The tables that the pipeline file requests (`tables:`)."""
+"""The tables and the plots that the pipeline file requests (`tables:`, `plots:`).
+
+A plot has a chart for each value, and a line for each combination of the line axes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import Cell, Grid, NoValue, Study
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases

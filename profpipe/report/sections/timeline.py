@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import IDLE_PARTS
 from profpipe.analysis.timeline import MOST_TIMELINES, CaseTimeline, Gap, Lane, LaneKind, RankTimeline

@@ -1,20 +1,14 @@
-"""The table of times on the first screen: the fastest case of each shape, or every case where there is one shape."""
+"""The times on the first screen, why the lowest time may not be called the fastest, and what each flag means.
+
+The table has the fastest case of each shape, or every case where there is one shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
-from profpipe.analysis.findings.workloads import (
-    OVERHEAD,
-    CaseResult,
-    Doubt,
-    DoubtCause,
-    Shape,
-    Win,
-    WinVerdict,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag

@@ -1,4 +1,4 @@
-"""The page of an `ab` run: the verdict on each case, the gate, and what the two sides are."""
+"""The page of an `ab` run: verdicts, the gate, the two sides, the differences as a forest plot, and a page a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Warnings: one line for each reason not to trust a number, the most serious first."""
+"""Warnings, one line for each reason not to trust a number, and the cases without a result.
+
+The most serious warning comes first. Cases without a result failed, are still missing, or were skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    Findings,
-    LaunchCounts,
-    NotRun,
-    TimedCase,
-    WorkloadFindings,
-)
+from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc

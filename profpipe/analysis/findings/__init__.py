@@ -1,1 +1,0 @@
-"""What the analysis found, as plain values."""
