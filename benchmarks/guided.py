@@ -22,9 +22,8 @@ from pathlib import Path
 import profpipe_run
 
 from profpipe import plugins
-from profpipe.ingest.ncu import counters, guided
-from profpipe.ingest.ncu.counters import Launch
-from profpipe.ingest.ncu.guided import Choice
+from profpipe.ingest import ncu
+from profpipe.ingest.ncu import Choice, Launch
 
 PIPELINE = """
 version: 1
@@ -80,7 +79,7 @@ def launches(run: Path) -> list[Launch]:
 
 def choices(run: Path) -> list[Choice]:
     """Each choice once: a kernel that ncu left out is profiled again, alone."""
-    guides = [guided.read_beside(report) for report in reports(run)]
+    guides = [ncu.read_beside(report) for report in reports(run)]
     return list(dict.fromkeys(choice for guide in guides if guide for choice in guide.choices))
 
 
@@ -115,7 +114,7 @@ def compare(every: Sequence[Launch], few: Sequence[Launch], chosen: Sequence[Cho
 
 def value_of(launch: Launch, metric: str) -> float:
     """In ns, byte or %; NaN where it was not measured."""
-    return counters.in_base_unit(*launch.values.get(metric, (math.nan, "")))[0]
+    return ncu.in_base_unit(*launch.values.get(metric, (math.nan, "")))[0]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes, launch_tables
-from profpipe.ingest.ncu import counters, guided
+from profpipe.ingest import kernel_classes, launch_tables, ncu
 from profpipe.results import schema
 
 FORMATS = ("Nsight Compute report (.ncu-rep)",)
@@ -57,15 +56,15 @@ def parse(path: Path) -> schema.Tables:
     """
     launches, written_by, device = _read(path)
     origin = schema.Origin(format=FORMATS[0], tool="ncu", tool_version=written_by, device=device)
-    return guided.tables_of(path, launches, origin, schema.Placement.NVTX_STATE)
+    return ncu.tables_of(path, launches, origin, schema.Placement.NVTX_STATE)
 
 
-def single_launches(path: Path) -> list[counters.Launch]:
+def single_launches(path: Path) -> list[ncu.Launch]:
     """Return each launch that ``parse`` adds up, in the order in which ncu profiled them. Raises as ``parse`` does."""
-    return guided.select(path, _read(path)[0]).launches
+    return ncu.select(path, _read(path)[0]).launches
 
 
-def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
+def _read(path: Path) -> tuple[list[ncu.Launch], str, str]:
     """Return (every launch in the report, the version of ncu that wrote it, the GPU's name)."""
     results, written_by = _count_results(path), _written_by(path)
     context = _open(path, written_by)
@@ -183,10 +182,10 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def _launch(action: Any) -> counters.Launch:
+def _launch(action: Any) -> ncu.Launch:
     names = action.metric_names()
-    found = {name: _value(action, name) for name in counters.chosen(names)}
-    return counters.Launch(
+    found = {name: _value(action, name) for name in ncu.chosen(names)}
+    return ncu.Launch(
         name=kernel_classes.normalise(_clean(action.name(action.NameBase_DEMANGLED) or action.name())),
         device=_integer(action, "launch__device_id"),
         stream=_integer(action, "launch__stream_id"),
@@ -238,8 +237,8 @@ def _path(state: Any) -> tuple[str, ...]:
     return tuple(map(_clean, started + pushed))
 
 
-def _rules(action: Any) -> Iterator[counters.Rule]:
+def _rules(action: Any) -> Iterator[ncu.Rule]:
     for result in action.rule_results_as_dicts():
         if result.get("rule_message", {}).get("type") in (_OPTIMIZATION, _WARNING):
             estimate = result.get("speedup_estimation") or {}
-            yield counters.Rule(result["rule_identifier"], estimate.get("speedup"), estimate.get("type") == _LOCAL)
+            yield ncu.Rule(result["rule_identifier"], estimate.get("speedup"), estimate.get("type") == _LOCAL)

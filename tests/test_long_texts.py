@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from profpipe import cli
-from profpipe.report import document as doc, text
-from profpipe.report.text import write_table
+from profpipe.report import text
 from profpipe.results import schema, store
 
 
@@ -54,13 +53,6 @@ def test_long_texts_keep_their_beginning_and_stay_different() -> None:
     assert data.cases["case"].iloc[0] == long + "a"
     short = schema.Tables(cases=cases.assign(case="c", params="{}"))
     assert text.shorten_tables(short) is short
-
-
-def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
-    columns = [doc.label("case"), doc.Column("n", "n")]
-    text = write_table(doc.make_table("t", columns, [["c" * 100_000, 1], ["d", 2]]))
-    lines = text.splitlines()
-    assert len(lines[2]) < 11_000 and "(100,000 characters)" in lines[2] and len(lines[3]) < 300
 
 
 def _write(tables: Path, name: str, frame: pd.DataFrame, format: str) -> None:

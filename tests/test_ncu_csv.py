@@ -16,8 +16,7 @@ from damage import mutated
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes
-from profpipe.ingest.ncu import counters
+from profpipe.ingest import kernel_classes, ncu
 from profpipe.results import schema
 
 DATA = Path(__file__).parent / "data" / "ncu-2025.3"
@@ -189,7 +188,7 @@ def test_durations_of_every_spelling_become_nanoseconds(
      ("register/thread", 1, "register/thread"), ("cycle/usecond", 1e6, "Hz"), ("hz", 1, "Hz")],
 )  # fmt: skip
 def test_units_become_base_units(unit: str, factor: float, base: str) -> None:
-    assert counters.in_base_unit(2.0, unit) == (2.0 * factor, base)
+    assert ncu.in_base_unit(2.0, unit) == (2.0 * factor, base)
 
 
 def test_numbers_of_a_european_locale_are_recognised_by_the_unambiguous_ones(

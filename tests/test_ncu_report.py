@@ -19,8 +19,8 @@ import pytest
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest.ncu import counters, guided
-from profpipe.ingest.ncu.guided import Choice, Guide
+from profpipe.ingest import ncu
+from profpipe.ingest.ncu import Choice, Guide
 from profpipe.results import schema
 
 pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
@@ -107,10 +107,10 @@ def test_metrics_are_those_that_answer_a_question_in_base_units(parser: ModuleTy
 
 def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept() -> None:
     old, new = "dram__bytes_read.sum", "dram__bytes_op_read.sum"
-    assert list(counters.chosen([new])) == [new]
-    assert list(counters.chosen([new, old, "sm__nonsense.sum"])) == [old]
+    assert list(ncu.chosen([new])) == [new]
+    assert list(ncu.chosen([new, old, "sm__nonsense.sum"])) == [old]
     stall = "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"
-    assert list(counters.chosen([stall])) == [stall]
+    assert list(ncu.chosen([stall])) == [stall]
 
 
 def test_a_kernel_has_the_name_that_nsys_gives_it(parser: ModuleType, shared_data: Path) -> None:
@@ -133,11 +133,11 @@ def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(pars
 
 
 def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree() -> None:
-    def launch(ns: float, *path: str, kind: str = "kernel") -> counters.Launch:
-        return counters.Launch("k", path=path, kind=kind, values={"gpu__time_duration.sum": (ns, "ns")})
+    def launch(ns: float, *path: str, kind: str = "kernel") -> ncu.Launch:
+        return ncu.Launch("k", path=path, kind=kind, values={"gpu__time_duration.sum": (ns, "ns")})
 
     launches = [launch(1, "profpipe:a"), launch(2, "profpipe:a", "fwd"), launch(4), launch(8, kind="graph")]
-    parsed = counters.tables_of(launches, schema.Origin(tool="ncu"), schema.Placement.NVTX_STATE)
+    parsed = ncu.sum_up(launches, schema.Origin(tool="ncu"), schema.Placement.NVTX_STATE)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 7)
     assert (parsed.origin.attributed_ns, parsed.origin.unattributed_ns) == (3, 4)
     assert parsed.ranges[["case", "range", "kernels", "kernel_ns"]].values.tolist() == [
@@ -240,7 +240,7 @@ def guided_report(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
     def write(*choices: Choice, report: Path = shared_data / H200) -> Path:
         path = tmp_path / f"capture{report.suffix}"
         shutil.copyfile(report, path)
-        (tmp_path / "guide.json").write_text(guided.to_json(Guide(choices)))
+        (tmp_path / "guide.json").write_text(ncu.to_json(Guide(choices)))
         return path
 
     return write
@@ -320,10 +320,10 @@ def test_a_damaged_guide_is_refused_and_the_guide_of_another_tool_is_ignored(
 def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path: Path) -> None:
     """After a crash the cases that were left are in another report of the same folder."""
     duration = {"gpu__time_duration.sum": (5.0, "ns")}
-    launches = [counters.Launch("a", path=("profpipe:n=1",), values=duration) for _ in range(2)]
+    launches = [ncu.Launch("a", path=("profpipe:n=1",), values=duration) for _ in range(2)]
     guide = Guide((Choice("n=1", "a", 2), Choice("n=2", "b", 1)))
-    (tmp_path / "guide.json").write_text(guided.to_json(guide))
-    selection = guided.select(tmp_path / "report.ncu-rep", launches)
+    (tmp_path / "guide.json").write_text(ncu.to_json(guide))
+    selection = ncu.select(tmp_path / "report.ncu-rep", launches)
     assert selection.launches == [launches[1]] and selection.launches[0] is launches[1]
     assert not selection.notes
 

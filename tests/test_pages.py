@@ -1,34 +1,201 @@
-"""SUMMARY.md keeps its length for any document; details.md has the rest."""
+"""The document as Markdown and as plain text; SUMMARY.md keeps its length for any document, details.md has the rest."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, strategies as st
 
+from profpipe.report import document as doc, pages, text
 from profpipe.report.document import (
     Bullets,
-    Column,
+    Cell,
+    Code,
     Document,
+    Link,
+    Number,
     Paragraph,
     Placement,
     Section,
+    Strong,
     Table,
+    Text,
     cell,
-    plain,
+    label,
 )
-from profpipe.report.markdown import Markdown
+from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
 from profpipe.report.pages import MOST_LINES, paginate
+from profpipe.report.units import NO_CASE, PERCENT, RATIO, Unit
+
+US = Unit("us", 1e3)
+TIME = doc.Column("time", "time", US)
+
+
+def table(*cells: Cell | Text | float | None, column: doc.Column = TIME, title: str = "") -> Table:
+    rows = tuple((cell(f"case {i}"), cell(each)) for i, each in enumerate(cells))
+    return Table("times", (label("case"), column), rows, title)
+
+
+# --- Markdown --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a < b & c", "a &lt; b &amp; c"),
+        ("*stars* and [links](x)", r"\*stars\* and \[links\](x)"),
+        ("batch_size", "batch_size"),
+        (("fastest is ", Code("fa2"), " by ", Number(1.42, unit=RATIO)), "fastest is `fa2` by 1.42x"),
+        (("it takes ", Number(103_700.0, US), "."), "it takes 103.7 us."),
+        (("share ", Number(0.813, unit=PERCENT)), "share 81.3 %"),
+        (Strong(("up to ", Code("x|y"))), "**up to `x|y`**"),
+        (Number(None, US), "–"),
+        (Code("a`b"), "``a`b``"),
+    ],
+)
+def test_text_is_escaped_and_numbers_of_a_sentence_carry_their_unit(text: Text, written: str) -> None:
+    assert Markdown().text(text) == written
+
+
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [
+        (Cell(17_300.0, flags=("noisy", "host_bound")), "17.3 *noisy, host_bound*"),
+        (Cell(17_300.0, is_strong=True, note="±2 %"), "**17.3** ±2 %"),
+        (Cell(1.42, unit=RATIO), "1.42x"),
+        (None, "–"),
+        (Cell(missing=NO_CASE), "no case"),
+        (Code("x|y"), r"`x\|y`"),
+        ("a | b", r"a \| b"),
+    ],
+)
+def test_a_cell_shows_its_number_its_note_and_its_flags_or_why_it_is_empty(
+    content: Cell | Text | float | None, written: str
+) -> None:
+    assert Markdown().table(table(content)).splitlines()[-1] == f"| case 0 | {written} |"
+
+
+def test_a_table_has_its_units_in_its_head_and_its_numbers_on_the_right() -> None:
+    head, align, *rows = Markdown().table(table(103_700.0, 17_300.0)).splitlines()
+    assert (head, align) == ("| case | time us |", "| --- | ---: |")
+    assert rows == ["| case 0 | 103.7 |", "| case 1 | 17.3 |"]
+    share = Markdown().table(table(0.813, column=doc.percent("share", "of the call"))).splitlines()
+    assert (share[0], share[-1]) == ("| case | of the call % |", "| case 0 | 81.3 |")
+
+
+def test_a_column_of_words_is_on_the_left_and_disappears_where_it_is_empty() -> None:
+    words = doc.words("flags")
+    assert Markdown().table(table("noisy", column=words)).splitlines()[1] == "| --- | --- |"
+    assert [column.id for column in table("", "", column=words).without_empty_columns().columns] == ["case"]
+
+
+def test_blocks_are_separated_by_one_blank_line() -> None:
+    axes = doc.Axis("seqlen"), doc.Axis("time", US)
+    blocks = (
+        Paragraph("First."), Bullets(("one", "two")), doc.CodeBlock("profpipe run"),
+        doc.Chart("times", "Times", doc.ChartKind.LINES, *axes, {}, caption="Bands: 10 to 90 %."),
+        doc.Details("every case", (table(1e3),)),
+    )  # fmt: skip
+    assert Markdown().section(Section("times", "Times", blocks, "A summary.")) == (
+        "## Times\n\nA summary.\n\nFirst.\n\n- one\n- two\n\n```sh\nprofpipe run\n```\n\n"
+        "![Times](plots/times.svg)\n\nBands: 10 to 90 %.\n\n<details><summary>every case</summary>\n\n"
+        "| case | time us |\n| --- | ---: |\n| case 0 | 1.00 |\n\n</details>"
+    )
+
+
+@pytest.mark.parametrize(("name", "written"), [
+    ("11) a", r"11\) a"), ("1. a", r"1\. a"), ("- a", r"\- a"), ("+ a", r"\+ a"), ("## a", r"\## a"), ("===", r"\==="),
+    ("---", r"\---"), ("-1.5 %", "-1.5 %"), ("1.5 ms", "1.5 ms"), ("#1", "#1"), ("a - b", "a - b"),
+])  # fmt: skip
+def test_a_name_at_the_start_of_a_line_makes_neither_a_list_nor_a_heading(name: str, written: str) -> None:
+    section = Section("x", "", (Paragraph(name), Bullets((name,))), summary=name)
+    assert Markdown().section(section) == f"{written}\n\n{written}\n\n- {written}"
+
+
+def titled(id: str, title: str, workload: str = "") -> Section:
+    return Section(id, title, (Paragraph("x"),), workload=workload)
+
+
+def test_a_link_finds_the_section_of_its_workload_on_either_page() -> None:
+    summary = Document("run", (titled("times", "Times", "a"), titled("times", "Times", "b")))
+    details = Document("run", (titled("cases", "Cases", "b"), titled("files", "Files & folders")))
+    known = anchors({SUMMARY: summary, DETAILS: details}, names_workloads=True)
+    writer = Markdown(SUMMARY, known, names_workloads=True, workload="b")
+    targets = ["#times", "#cases", "#files", DETAILS, "#nothing"]
+    assert [writer.text(Link("x", target)) for target in targets] == [
+        "[x](#times-b)", "[x](details.md#cases-b)", "[x](details.md#files--folders)", "[x](details.md)", "x",
+    ]  # fmt: skip
+    assert writer.section(summary.sections[1]).startswith("## Times: b\n")
+    assert Markdown().section(summary.sections[1]).startswith("## Times\n")
+    # GitHub numbers a heading that occurs twice.
+    twice = anchors({SUMMARY: Document("run", (titled("times", "Times"), titled("other", "Times")))}, False)
+    assert twice == {(SUMMARY, "", "times"): "times", (SUMMARY, "", "other"): "times-1"}
+
+
+def test_a_link_to_a_file_that_is_not_there_is_text() -> None:
+    link = Link(Code("raw/log.txt"), "raw/log file.txt")
+    assert Markdown(exists=lambda path: False).text(link) == "`raw/log.txt`"
+    assert Markdown(exists=lambda path: True).text(link) == "[`raw/log.txt`](raw/log%20file.txt)"
+
+
+def test_a_table_with_many_flags_shows_letters_and_explains_them_below() -> None:
+    flags = [("throttled",), ("too_few_samples",), ("noisy", "throttled"), ("noisy",)]
+    flagged = table(*(Cell(value=1e3 * i, flags=each) for i, each in enumerate(flags)))
+    lines = Markdown().block(flagged).splitlines()
+    assert [line.split(" | ")[1] for line in lines[2:6]] == ["0 *th* |", "1.00 *to* |", "2.00 *n, th* |", "3.00 *n* |"]
+    assert lines[-1] == "*n*: noisy, *th*: throttled, *to*: too_few_samples"
+    lines = text.write_table(flagged).splitlines()
+    assert lines[:3] == ["case         time us", "------  ------------", "case 0        0 (th)"]
+    assert lines[-1] == "n: noisy, th: throttled, to: too_few_samples"
+
+
+# --- plain text ------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_aligned_and_has_no_markup() -> None:
+    rows = (
+        (cell(Code("fa2")), Cell(103_700.0, is_strong=True), cell("")),
+        (cell(Code("sage|1")), Cell(9_000.0, flags=("noisy",)), cell("throttled")),
+    )
+    assert text.write_table(
+        Table("times", (label("case"), TIME, doc.words("flags")), rows, "by case")
+    ).splitlines() == [
+        "by case",
+        "",
+        "case         time us  flags",
+        "------  ------------  ---------",
+        "fa2            103.7",
+        "sage|1  9.00 (noisy)  throttled",
+    ]
+    line = (Strong("a <b> "), Code("c_d*"), " takes ", Number(1500.0, US))
+    assert text.write_text(line) == "a <b> c_d* takes 1.50 us"
+
+
+def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
+    lines = text.write_table(doc.make_table("t", [label("case"), TIME], [["c" * 100_000, 1], ["d", 2]])).splitlines()
+    assert len(lines[2]) < 11_000 and "(100,000 characters)" in lines[2] and len(lines[3]) < 300
+
+
+def test_the_first_screen_is_what_summary_md_begins_with() -> None:
+    sections = (
+        Section("first_studies", "", (table(1.0, title="asked for first"),), workload="w"),
+        Section("headline", "", (Paragraph(("fastest is ", Code("fa2"))),), workload="w"),
+        Section("times", "", (table(1.0, title="by case"),), workload="w"),
+        Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
+        Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
+    )
+    screen = pages.first_screen(Document("run", sections))
+    assert screen.startswith("asked for first\n\ncase ")
+    assert "\n\nfastest is fa2\n\nby case\n\ncase " in screen
+    assert screen.endswith("Warnings\n========\n\n- too few samples")
+
+
+# --- two pages -------------------------------------------------------------------------------------------------------
 
 
 def rows(number: int, placement: Placement = Placement.SUMMARY) -> Table:
-    columns = (Column("case", "case", is_label=True), Column("time", "time"))
-    return Table(
-        "times",
-        columns,
-        tuple((cell(f"case {i}"), cell(i)) for i in range(number)),
-        placement=placement,
-    )
+    return replace(table(*map(float, range(number))), placement=placement)
 
 
 def lines(page: Document) -> int:
@@ -61,7 +228,7 @@ def test_a_table_that_is_too_long_leaves_its_first_rows_and_a_link_to_the_others
     summary, details = paginate(Document("run", (Section("cases", "Cases", (rows(30),)),)), most_lines=21)
     (first, more), (rest,) = summary.sections[0].blocks, details.sections[0].blocks
     assert isinstance(first, Table) and isinstance(rest, Table) and isinstance(more, Paragraph)
-    assert (len(first.rows), plain(more.content)) == (10, "20 more rows: details.md")
+    assert (len(first.rows), doc.plain(more.content)) == (10, "20 more rows: details.md")
     assert rest.rows[0][0].text == "case 10"
 
 
@@ -80,15 +247,9 @@ def test_two_thousand_cases_keep_the_summary_short_and_lose_no_row() -> None:
 
 
 def test_thirty_workloads_keep_the_most_important_sections_of_each() -> None:
-    document = Document(
-        "run",
-        (
-            Section("overview", "", (rows(30),)),
-            *(Section(id, id, (rows(12),), workload=f"w{i}") for i in range(30) for id in ("kernel_share", "times")),
-            Section("commands", "Repeat", (Paragraph("profpipe run"),)),
-        ),
-    )
-    summary, details = paginate(document)
+    each = (Section(id, id, (rows(12),), workload=f"w{i}") for i in range(30) for id in ("kernel_share", "times"))
+    repeat = Section("commands", "Repeat", (Paragraph("profpipe run"),))
+    summary, details = paginate(Document("run", (Section("overview", "", (rows(30),)), *each, repeat)))
     assert lines(summary) <= MOST_LINES
     kept = ids(summary)
     assert kept[0] == ("", "overview") and kept[-2:] == [("", "commands"), ("", "details")]
@@ -121,6 +282,6 @@ def test_no_document_exceeds_the_length_or_loses_a_row(parts: list[Section], mos
     in_markdown = document.without(Placement.HTML)
     assert cases_of(summary) + cases_of(details) == cases_of(in_markdown)
     sentences = [section.summary for section in in_markdown.sections if section.summary]
-    pages = [section for page in (summary, details) for section in page.sections if section.id != "details"]
-    assert [section.summary for section in pages if section.summary] == sentences
+    kept = [section for page in (summary, details) for section in page.sections if section.id != "details"]
+    assert [section.summary for section in kept if section.summary] == sentences
     assert (summary, details) == paginate(document, most_lines)

@@ -21,6 +21,7 @@ from report_study import (
     made_up,
     metric_row,
     range_row,
+    read_pages,
     recorded,
     tables,
     with_ceilings,
@@ -30,7 +31,7 @@ from report_study import (
 from profpipe import plugins
 from profpipe.analysis.findings import Findings
 from profpipe.errors import ProfpipeError
-from profpipe.report import markdown, selection, short_kernel_names, text_files, units
+from profpipe.report import markdown, render, selection, short_kernel_names, text_files, units
 from profpipe.report.sections import cases as case_numbers
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -42,9 +43,8 @@ NASTY = "k<a|b>::`quoted`*_(int)_<script>"
 
 
 def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPLATE) -> str:
-    summary = write_page(analyze(data, run), data, run, folder, template)
-    details = folder / "details.md"
-    return "\n".join(path.read_text(encoding="utf-8") for path in (summary, details) if path.exists())
+    write_page(analyze(data, run), data, run, folder, template)
+    return read_pages(folder)
 
 
 def compare(text: str, golden: Path, regenerate: bool) -> None:
@@ -57,11 +57,45 @@ def compare(text: str, golden: Path, regenerate: bool) -> None:
 # --- golden pages ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["recorded", "made-up"])
-def test_the_pages_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two runs with their pages."""
     study = made_up(["flash", "cudnn", "sage", "math"], [512, 2048, 8192], causal=(False, True))
-    text = page(*(recorded() if name == "recorded" else study), tmp_path)
+    made = {"recorded": recorded(), "made-up": study}
+    paths = {name: tmp_path_factory.mktemp(name) for name in made}
+    for name, run in made.items():
+        (paths[name] / "SUMMARY.md").write_text("an older page", encoding="utf-8")
+        page(*run, paths[name])
+    return paths
+
+
+@pytest.mark.parametrize("name", ["recorded", "made-up"])
+def test_the_pages_are_the_golden_ones_and_whole(folders: dict[str, Path], regenerate: bool, name: str) -> None:
+    text = read_pages(folders[name])
     compare(text, Path(__file__).parent / "golden" / f"pages-{name}.md", regenerate)
+    for lines in tables_of(text):
+        assert len({cells(line) for line in lines}) == 1, lines[0]
+    assert "an older page" not in text
+    assert not [path for path in folders[name].rglob("*") if path.name.startswith(".")]
+
+
+def test_every_link_of_the_page_leads_somewhere(folders: dict[str, Path]) -> None:
+    for name in ("SUMMARY.md", "details.md"):
+        for target in re.findall(r"\]\(([^)]+)\)", (folders["recorded"] / name).read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            linked = folders["recorded"] / (path or name)
+            assert linked.is_file()
+            lines = linked.read_text(encoding="utf-8", errors="replace").splitlines() if anchor else []
+            assert not anchor or anchor in {markdown.slug(line.lstrip("# ")) for line in lines if line[:1] == "#"}
+
+
+@pytest.mark.parametrize("absent", [None, *json.loads((DATA / "report-h200" / "run.json").read_text())])
+def test_any_key_of_run_json_may_be_absent(absent: str | None) -> None:
+    data, run = recorded()
+    run = {key: value for key, value in run.items() if key != absent} if absent else {}
+    document = render.build(analyze(data, run), data, Manifest.parse(run))
+    text = "".join(map(markdown.Markdown().section, document.sections))
+    assert "## Kernel share" in text and "None" not in text and "nan" not in text.lower()
 
 
 @pytest.mark.parametrize(
@@ -87,21 +121,7 @@ def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
     assert "flush" not in text
 
 
-# --- the first screen ------------------------------------------------------------------------------------------------
-
-
-def first_screen(text: str) -> str:
-    return text.partition("\n## ")[0]
-
-
-def test_the_answer_of_the_h200_run_is_that_of_its_kernels(tmp_path: Path) -> None:
-    top = first_screen(page(*recorded(), tmp_path))
-    assert top.startswith("# attention · 14 cases · NVIDIA H200 · 2026-11-20 05:55 UTC\n")
-    assert (
-        "**`cudnn` is fastest in both shapes: 1.30x to 1.42x over `flash` (baseline);"
-        " 103.7 us of kernel time per call at seqlen 2048 (1.42x).**"
-    ) in top
-    assert "`sage1` has a faster attention kernel (1.32x) but a slower call (0.97x)" in top
+# --- answers and warnings --------------------------------------------------------------------------------------------
 
 
 def times(**ns: float) -> list[dict[str, Any]]:
@@ -216,13 +236,6 @@ def test_an_empty_run_gives_a_page_without_sections(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.txt")) and not (tmp_path / "plots").exists()
 
 
-@pytest.mark.parametrize("absent", [None, *json.loads((DATA / "report-h200" / "run.json").read_text())])
-def test_any_key_of_run_json_may_be_absent(tmp_path: Path, absent: str | None) -> None:
-    data, run = recorded()
-    text = page(data, {key: value for key, value in run.items() if key != absent} if absent else {}, tmp_path)
-    assert "## Kernel share" in text and "None" not in text and "nan" not in text.lower()
-
-
 def cells(line: str) -> int:
     return len(re.findall(r"(?<!\\)\|", line))
 
@@ -230,12 +243,6 @@ def cells(line: str) -> int:
 def tables_of(text: str) -> list[list[str]]:
     blocks = re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
     return [block.splitlines() for block in blocks]
-
-
-@pytest.mark.parametrize("study", [recorded, lambda: made_up(["a", "b|c"], [128, 256])])
-def test_every_row_of_a_table_has_the_cells_of_its_head(tmp_path: Path, study: Any) -> None:
-    for lines in tables_of(page(*study(), tmp_path)):
-        assert len({cells(line) for line in lines}) == 1, lines[0]
 
 
 def test_kernel_names_cannot_break_the_page(tmp_path: Path) -> None:
@@ -277,15 +284,11 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
     assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
 
 
-@pytest.mark.parametrize(("n", "expected"), [(1, "over 1 sample."), (2, "over 2 samples.")])
-def test_one_sample_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
-    assert expected in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
-
-
-@pytest.mark.parametrize(("n", "expected"), [(1, "over 1 iteration."), (2, "over 2 iterations.")])
-def test_one_iteration_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
+@pytest.mark.parametrize(("n", "s"), [(1, ""), (2, "s")])
+def test_one_sample_and_one_iteration_are_written_in_the_singular(tmp_path: Path, n: int, s: str) -> None:
+    assert f"over {n} sample{s}." in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
     data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
-    assert expected in page(data, {}, tmp_path)
+    assert f"over {n} iteration{s}." in page(data, {}, tmp_path)
 
 
 def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
@@ -354,25 +357,6 @@ def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> Non
     template.write_text(loop, encoding="utf-8")
     text = page(*recorded(), tmp_path / ".", template)
     assert text.startswith("attention · 14 cases") and "`cudnn` is fastest" in text and "##" not in text
-
-
-def test_a_page_is_replaced_as_a_whole_without_leaving_another_file(tmp_path: Path) -> None:
-    (tmp_path / "SUMMARY.md").write_text("an older page", encoding="utf-8")
-    page(*recorded(), tmp_path)
-    assert "an older page" not in (tmp_path / "SUMMARY.md").read_text(encoding="utf-8")
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
-
-
-def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
-    page(*recorded(), tmp_path)
-    for name in ("SUMMARY.md", "details.md"):
-        for target in re.findall(r"\]\(([^)]+)\)", (tmp_path / name).read_text(encoding="utf-8")):
-            path, _, anchor = target.partition("#")
-            linked = tmp_path / (path or name)
-            assert linked.is_file()
-            if anchor:
-                lines = linked.read_text(encoding="utf-8").splitlines()
-                assert anchor in {markdown.slug(line.lstrip("# ")) for line in lines if line.startswith("#")}
 
 
 # --- names and numbers -----------------------------------------------------------------------------------------------

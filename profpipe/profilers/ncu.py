@@ -73,7 +73,7 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
 
     Guided, the filter is ``--kernel-id`` with the chosen invocations, one list for all kernels. ncu 2025.3.1 counts
     invocations by name from cudaProfilerStart (its documentation: by name, grid, block and shared memory). Launches
-    that the list takes in addition are left out of the tables (``ingest/ncu/guided.py``). ``--filter-mode
+    that the list takes in addition are left out of the tables (``ingest/ncu.py``). ``--filter-mode
     per-launch-config`` does not count by name: of all kernels of one shape it would take the first.
     """
     unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")

@@ -21,8 +21,8 @@ from typing import Final
 
 import pandas as pd
 
-from profpipe.ingest.ncu import guided as guide_file
-from profpipe.ingest.ncu.guided import Choice, Guide
+from profpipe.ingest import ncu as guide_file
+from profpipe.ingest.ncu import Choice, Guide
 from profpipe.job import Case, Job, Missing
 from profpipe.results.schema import FAILED, Tables
 

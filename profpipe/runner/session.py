@@ -30,8 +30,7 @@ from profpipe import masking, profilers
 from profpipe.config.quantities import items_of
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import job_tables, kernel_classes, launch_tables, reader
-from profpipe.ingest.ncu import guided as guide_file
+from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
 from profpipe.job import (
     Case,
     Cause,

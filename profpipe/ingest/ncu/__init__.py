@@ -1,1 +1,0 @@
-"""Code that the parsers of Nsight Compute share."""
