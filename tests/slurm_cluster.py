@@ -165,7 +165,7 @@ def main() -> None:
     """Run the daemons until the input ends."""
     folder = Path(tempfile.mkdtemp(prefix="profpipe-slurm-"))
     supervisor.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGCHLD, lambda *_: supervisor.reap({}))
+    signal.signal(signal.SIGCHLD, _reap)
     os.environ |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
     try:
         _write_configuration(folder)
@@ -177,8 +177,15 @@ def main() -> None:
         print(folder, flush=True)
         sys.stdin.read()
     finally:
-        supervisor.end_descendants({})
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        supervisor.kill_all(0, _START_S)
         shutil.rmtree(folder)
+
+
+def _reap(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _write_configuration(folder: Path) -> None:

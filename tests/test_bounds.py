@@ -15,7 +15,7 @@ from nsys_exports import Export
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import bounds, kernel_classes, kernel_names, reader
-from profpipe.report.short_kernel_names import shorten
+from profpipe.report.labels import shorten
 from profpipe.results.schema import Tables
 
 

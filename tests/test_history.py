@@ -157,9 +157,8 @@ def test_history_prints_courses_over_more_runs_than_it_lists(results: Path, caps
 def test_history_of_thousands_of_cases_takes_no_quadratic_time(results: Path) -> None:
     count = 20_000
     with database.connect(results) as db, db.conn:
-        for name in ("metrics", "fingerprints"):
-            row = dict(next(db[name].rows_where("run = 'run12'")))
-            db[name].insert_all({**row, "case": f"c{number}"} for number in range(count))
+        row = dict(next(db["cases"].rows_where("run = 'run12' and time_ns is not null")))
+        db["cases"].insert_all({**row, "case": f"c{number}"} for number in range(count))
     _, times = database.read_history(results)
     assert len(times) > count and all(row["fingerprint"] for row in times)
 

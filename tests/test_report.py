@@ -31,7 +31,7 @@ from report_study import (
 from profpipe import plugins
 from profpipe.analysis.findings import Findings
 from profpipe.errors import ProfpipeError
-from profpipe.report import markdown, render, selection, short_kernel_names, text_files, units
+from profpipe.report import labels, markdown, render, selection, text_files, units
 from profpipe.report.sections import cases as case_numbers
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -384,12 +384,12 @@ def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_a_shortened_name_keeps_the_part_that_distinguishes_it(name: str, short: str) -> None:
-    assert short_kernel_names.shorten(name) == short
+    assert labels.shorten(name) == short
 
 
 def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data: Path) -> None:
     names = list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
-    short = short_kernel_names.short_names(names)
+    short = labels.short_names(names)
     assert len(set(short.values())) == len(names)
     assert max(map(len, short.values())) <= 80 and all(short.values())
 

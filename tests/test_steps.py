@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -490,6 +490,10 @@ def test_cases_have_no_steps(tmp_path: Path) -> None:
 
 # --- patterns --------------------------------------------------------------------------------------------------------
 
+STEP = [f"k{n}" for n in range(20)]
+#: In a list of launches: the host does something else for the time of five launches.
+PAUSE = ""
+
 
 class Loop(Export):
     """Launches at every 100 ns, each with a kernel of 50 ns."""
@@ -500,144 +504,20 @@ class Loop(Export):
 
     def run(self, *names: str, **more: Any) -> None:
         for name in names:
-            self.launches += 1
-            self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
-            self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
-
-    def pause(self) -> None:
-        """Let the host do something else for the time of five launches."""
-        self.launches += 5
+            self.launches += 1 if name else 5
+            if name:
+                self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
+                self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
 
     def steps(self, folder: Path, grids: bool = False) -> pd.DataFrame:
         also = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ"} if grids else None
         return parsed(self.write_sqlite(folder / "x.sqlite", also=also)).steps
 
 
-STEP = [f"k{n}" for n in range(20)]
-
-
 def counts(steps: pd.DataFrame) -> list[int]:
     found: list[int] = steps.loc[steps["state"] != "other", "kernels"].tolist()
     return found
 
-
-def test_a_sequence_of_launches_that_recurs_is_a_step(tmp_path: Path) -> None:
-    loop = Loop()
-    loop.run("init", "init", "fill")
-    for _ in range(8):
-        loop.run(*STEP)
-    loop.run("end")
-    steps = loop.steps(tmp_path)
-    assert counts(steps) == [20] * 8
-    assert set(steps["rule"]) == {"pattern"}
-
-
-def test_launches_without_an_order_have_no_steps(tmp_path: Path) -> None:
-    loop, random = Loop(), np.random.default_rng(1)
-    loop.run(*(f"k{n}" for n in random.integers(0, 12, 600)))
-    assert loop.steps(tmp_path).empty
-
-
-@pytest.mark.parametrize("repetitions", [1, 2])
-def test_one_or_two_repetitions_are_no_loop(tmp_path: Path, repetitions: int) -> None:
-    loop = Loop()
-    for _ in range(repetitions):
-        loop.run(*STEP)
-    assert loop.steps(tmp_path).empty
-
-
-def test_a_loop_of_a_small_part_of_the_time_makes_no_steps(tmp_path: Path) -> None:
-    loop, random = Loop(), np.random.default_rng(2)
-    loop.run(*(f"r{n}" for n in random.integers(0, 200, 400)))
-    for _ in range(10):
-        loop.run(*STEP)
-    assert loop.steps(tmp_path).empty
-
-
-def test_a_step_may_differ_in_a_few_launches(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(12):
-        loop.run(*STEP[:7], f"length_{n % 3}", *STEP[8:])
-    assert counts(loop.steps(tmp_path)) == [20] * 12
-
-
-def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path: Path) -> None:
-    loop = Loop()
-    for _ in range(6):
-        for layer in range(4):
-            loop.run("a", "b", "c", "d", gridX=layer + 1, gridY=1, gridZ=1)
-    assert counts(loop.steps(tmp_path, grids=True)) == [16] * 6
-
-
-def test_work_between_repetitions_is_other_work(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(40):
-        loop.run(*STEP)
-        if n in (17, 30):
-            loop.run(*(f"e{k}" for k in range(9)))
-    steps = loop.steps(tmp_path)
-    assert counts(steps) == [20] * 40
-    assert steps.loc[steps["state"] == "other", ["step", "kernels"]].to_numpy().tolist() == [[17, 9], [30, 9]]
-
-
-def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(10):
-        loop.launches += 1
-        t = 1000 * loop.launches
-        loop.call(t, t + 2, loop.launches)
-        for place, name in enumerate(STEP if n % 2 else reversed(STEP)):
-            loop.kernel(t + 10 + 20 * place, t + 25 + 20 * place, loop.launches, name)
-    assert counts(loop.steps(tmp_path)) == [20] * 10
-
-
-def test_a_step_ends_with_the_optimizer(tmp_path: Path) -> None:
-    loop = Loop()
-    loop.run(*["init"] * 8)
-    for n in range(9):
-        loop.run(*STEP, *STEP, ADAM, ADAM)
-        if n % 3 == 2:
-            loop.run(*STEP[:15])
-    steps = loop.steps(tmp_path)
-    assert counts(steps) == [42] * 9
-    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [15, 15]
-
-
-def test_two_optimizers_that_take_turns_are_one_step(tmp_path: Path) -> None:
-    loop = Loop()
-    for _ in range(8):
-        loop.run(*STEP, ADAM, ADAM, *(f"g{n}" for n in range(14)), ADAM)
-    assert counts(loop.steps(tmp_path)) == [37] * 8
-
-
-def test_steps_at_the_ends_of_a_recording_count_only_if_they_are_whole(tmp_path: Path) -> None:
-    loop = Loop()
-    loop.run(*STEP[9:], *[ADAM] * 10)
-    for _ in range(6):
-        loop.run(*STEP, *[ADAM] * 10)
-    loop.run(*STEP, *[ADAM] * 5)
-    assert counts(loop.steps(tmp_path)) == [30] * 6
-
-
-def test_a_long_evaluation_does_not_hide_the_optimizers(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(12):
-        loop.run(*STEP, ADAM, ADAM)
-        if n == 6:
-            loop.run(*(STEP[:17] * 14))
-    steps = loop.steps(tmp_path)
-    assert counts(steps) == [22] * 12
-    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [238]
-
-
-def test_lengths_of_input_that_take_turns_are_no_turns_of_optimizers(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(16):
-        loop.run(*STEP, *[f"length_{n % 4}"] * (n % 4), ADAM, ADAM)
-    assert counts(loop.steps(tmp_path)) == [22, 23, 24, 25] * 4
-
-
-# --- patterns without an optimizer: steps around an anchor ---
 
 LAYER = ["norm", "qkv_{}", "attention", "out_{}", "add", "norm", "up_{}", "gelu", "down_{}", "add"]
 
@@ -653,6 +533,123 @@ def backward(length: int, layers: int = 4) -> list[str]:
 
 
 BY_HAND = ["scale", "subtract"] * 12
+TRAINING = [*forward(5), *backward(5), *BY_HAND]
+
+
+def repeated(count: int, of: Callable[[int], list[str]]) -> list[str]:
+    return [name for n in range(count) for name in of(n)]
+
+
+def drawn(seed: int, kinds: int, count: int) -> list[str]:
+    return [f"r{n}" for n in np.random.default_rng(seed).integers(0, kinds, count)]
+
+
+def frequent(seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
+    kinds, number = int(random.integers(3, 60)), int(random.integers(50, 3000))
+    return [f"k{n}" for n in random.zipf(1.5, number) % kinds]
+
+
+DICE = np.random.default_rng(4)
+
+
+def with_communication(dice: np.random.Generator) -> list[str]:
+    step = list(TRAINING)
+    for place in sorted(dice.integers(1, len(step), 12).tolist(), reverse=True):
+        step.insert(place, NCCL)
+    return [PAUSE, *step]
+
+
+def layered(layers: int) -> list[str]:
+    return ["norm", "embed"] + [f"l{n}" for n in range(14)] * layers + ["norm", "head", "argmax"]
+
+
+#: What is launched -> the kernels of each step, and (step before it, kernels) of other work where that is asked for.
+PATTERNS: dict[str, tuple[list[str], list[int], list[tuple[int, int]] | None]] = {
+    "a sequence that recurs is a step": (["init", "init", "fill", *STEP * 8, "end"], [20] * 8, None),
+    "without an order": (drawn(1, 12, 600), [], []),
+    "one repetition is no loop": (STEP, [], []),
+    "two repetitions are no loop": (STEP * 2, [], []),
+    "a loop of a small part of the time": (drawn(2, 200, 400) + STEP * 10, [], []),
+    "frequent kernels without an order, 13": (frequent(13), [], []),
+    "frequent kernels without an order, 89": (frequent(89), [], []),
+    "frequent kernels without an order, 7": (frequent(7), [], []),
+    "a few launches differ": (repeated(12, lambda n: [*STEP[:7], f"length_{n % 3}", *STEP[8:]]), [20] * 12, None),
+    "work between repetitions": (
+        repeated(40, lambda n: [*STEP, *([f"e{k}" for k in range(9)] if n in (17, 30) else [])]),
+        [20] * 40,
+        [(17, 9), (30, 9)],
+    ),
+    "a step ends with the optimizer": (
+        ["init"] * 8 + repeated(9, lambda n: [*STEP, *STEP, ADAM, ADAM, *(STEP[:15] if n % 3 == 2 else [])]),
+        [42] * 9,
+        [(2, 15), (5, 15)],
+    ),
+    "two optimizers that take turns are one step": (
+        [*STEP, ADAM, ADAM, *(f"g{n}" for n in range(14)), ADAM] * 8, [37] * 8, None,
+    ),
+    "steps at the ends that are not whole": (
+        [*STEP[9:], *[ADAM] * 10, *[*STEP, *[ADAM] * 10] * 6, *STEP, *[ADAM] * 5], [30] * 6, None,
+    ),
+    "a long evaluation between optimizers": (
+        repeated(12, lambda n: [*STEP, ADAM, ADAM, *(STEP[:17] * 14 if n == 6 else [])]), [22] * 12, [(6, 238)],
+    ),
+    "lengths of input that take turns, with an optimizer": (
+        repeated(16, lambda n: [*STEP, *[f"length_{n % 4}"] * (n % 4), ADAM, ADAM]), [22, 23, 24, 25] * 4, None,
+    ),
+    "an evaluation after each fifth step": (
+        repeated(20, lambda n: [PAUSE, *TRAINING, *([PAUSE, *forward(5), "accuracy"] if n % 5 == 4 else [])]),
+        [len(TRAINING)] * 20,
+        [(n, len(forward(5)) + 1) for n in (4, 9, 14)],
+    ),
+    "the layers of a step, 3": (layered(3) * 12, [14 * 3 + 5] * 12, None),
+    "the layers of a step, 12": (layered(12) * 12, [14 * 12 + 5] * 12, None),
+    "the layers of a step, 40": (layered(40) * 12, [14 * 40 + 5] * 12, None),
+    "communication anywhere in a step": (
+        repeated(15, lambda _: with_communication(DICE)),
+        [len(TRAINING) + 12] * 15,
+        None,
+    ),
+    "a recording that begins inside a step": ([*TRAINING[40:], *[PAUSE, *TRAINING] * 10], [len(TRAINING)] * 10, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("launches", "expected", "other"), PATTERNS.values(), ids=PATTERNS)
+def test_launches_that_recur_are_steps(
+    tmp_path: Path, launches: list[str], expected: list[int], other: list[tuple[int, int]] | None
+) -> None:
+    loop = Loop()
+    loop.run(*launches)
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == expected
+    assert set(steps["rule"]) <= {"pattern"}
+    work = steps.loc[steps["state"] == "other", ["step", "kernels"]]
+    assert other is None or list(work.itertuples(index=False, name=None)) == other
+
+
+def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.run(*repeated(20, lambda n: [*TRAINING, *(["norm_of_gradients"] if n % 5 == 4 else [])]))
+    assert len(counts(loop.steps(tmp_path))) == 20
+
+
+def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path: Path) -> None:
+    loop = Loop()
+    for _ in range(6):
+        for layer in range(4):
+            loop.run("a", "b", "c", "d", gridX=layer + 1, gridY=1, gridZ=1)
+    assert counts(loop.steps(tmp_path, grids=True)) == [16] * 6
+
+
+def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(10):
+        loop.launches += 1
+        t = 1000 * loop.launches
+        loop.call(t, t + 2, loop.launches)
+        for place, name in enumerate(STEP if n % 2 else reversed(STEP)):
+            loop.kernel(t + 10 + 20 * place, t + 25 + 20 * place, loop.launches, name)
+    assert counts(loop.steps(tmp_path)) == [20] * 10
 
 
 @pytest.mark.parametrize("lengths", ["random", "turns", "one"])
@@ -668,66 +665,9 @@ def test_steps_with_inputs_of_any_length_are_found(tmp_path: Path, kind: str, le
         of_input = parts.get(kind, parts["train"])
         step = [name for _ in range(4 if kind == "accumulate" else 1) for name in of_input(next(inputs))]
         step += [] if kind == "infer" else BY_HAND
-        loop.pause()
-        loop.run(*step)
+        loop.run(PAUSE, *step)
         known.append(len(step))
     assert counts(loop.steps(tmp_path)) == known
-
-
-def test_an_evaluation_after_each_fifth_step_is_other_work(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(20):
-        loop.pause()
-        loop.run(*forward(5), *backward(5), *BY_HAND)
-        if n % 5 == 4:
-            loop.pause()
-            loop.run(*forward(5), "accuracy")
-    steps = loop.steps(tmp_path)
-    assert counts(steps) == [len(forward(5) + backward(5) + BY_HAND)] * 20
-    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [len(forward(5)) + 1] * 3
-
-
-def test_what_a_program_logs_at_each_fifth_step_makes_no_step_of_five(tmp_path: Path) -> None:
-    loop = Loop()
-    for n in range(20):
-        loop.run(*forward(5), *backward(5), *BY_HAND, *(["norm_of_gradients"] if n % 5 == 4 else []))
-    assert len(counts(loop.steps(tmp_path))) == 20
-
-
-@pytest.mark.parametrize("layers", [3, 12, 40])
-def test_the_layers_of_a_step_are_no_steps(tmp_path: Path, layers: int) -> None:
-    loop = Loop()
-    for _ in range(12):
-        loop.run(*(["norm", "embed"] + [f"l{n}" for n in range(14)] * layers + ["norm", "head", "argmax"]))
-    assert counts(loop.steps(tmp_path)) == [14 * layers + 5] * 12
-
-
-def test_communication_comes_anywhere_between_the_kernels_of_a_step(tmp_path: Path) -> None:
-    loop, random = Loop(), np.random.default_rng(4)
-    for _ in range(15):
-        step = [*forward(5), *backward(5), *BY_HAND]
-        for place in sorted(random.integers(1, len(step), 12).tolist(), reverse=True):
-            step.insert(place, NCCL)
-        loop.pause()
-        loop.run(*step)
-    assert counts(loop.steps(tmp_path)) == [len(forward(5) + backward(5) + BY_HAND) + 12] * 15
-
-
-def test_a_recording_may_begin_and_end_inside_a_step(tmp_path: Path) -> None:
-    loop, step = Loop(), [*forward(5), *backward(5), *BY_HAND]
-    loop.run(*step[40:])
-    for _ in range(10):
-        loop.pause()
-        loop.run(*step)
-    assert counts(loop.steps(tmp_path)) == [len(step)] * 10
-
-
-@pytest.mark.parametrize("seed", [13, 89, 7])
-def test_frequent_kernels_without_an_order_are_no_steps(tmp_path: Path, seed: int) -> None:
-    loop, random = Loop(), np.random.default_rng(seed)
-    kinds, number = int(random.integers(3, 60)), int(random.integers(50, 3000))
-    loop.run(*(f"k{n}" for n in random.zipf(1.5, number) % kinds))
-    assert loop.steps(tmp_path).empty
 
 
 def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path: Path) -> None:
@@ -758,41 +698,21 @@ def test_a_sequence_that_recurs_as_often_in_each_step_agrees_with_its_ranges(tmp
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
+#: FSDP on two H100s: the second half is quieter by chance.
+FSDP_MS = (
+    "1027 86.3 106.7 103.7 104.1 126.3 172.3 126.8 94.4 81.3 71.4 72.2 82.8 81.1 82.6 82.4 80.1 80.7 84.8 "
+    "94.1 85.3 86.6 178.8"
+)
+FSDP = [float(ms) for ms in FSDP_MS.split()]
+
+
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
         ([100.0], "s"),
         ([500, 100.0], "ws"),
         ([100] * 8, "wsssssss"),
-        # FSDP on two H100s: the second half is quieter by chance.
-        (
-            [
-                1027,
-                86.3,
-                106.7,
-                103.7,
-                104.1,
-                126.3,
-                172.3,
-                126.8,
-                94.4,
-                81.3,
-                71.4,
-                72.2,
-                82.8,
-                81.1,
-                82.6,
-                82.4,
-                80.1,
-                80.7,
-                84.8,
-                94.1,
-                85.3,
-                86.6,
-                178.8,
-            ],
-            "wssss" + "ooo" + "s" * 14 + "o",
-        ),
+        (FSDP, "wssss" + "ooo" + "s" * 14 + "o"),
         # A compiler that works for half of the steps.
         ([900, 400, 390, 410, 395, 405, 398, 100, 101, 99, 100, 102, 98, 100], "wwwwwwwsssssss"),
         ([900, 500, 300, 101, 100, 99, 100, 101, 100, 99, 100], "wwwssssssss"),

@@ -287,7 +287,7 @@ def test_copies_and_sets_without_kernels_are_listed_as_changes() -> None:
 def test_the_introduction_explains_what_the_table_of_switching_costs_holds(regenerate: bool) -> None:
     workloads = {"kernels": switched(add=100.0), "a memset": set_before(0.8), "no change": switched(add=19.0)}
     parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(kernel_share.switch_cost(w))]
-    check_golden("kernel_share.md", "\n".join(parts) + "\n", regenerate)
+    check_golden("switch_cost.md", "\n".join(parts) + "\n", regenerate)
 
 
 def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:

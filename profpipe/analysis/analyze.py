@@ -16,17 +16,15 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
-    launch_counts,
     phases,
     profiler_agreement,
-    ranks,
     roofline,
     steps,
     study_tables,
     timeline,
     validity,
 )
-from profpipe.analysis.case_index import CaseIndex, WorkloadData
+from profpipe.analysis.case_index import CaseIndex, WorkloadData, find_ranks
 from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
@@ -90,7 +88,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         coverage=validity.coverage(tables, run),
         unattributed=validity.unattributed(tables, run),
         unseen=unseen,
-        launch_counts=tuple(found for data in workloads for found in launch_counts.compare(data)),
+        launch_counts=tuple(found for data in workloads for found in profiler_agreement.compare_launches(data)),
         duplicates=duplicates,
     )
 
@@ -166,7 +164,7 @@ def _workload(
         phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
         # The ranks of a program with steps are among its steps.
-        ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
+        ranks=tuple(find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
         steps=own_steps,
         timelines=timeline.find_timelines(
             index.tables.timeline,

@@ -24,8 +24,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from profpipe.analysis import kernels, ranks, roofline
-from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Measure, Number, WorkloadData
+from profpipe.analysis import kernels, roofline
+from profpipe.analysis.case_index import (
+    OF_ITS_PROCESS,
+    Basis,
+    CaseIndex,
+    Measure,
+    Number,
+    WorkloadData,
+    has_waited,
+    worst_numbers,
+)
 from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
 from profpipe.analysis.kernels import Counters, KernelBreakdown
@@ -182,7 +191,7 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
                 found.setdefault(metric, number.value)
     if "issue" in found:
         found["issue"] = min(found["issue"], found.get("loop_wall", math.inf))
-    return found | ranks.worst_numbers(index, case)
+    return found | worst_numbers(index, case)
 
 
 def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
@@ -215,7 +224,7 @@ def _flags(
         flags.append(Flag.TOO_FEW_SAMPLES)
     if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
-    if basis.is_timed and ranks.has_waited(index, case.id):
+    if basis.is_timed and has_waited(index, case.id):
         flags.append(Flag.WAITED)
     peak_share = (case.of_peak_flops or 0) / peaks.headroom(case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:

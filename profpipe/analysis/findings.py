@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final
 
-from profpipe.analysis.case_index import Basis, Measure
+from profpipe.analysis.case_index import Basis, Measure, RankResult
 from profpipe.analysis.cases import Axes
 from profpipe.analysis.kernels import (
     Counters,
@@ -580,20 +580,6 @@ class Shape:
         if numbers:
             return math.prod((max(number, 1.0) for number in numbers), start=1.0)
         return max((point.values.get("flops") or 1.0 for point in self.cases), default=1.0)
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """One of the processes that ran a case together. ``name`` is its rank, and the number of its GPU.
-
-    ``numbers`` are by metric, in ns, bytes and %: time, memory and errors without a profiler, and the communication
-    and its overlap with computation under ``profiler``.
-    """
-
-    case: str
-    name: str
-    numbers: Mapping[str, float]
-    profiler: str = ""
 
 
 @dataclass(frozen=True)

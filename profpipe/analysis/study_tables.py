@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from profpipe.analysis import kernels, ranks
-from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData
+from profpipe.analysis import kernels
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData, worst_numbers
 from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
@@ -463,7 +463,7 @@ def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
     for profiler in profilers:
         number = index.numbers.get((case, profiler, ""), {}).get(metric)
         if number is not None:
-            worst = ranks.worst_numbers(index, case).get(metric) if profiler == "plain" else None
+            worst = worst_numbers(index, case).get(metric) if profiler == "plain" else None
             return number if worst is None else replace(number, value=worst)
     return None
 

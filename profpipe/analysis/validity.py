@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from profpipe.analysis import cluster, ranks
-from profpipe.analysis.case_index import Number, WorkloadData
+from profpipe.analysis import cluster
+from profpipe.analysis.case_index import Number, WorkloadData, has_waited
 from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
@@ -228,7 +228,7 @@ def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
     for case, params in data.layout.params.items():
         time = index.numbers.get((case, "plain", ""), {}).get("time")
         # A time that includes other work says nothing about the other workload's time.
-        is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or ranks.has_waited(index, case)
+        is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or has_waited(index, case)
         if time is not None and time.value > 0 and not is_shared:
             axes = tuple((axis, params[axis]) for axis in data.layout.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)

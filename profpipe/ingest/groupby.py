@@ -165,12 +165,15 @@ def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[n
     group = group.astype(np.min_scalar_type(groups))
     order = np.argsort(group, kind="stable")
     group, start, end = group[order], start[order], end[order]
-    # Shifted by its group, every time lies behind all times of the groups before it.
+    # Shifted by its group, every time lies behind all times of the groups before it: one running maximum serves all.
     shift = np.multiply(group, span, out=order, dtype=np.int64)
     shift -= low
     start += shift
     end += shift
-    merged = Union(start, end)
-    found: npt.NDArray[np.float64] = np.zeros(groups)
-    found += np.bincount(group[merged.firsts], weights=merged.end - merged.start, minlength=groups)
+    reached = np.maximum.accumulate(end, out=shift)
+    np.maximum(start[1:], reached[:-1], out=start[1:])
+    end -= start
+    heads = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    found = np.zeros(groups)
+    found[group[heads]] = np.add.reduceat(np.maximum(end, 0, out=end), heads)
     return found

@@ -17,7 +17,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,23 +51,16 @@ class TooLarge(Exception):
     """A file passes its budget, or a bound of ``ingest.bounds``. The text says which."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Seconds of CPU time, and bytes of memory beyond those that the process had before."""
+def allowed(path: Path, times: float = 1) -> tuple[float, float]:
+    """Return the seconds of CPU time and the bytes of memory of so many budgets of a file, or of a folder read as one.
 
-    seconds: float
-    bytes: float
-
-    @classmethod
-    def of(cls, path: Path, times: float = 1) -> Budget:
-        """Return so many budgets of a file, or of a folder that is read as one.
-
-        Raises ConfigError for a wrong factor in the environment.
-        """
-        files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-        size, factor = sum(_unpacked(file) for file in files), times * _factor()
-        seconds = _SECONDS + min(size, _LARGE) / _BYTES_PER_S + max(0, size - _LARGE) / _LARGE_BYTES_PER_S
-        return cls(factor * seconds, factor * (_BYTES + _BYTES_PER_BYTE * size))
+    The memory is what the process takes beyond what it had before. Raises ConfigError for a wrong factor in the
+    environment.
+    """
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    size, factor = sum(_unpacked(file) for file in files), times * _factor()
+    seconds = _SECONDS + min(size, _LARGE) / _BYTES_PER_S + max(0, size - _LARGE) / _LARGE_BYTES_PER_S
+    return factor * seconds, factor * (_BYTES + _BYTES_PER_BYTE * size)
 
 
 def _unpacked(file: Path) -> float:
@@ -95,8 +87,8 @@ def _factor() -> float:
 class _Watch:
     """A thread that compares what reading takes with its budget."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, seconds: float, bytes_: float) -> None:
+        self._seconds, self._bytes = seconds, bytes_
         self._began_s, self._began_bytes = _cpu_s(), resident_bytes()
         self._ended = threading.Event()
         self._is_main = threading.current_thread() is threading.main_thread()
@@ -154,10 +146,10 @@ class _Watch:
 
     def _measure(self, needed: float = 0) -> None:
         seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes + needed
-        if not self.excess and seconds > self._budget.seconds:
-            self.excess = f"to read it takes more than {self._budget.seconds:,.0f} s of CPU time"
-        elif not self.excess and more > self._budget.bytes:
-            self.excess = f"to read it takes more than {self._budget.bytes / 1e6:,.0f} MB of memory"
+        if not self.excess and seconds > self._seconds:
+            self.excess = f"to read it takes more than {self._seconds:,.0f} s of CPU time"
+        elif not self.excess and more > self._bytes:
+            self.excess = f"to read it takes more than {self._bytes / 1e6:,.0f} MB of memory"
 
     def _stop_main(self, *_: object) -> None:
         if _current is not self or self._ended.is_set():
@@ -185,7 +177,7 @@ def limit(path: Path, times: float = 1) -> Iterator[None]:
     if _current is not None:
         yield
         return
-    watch = _current = _Watch(Budget.of(path, times))
+    watch = _current = _Watch(*allowed(path, times))
     try:
         watch.start()
         yield
@@ -229,7 +221,7 @@ def check(needed: float = 0) -> None:
 
 def check_bytes(path: Path, needed: float) -> None:
     """Raise ``TooLarge`` where ``needed`` bytes of memory are more than the budget of ``path``."""
-    if needed > (most := Budget.of(path).bytes):
+    if needed > (most := allowed(path)[1]):
         raise TooLarge(f"to read it takes more than {most / 1e6:,.0f} MB of memory")
 
 

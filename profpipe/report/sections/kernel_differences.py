@@ -10,8 +10,7 @@ from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
-from profpipe.report.labels import fill, plural
-from profpipe.report.short_kernel_names import shorten
+from profpipe.report.labels import fill, plural, shorten
 from profpipe.report.units import Unit, count, rounded, signed, time_unit
 from profpipe.results.manifest import NoCaptures, PairsEntry
 from profpipe.results.schema import KernelChange, Verdict

@@ -12,9 +12,8 @@ from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findin
 from profpipe.analysis.kernels import Counters, KernelRow, Rule
 from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, case_texts, means_note, per_iteration
+from profpipe.report.labels import case_text, case_texts, means_note, per_iteration, short_names
 from profpipe.report.selection import main_cases
-from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import COUNT, number, percent, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The

@@ -18,10 +18,9 @@ from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import DENSE_WORK, quantity
+from profpipe.report.labels import DENSE_WORK, quantity, short_names
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
-from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import COUNT, MISSING, NO_CASE, Unit, unit_of
 
 #: Grids of one table that are shown.

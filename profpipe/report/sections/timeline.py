@@ -11,9 +11,8 @@ from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import IDLE_PARTS
 from profpipe.analysis.timeline import MOST_TIMELINES, CaseTimeline, Gap, Lane, LaneKind, RankTimeline
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, percent
+from profpipe.report.labels import case_text, duration, fill, percent, shorten
 from profpipe.report.sections.steps import PART_NAMES
-from profpipe.report.short_kernel_names import shorten
 from profpipe.report.units import time_unit
 from profpipe.results.schema import EventKind
 
