@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,8 +43,8 @@ TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 
 
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
-    """``run`` as it would be with these `tables` in its pipeline file."""
-    entries = [Table.model_validate({"title": "A table", **entry}).model_dump(mode="json") for entry in wanted]
+    """``run`` as run.json carries it with these `tables` in its pipeline file."""
+    entries = [json.loads(Table.model_validate({"title": "A table", **own}).model_dump_json()) for own in wanted]
     return {**run, "pipeline": {"workloads": {"w": {}}, **run.get("pipeline", {}), "tables": entries}}
 
 
@@ -210,9 +211,12 @@ def timed(*cases: str, **more: Any) -> list[dict[str, Any]]:
     return [metric_row(case, "time", 5.0, n=1, **more) for case in cases]
 
 
-def judged(errors: dict[str, float | None], flags: tuple[str, ...] = ()) -> tuple[Tables, dict[str, Any]]:
+def judged(
+    errors: dict[str, float | None], flags: tuple[str, ...] = (), skipped: tuple[str, ...] = ()
+) -> tuple[Tables, dict[str, Any]]:
     """Cases by their error, None if not compared; the tolerance is 0.05, and `a` is the baseline."""
     cases = [case_row(case, flags=list(flags)) for case in errors]
+    cases += [case_row(case, status="skipped") for case in skipped]
     rows = [metric_row(case, "time", 100.0 / i, n=9) for i, case in enumerate(errors, 1)]
     rows += [metric_row(case, "error_rel_l1", error, "1") for case, error in errors.items() if error is not None]
     entry = {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}
@@ -238,6 +242,14 @@ def without_busy_time() -> Tables:
     data = lm()
     data.ranges["busy_ns"] = pd.NA
     return data
+
+
+def without_softmax() -> Tables:
+    """The largest size has no range `softmax`."""
+    data = lm()
+    kept = (own[(own["case"] != "size=large") | (own[path] != "forward > softmax")]
+            for own, path in ((data.kernels, "phase"), (data.ranges, "range")))  # fmt: skip
+    return Tables(data.cases, *kept, data.metrics)
 
 
 def of_ranks() -> Tables:
@@ -296,6 +308,8 @@ STUDIES: list[tuple[str, Any, dict[str, Any]]] = [
      {**EAGER, "columns": "phase", "phase": ["forward", "softmax", "forward > softmax"], "value": "range.time"}),
     ("A range in which nothing was seen is named, and its cells are missing and not zero", lm(),
      {**EAGER, "columns": "phase", "phase": ["forward", "optimizer"], "value": "add.time"}),
+    ("A range that some cases have is not named", without_softmax(),
+     {**EAGER, "columns": "phase", "phase": ["forward", "softmax"], "value": "add.time"}),
     ("The host's time of a range is known where the GPU's is not", without_busy_time(),
      {**EAGER, "phase": "forward", "value": ["range.time", "range.busy"]}),
     ("A dash says that none was recorded, and an interrupted case says that", interrupted(),
@@ -329,6 +343,14 @@ STUDIES: list[tuple[str, Any, dict[str, Any]]] = [
      {"rows": "impl", "value": ["time", "speedup"]}),
     ("An inaccurate baseline gives none of its size alone", judged(BASELINE_AT_2),
      {"rows": ["n", "impl"], "value": "speedup"}),
+    ("Nor is it the reason why a row is skipped", judged(BASELINE_AT_2, skipped=("impl=c,n=2",)),
+     {"rows": ["n", "impl"], "value": "speedup"}),
+    ("No case passes or fails without a tolerance", judged({"impl=a": 0.001, "impl=b": 0.2})[0],
+     {"rows": "impl", "value": ["passed", "error_rel_l1"]}),
+    ("Nor beside one that was recorded as inaccurate",
+     tables([case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])],
+            metrics=[*timed("impl=a", "impl=b"), metric_row("impl=a", "error_rel_l1", 0.001, "1")]),
+     {"rows": "impl", "value": "passed"}),
     ("No case was compared", judged({"impl=a": None, "impl=b": None}), {"rows": "impl", "value": ["time", "speedup"]}),
     ("No case is within the tolerance", judged({"impl=a": 0.2, "impl=b": 0.2}),
      {"rows": "impl", "value": ["time", "speedup"]}),
@@ -344,12 +366,16 @@ STUDIES: list[tuple[str, Any, dict[str, Any]]] = [
      {"rows": "impl", "value": "time"}),
     ("The wall time of a loop is nsys's if plain ran none of the cases", loops("nsys", "torch"),
      {"rows": "n", "value": ["metric.loop_wall", "memory"]}),
+    ("So it is if no other profiler ran them", loops("nsys"), {"rows": "n", "value": ["metric.loop_wall", "memory"]}),
     ("The wall time of a loop is plain's if it ran one of the cases", loops("nsys", "torch", plain=True),
      {"rows": "n", "value": "metric.loop_wall"}),
     ("More tables than nine are counted",
      tables(metrics=timed(*(f"impl={i},n={n}" for i in "ab" for n in range(12)))), {"rows": "impl", "value": "time"}),
     ("A table that no case of the run is in says so", tables(metrics=timed("precision=fp32,n=1")),
      {"where": {"precision": "bf16"}, "rows": "n", "value": "time"}),
+    ("A value of `where` may come from a case's name",
+     tables(metrics=timed("causal=true,n=1", "causal=false,n=1", "causal=true,n=2", "causal=true,n=3")),
+     {"where": {"causal": True, "n": [1, "2"]}, "rows": "n", "value": "time"}),
     ("A long table is parted by its first axis", tables(metrics=timed(*LONG)),
      {"rows": ["mask", "dtype", "n"], "columns": "impl", "value": "time"}),
     ("A short one is not", tables(metrics=timed(*LONG)),
@@ -364,6 +390,18 @@ def test_tables_are_written_as_in_the_golden_file(regenerate: bool) -> None:
         section = study_table(only(data, record, **wanted))
         written.append(write_section(replace(section, title=shown)) + "\n")
     check_golden("study_tables.txt", "\n".join(written), regenerate)
+
+
+def test_the_text_file_has_every_row_of_a_long_table() -> None:
+    study = only(tables(metrics=timed(*(f"n={n}" for n in range(130)))), {}, rows="n", value="time")
+    lines = [line.split() for line in write_section(study_table(study)).splitlines()]
+    assert [line[0] for line in lines if line[1:] == ["5.00"]] == [str(n) for n in range(130)]
+
+
+def test_old_runs_without_tables_have_none(example: Any) -> None:
+    data, run = example
+    before = {key: value for key, value in run["pipeline"].items() if key not in ("tables", "plots")}
+    assert analyze(data, {**run, "pipeline": before}).studies == ()
 
 
 def test_only_the_first_table_of_a_study_is_open() -> None:
@@ -388,12 +426,16 @@ def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: 
 
 def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path) -> None:
     run = asking({}, {"workload": "eager", "title": "By <size>", "rows": "size", "value": "time"},
+                 {"title": "By range", "note": "Read <b>*this*</b> | first.", "rows": "size", "columns": "phase",
+                  "phase": ["forward > softmax", "a <b>`*range*`</b>"], "value": "add.time"},
                  {"workload": "gone", "title": "Of none that was run", "rows": "size", "value": "time"})  # fmt: skip
     data = lm()
     text = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
     section = text.partition("## Study tables\n")[2].partition("\n## ")[0]
     assert section.lstrip().startswith("### By &lt;size&gt;\n\nTimes are the median time of a call.")
     assert "| small | 10.0 |" in section and "Of none" not in text
+    assert r"Read &lt;b&gt;\*this\*&lt;/b&gt; \| first." in section and "| forward &gt; softmax |" in section
+    assert "Nothing was recorded in the range ``a <b>`*range*`</b>``." in section
     assert text.index("## Study tables") < text.index("## Kernel share")
     plain = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")
     assert plain.startswith("By <size>\n=====") and "small      10.0" in plain
