@@ -34,7 +34,8 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 
 def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
-    current = manifest_entries.published(loader.load_pipeline(example / "pipeline.yaml"))
+    published = manifest_entries.published(loader.load_pipeline(example / "pipeline.yaml"))
+    current = published.model_dump(mode="json", by_alias=True)
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
     assert {key: stored.get(key) for key in ("tables", "plots")} == {key: current[key] for key in ("tables", "plots")}
     axes = ({name: entry["matrix"] for name, entry in of["workloads"].items()} for of in (stored, current))

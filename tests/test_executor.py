@@ -334,7 +334,9 @@ def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_cra
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stand in for the kernel's OOM killer: every killed process counts as killed for memory."""
-    monkeypatch.setattr(executor.oom, "explain_sigkill", lambda code, before: NO_MEMORY if code == -9 else None)
+    monkeypatch.setattr(
+        executor.failure_reasons, "explain_sigkill", lambda code, before: NO_MEMORY if code == -9 else None
+    )
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     outcome = carry_out(job_of(tmp_path, SEGFAULT), fake_profiler(tmp_path, makes_report=False, exports=(killed,)))
     assert statuses(outcome) == ["crashed"]

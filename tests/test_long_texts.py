@@ -55,12 +55,8 @@ def test_long_texts_keep_their_beginning_and_stay_different() -> None:
     assert text.shorten_tables(short) is short
 
 
-def _write(tables: Path, name: str, frame: pd.DataFrame, format: str) -> None:
-    (tables / f"{name}.parquet").unlink()
-    if format == "parquet":
-        frame.to_parquet(tables / f"{name}.parquet")
-    else:
-        frame.to_csv(tables / f"{name}.csv", index=False, quoting=1)
+def _write(tables: Path, name: str, frame: pd.DataFrame) -> None:
+    frame.to_parquet(tables / f"{name}.parquet")
 
 
 @pytest.mark.parametrize(
@@ -74,24 +70,22 @@ def _write(tables: Path, name: str, frame: pd.DataFrame, format: str) -> None:
     ],
     ids=["status", "flags", "many flags", "seconds", "params"],
 )
-@pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_a_cell_that_no_run_has_is_refused_with_its_place(
-    tables: Path, column: str, text: str, why: str, format: str, capsys: pytest.CaptureFixture[str]
+    tables: Path, column: str, text: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value = float(text) if column == "seconds" else text
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}", column: value}])
-    _write(tables, "cases", case, format)
+    _write(tables, "cases", case)
     assert cli.main(["report", str(tables)]) == 2
     error = capsys.readouterr().err
-    assert f"row 2, column {column}: " in error and why in error and f"cases.{format}" in error
+    assert f"row 2, column {column}: " in error and why in error and "cases.parquet" in error
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_a_fact_of_the_user_may_be_infinite(tables: Path, format: str) -> None:
+def test_a_fact_of_the_user_may_be_infinite(tables: Path) -> None:
     """As the PSNR of equal pictures."""
     case = schema.frame(schema.CASES, [{"case": "n=1", "status": "ok", "flags": "[]", "params": "{}"}])
     fact = schema.frame(schema.METRICS, [{"case": "n=1", "metric": "psnr", "value": float("inf"), "unit": "dB"}])
     for name, frame in (("cases", case), ("metrics", fact)):
-        _write(tables, name, frame, format)
+        _write(tables, name, frame)
     assert store.load(tables)[0].metrics["value"].tolist() == [float("inf")]
     assert cli.main(["report", str(tables)]) == 0
