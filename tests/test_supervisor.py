@@ -51,6 +51,11 @@ job = job_of(folder, "pass", script=None, command=("sh", "-c", {script!r}))
 (outcome,) = executor.run([job], {{"fake": fake_profiler(folder)}}, Notes())
 print(outcome.status, outcome.reason, outcome.returncode)
 """
+#: A command that is no job and may be long, such as an export.
+CALLER = """
+from profpipe.runner import process
+process.ask(["sh", "-c", {script!r}], timeout_s=600.0)
+"""
 
 
 def is_alive(pid: int) -> bool:
@@ -74,11 +79,11 @@ def supervisor_of(runner: subprocess.Popen[str]) -> int:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A runner, and the processes of its job, all of which ignore signals."""
+def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A runner, and the processes of its job or of another command, all of which ignore signals."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     script = HIDDEN.format(python=sys.executable, stubborn=tmp_path / "stubborn.py", folder=tmp_path)
-    text = RUNNER.format(tests=str(ROOT / "tests"), folder=str(tmp_path), script=script)
+    text = getattr(request, "param", RUNNER).format(tests=str(ROOT / "tests"), folder=str(tmp_path), script=script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     runner = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -93,6 +98,7 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]
     runner.communicate()
 
 
+@pytest.mark.parametrize("started", [RUNNER, CALLER], ids=["job", "call"], indirect=True)
 def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> None:
     runner, pids = started
     runner.kill()

@@ -5,10 +5,11 @@ their own sessions. So each descendant of this process in another session belong
 else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, or the one of
 another PID namespace, only the process group is ended.
 
-Each command has a supervisor, which ends these processes with the command and when the runner is killed
-(``supervisor.py``). If the supervisor is killed, the runner adopts the processes (Linux's "child subreaper") and ends
-them. If both are killed at once, the next runner finds what they left by a variable in the environment, and ends that
-(``kill_leftovers``) before it starts a process that writes into the same files.
+Each command of a job has a supervisor, and so has each other command that may be long. It ends these processes with the
+command, and when the runner is killed (``supervisor.py``). If the supervisor is killed, the runner adopts the processes
+(Linux's "child subreaper") and ends them. If both are killed at once, the next runner finds what they left by a
+variable in the environment, and ends that (``kill_leftovers``) before it starts a process that writes into the same
+files.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ JOB_VARIABLE = "PROFPIPE_JOB"
 _PR_GET_CHILD_SUBREAPER = 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
+#: A command that may take longer than this has a supervisor, so that it ends when the runner is killed. To start a
+#: supervisor takes longer than most short commands.
+_SHORT_S: Final = 60.0
 #: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
 _LOST: Final = -9
 #: The processes that this process has started itself and that it waits for.
@@ -180,27 +184,41 @@ def _read_report(owner: subprocess.Popen[bytes]) -> tuple[Any, ...] | None:
 def call(
     argv: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = None
 ) -> tuple[int | None, str]:
-    """Return the exit code and the output (stdout and stderr) of a short command; no code where it takes too long.
+    """Return the exit code and the output (stdout and stderr) of a command; no code where it takes too long.
 
-    The command has no supervisor, whose start takes longer than most commands. Raises OSError where it cannot be
-    started, and SupervisorError where none can.
+    Raises OSError where the command cannot be started, and SupervisorError where none can.
     """
-    sys.audit("profpipe.start", argv)
     # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output:
-        called = _popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        try:
-            called.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            returncode = called.returncode
-            _signal(called.pid, signal.SIGKILL, os.killpg)
-            with suppress(subprocess.TimeoutExpired):
-                called.wait(GRACE.kill_s)
-                _own.discard(called.pid)
+        if timeout_s > _SHORT_S:
+            command = start(argv, env, output, cwd)
+            try:
+                returncode = command.wait(timeout_s)
+            finally:
+                command.kill()
+        else:
+            returncode = _call_unsupervised(argv, env, output, timeout_s, cwd)
         output.seek(0)
         return returncode, output.read().decode(errors="replace")
+
+
+def _call_unsupervised(
+    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], timeout_s: float, cwd: Path | None
+) -> int | None:
+    """Return the exit code of a short command; None where it takes too long."""
+    sys.audit("profpipe.start", argv)
+    called = _popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        called.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        returncode = called.returncode
+        _signal(called.pid, signal.SIGKILL, os.killpg)
+        with suppress(subprocess.TimeoutExpired):
+            called.wait(GRACE.kill_s)
+            _own.discard(called.pid)
+    return returncode
 
 
 def ask(
@@ -209,7 +227,7 @@ def ask(
     timeout_s: float = 20.0,
     cwd: Path | None = None,
 ) -> str | None:
-    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
+    """Return the output (stdout and stderr) of a command; None if it cannot be started or does not end in time.
 
     ``env`` is added to the filtered environment, and ``cwd`` is the folder in which the command starts. Raises
     SupervisorError where no command can be started.

@@ -273,7 +273,7 @@ class Session:
         planned = self._with_ended(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
-        # Nobody reuses a process of a pair, or a part of a run on a cluster.
+        # A process of a pair, and a part of a run on a cluster, are never reused.
         keys = {} if self.both or self.task else self._find_keys(planned)
         if self.request.reuse:
             self._reuse(jobs, keys)
