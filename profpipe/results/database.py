@@ -108,24 +108,28 @@ def _cases(data: Tables, manifest: Manifest) -> pd.DataFrame:
     # A case that one process measured has no subject for it.
     first = times[is_own | is_first].assign(is_own=is_own).sort_values(["place", "is_own"], kind="stable")
     columns = {"time_ns": times[is_own].drop_duplicates(_KEY), "first_ns": first.drop_duplicates(_KEY)}
+    fingerprints = _fingerprints(manifest)
     keys = data.cases[_KEY].itertuples(index=False, name=None)
-    prints: Any = [_fingerprint(manifest, *key) for key in keys]
-    cases = data.cases.assign(fingerprint=prints)
+    of_cases: Any = [fingerprints.get(key) for key in keys]
+    cases = data.cases.assign(fingerprint=of_cases)
     for name, rows in columns.items():
         cases = cases.merge(rows[[*_KEY, "value"]].rename(columns={"value": name}), on=_KEY, how="left")
     is_plain = cases["profiler"] == "plain"
     return cases.assign(**{name: cases[name].where(is_plain) for name in (*columns, "fingerprint")})
 
 
-def _fingerprint(manifest: Manifest, workload: str, case: str) -> str | None:
-    """Return a hash of all that the times of a case without a profiler depend on.
+def _fingerprints(manifest: Manifest) -> dict[tuple[str, ...], str]:
+    """Return, by workload and case, a hash of all that the times of the case without a profiler depend on.
 
     A job that another run measured is no new sample, and a job without a key may depend on anything.
     """
-    jobs = [job for job in manifest.jobs_of(workload) if job.profiler == "plain" and case in job.cases]
-    if not jobs or not all(job.key and not job.reused_from for job in jobs):
-        return None
-    return hashlib.sha256("\n".join(sorted(job.key for job in jobs)).encode()).hexdigest()[:32]
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for job in manifest.jobs:
+        for case in job.cases if job.profiler == "plain" else ():
+            keys.setdefault((job.workload, case), []).append("" if job.reused_from else job.key)
+    return {
+        case: hashlib.sha256("\n".join(sorted(own)).encode()).hexdigest()[:32] for case, own in keys.items() if all(own)
+    }
 
 
 def mark_missing(folder: Path) -> None:
