@@ -112,7 +112,8 @@ class Paths:
             self.name.append(name)
             self.case.append(name.removeprefix(schema.CASE_PREFIX) if is_case else self.case[parent])
             self.phase.append("" if is_case else self._phase(parent, schema.range_name(name)))
-            self.in_case.append(self.in_case[parent] or is_case)
+            # A range named "profpipe:" alone names no case: its rows lie outside all cases.
+            self.in_case.append(bool(self.case[-1]))
             self.depth.append(self.depth[parent] + 1)
             self._inside.append(0 if is_case else self._inside[parent] + 1)
         if given != (parent, name) and len(self._children) < bounds.MOST_CASES:
