@@ -13,7 +13,7 @@ from report_study import analyze, check_studies
 
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Chart
-from profpipe.report.sections import memory, phases
+from profpipe.report.sections import phases
 from profpipe.results.schema import Tables
 
 SCORES, SOFTMAX = "forward > attention scores", "forward > softmax"
@@ -142,18 +142,18 @@ def _studies() -> Iterator[tuple[Any, ...]]:
     yield "Less without rates", phases.phase_work(analyze(_tables(*both), {}).workloads[0])
     yield "None of a fast one", phases.phase_work(_analysed(_case("size=small", 40)))
 
-    yield "Each phase has its peak memory, and the largest allocations their place", memory.memory(_two_passes())
+    yield "Each phase has its peak memory, and the largest allocations their place", phases.memory(_two_passes())
     held = [("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)]
     ordered = _analysed(_memory("what=forward", {"forward": 400}, held))
-    yield "Allocations are ordered by their size at the peak, and others are left out", memory.memory(ordered)
+    yield "Allocations are ordered by their size at the peak, and others are left out", phases.memory(ordered)
     many = [(f"a.py:{line}", line, 1, 1) for line in range(1, 10)]
-    yield "Of many six are listed", memory.memory(_analysed(_memory("what=forward", {"forward": 400}, many)))
+    yield "Of many six are listed", phases.memory(_analysed(_memory("what=forward", {"forward": 400}, many)))
     parts = [small, _memory("size=large", {"forward": 160}, [("plain, model.py:1", 16, 12, 2)])]
     (mixed,) = analyze(_tables(*[{"kernels": [], "ranges": [], **part} for part in parts]), RUN).workloads
     yield ("The sections are there only where something was recorded", phases.phases(mixed), phases.phase_work(mixed),
-           memory.memory(mixed))  # fmt: skip
+           phases.memory(mixed))  # fmt: skip
     (recorded,) = analyze(*study.recorded()).workloads
-    yield ("Nothing was", phases.phase_work(recorded), memory.memory(recorded), phases.host_phases(recorded))
+    yield ("Nothing was", phases.phase_work(recorded), phases.memory(recorded), phases.host_phases(recorded))
 
     command = _on_host(
         study.range_row("default", 4, range="forward", wall_ns=8e6),
@@ -189,8 +189,8 @@ def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case() -> None:
 
 
 def test_the_course_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() -> None:
-    (chart,) = (block for block in memory.memory(_with_a_course()).blocks if isinstance(block, Chart))
+    (chart,) = (block for block in phases.memory(_with_a_course()).blocks if isinstance(block, Chart))
     assert (chart.subtitle, len(chart.panels)) == ("step", 1)
     drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.series}
     assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}
-    assert not [block for block in memory.memory(_two_passes()).blocks if isinstance(block, Chart)]
+    assert not [block for block in phases.memory(_two_passes()).blocks if isinstance(block, Chart)]

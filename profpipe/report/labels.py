@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -161,6 +161,12 @@ def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """Return ``1 case`` or ``3 cases``."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:
+    """Return ``5``, or ``5 to 9`` where the smallest and the largest value are written differently."""
+    own = list(values)
+    return " to ".join(dict.fromkeys(map(write, (min(own), max(own)))))
 
 
 def means_note(workload: WorkloadFindings) -> str:

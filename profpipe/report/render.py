@@ -21,7 +21,6 @@ from profpipe.report.sections import (
     kernel_differences,
     kernel_share,
     kernels,
-    memory,
     phases,
     plots,
     recording,
@@ -137,7 +136,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield phases.phases(part)
     yield phases.host_phases(workload)
     yield phases.phase_work(workload)
-    yield memory.memory(workload)
+    yield phases.memory(workload)
     yield step_times.processes(part)
     yield kernels.kernels(part)
     yield step_times.every_step(workload)

@@ -505,30 +505,17 @@ _UNUSABLE = frozenset({Flag.OTHER_PROCESS, Flag.WAITED, Flag.ABOVE_PEAK})
 class HostBoundWin:
     """A win whose calls the host issues more slowly than the GPU runs them.
 
-    ``fastest`` is the fastest case in a plain loop. ``other`` is the case that the headline compares ``best`` with.
+    ``fastest`` is the fastest case in a plain loop, and ``share_of_fastest`` the speed of ``best`` there as a share of
+    that case's. ``lead`` is the speed-up of queued calls over the case that the headline compares ``best`` with,
+    ``loop_lead`` that in a plain loop; None where the host's time of the other case is unknown.
     """
 
     shape: Shape
     best: CaseResult
     fastest: CaseResult
-    other: CaseResult
-
-    @property
-    def lead(self) -> float:
-        """The speed-up over ``other`` of queued calls."""
-        return self.other.time.ns / self.best.time.ns if self.other.time and self.best.time else 1.0
-
-    @property
-    def loop_lead(self) -> float | None:
-        """The speed-up over ``other`` in a plain loop; None where the host's time is unknown."""
-        other, best = _loop_ns(self.other), _loop_ns(self.best)
-        return other / best if other and best else None
-
-    @property
-    def share_of_fastest(self) -> float:
-        """The speed of ``best`` in a plain loop as a share of the fastest case's."""
-        fastest, best = _loop_ns(self.fastest), _loop_ns(self.best)
-        return fastest / best if fastest and best else 1.0
+    lead: float
+    loop_lead: float | None
+    share_of_fastest: float
 
 
 def host_bound_win(shape: Shape) -> HostBoundWin | None:
@@ -537,12 +524,19 @@ def host_bound_win(shape: Shape) -> HostBoundWin | None:
     if win is None or win.verdict != WinVerdict.CLEAR:
         return None
     best = win.best
-    if Flag.HOST_BOUND not in best.marks or _loop_ns(best) is None:
+    loop_ns = _loop_ns(best)
+    if Flag.HOST_BOUND not in best.marks or loop_ns is None:
         return None
     other = shape.baseline if best.speedup is not None and not best.is_baseline and shape.baseline else win.second
     in_loop = [c for c in shape.timed if _loop_ns(c) and not c.is_disqualified and _UNUSABLE.isdisjoint(c.marks)]
     fastest = min(in_loop, key=lambda case: _loop_ns(case) or 0.0, default=best)
-    return HostBoundWin(shape, best, fastest, other) if other and other.time else None
+    if not other or not other.time or not best.time:
+        return None
+    other_ns, fastest_ns = _loop_ns(other), _loop_ns(fastest)
+    loop_lead = other_ns / loop_ns if other_ns and loop_ns else None
+    share = fastest_ns / loop_ns if fastest_ns and loop_ns else 1.0
+    lead = other.time.ns / best.time.ns if best.time.ns else 1.0
+    return HostBoundWin(shape, best, fastest, lead, loop_lead, share)
 
 
 def _in_plain_loop(shapes: Sequence[Shape]) -> Iterator[Text]:

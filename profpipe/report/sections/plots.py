@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
-from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
+from profpipe.analysis.kernels import KernelBreakdown
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
@@ -256,42 +254,28 @@ def _name(case: CaseResult, lines: str | None) -> str:
 # --- stacked bars ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A piece of every bar: a category of a call, or a class of the other kernels."""
-
-    name: str
-    key: str
-    of: Callable[[KernelBreakdown], ClassTotal]
-
-
 _CATEGORIES = ("attention", "helpers", "direct_copy", "add", "gemm", "softmax")
 _CLASSES = ("copy", "elementwise", "reduction", "norm", "optimizer", "conv", "sparse", "communication", "fused")
 
 
-def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:
-    """Return the pieces of ``breakdowns`` from left to right, divided like the table of kernel shares.
+def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[tuple[str, str, list[float]]]:
+    """Return the pieces of bars from left to right, divided like the table of kernel shares: name, key, ns of each bar.
 
     The last piece is everything else; it has no name where it is too small to see.
     """
     is_cpu = any(each.kind == "cpu_op" for each in breakdowns)
-    found = [Piece("copy" if is_cpu and name == "direct_copy" else name, name, operator.methodcaller("category", name))
-             for name in _CATEGORIES]  # fmt: skip
-    found += [Piece(class_name(name), name, functools.partial(KernelBreakdown.other_class, name=name))
+
+    def is_visible(times: Sequence[float]) -> bool:
+        return any(ns >= _VISIBLE * each.total.ns for ns, each in zip(times, breakdowns, strict=True))
+
+    names = {name: "copy" if is_cpu and name == "direct_copy" else name for name in _CATEGORIES}
+    found = [(title, name, [each.category(name).ns for each in breakdowns]) for name, title in names.items()]
+    found += [(class_name(name), name, [each.other_class(name).ns for each in breakdowns])
               for name in other_classes(breakdowns) if name in _CLASSES]  # fmt: skip
-    found.append(Piece("graph", "graph", operator.methodcaller("category", "graph")))
-    kept = [piece for piece in found if _is_visible(piece, breakdowns)]
-
-    def left(breakdown: KernelBreakdown) -> ClassTotal:
-        totals, total = [piece.of(breakdown) for piece in kept], breakdown.total
-        return ClassTotal(total.calls - sum(each.calls for each in totals), total.ns - sum(each.ns for each in totals))
-
-    rest = Piece("everything else", "rest", left)
-    return [*kept, rest if _is_visible(rest, breakdowns) else Piece("", "rest", rest.of)]
-
-
-def _is_visible(piece: Piece, breakdowns: Sequence[KernelBreakdown]) -> bool:
-    return any(piece.of(each).ns >= _VISIBLE * each.total.ns for each in breakdowns)
+    found.append(("graph", "graph", [each.category("graph").ns for each in breakdowns]))
+    kept = [piece for piece in found if is_visible(piece[2])]
+    left = [each.total.ns - sum(times[i] for *_, times in kept) for i, each in enumerate(breakdowns)]
+    return [*kept, ("everything else" if is_visible(left) else "", "rest", left)]
 
 
 def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
@@ -300,8 +284,8 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     unit = time_unit(each.total.ns for _, each in bars)
     is_cpu = any(each.kind == "cpu_op" for _, each in bars)
     series = tuple(
-        doc.Series(piece.name, piece.key, tuple(doc.Mark(i, piece.of(each).ns) for i, (_, each) in enumerate(bars)))
-        for piece in pieces([each for _, each in bars])
+        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(times)))
+        for name, key, times in pieces([each for _, each in bars])
     )
     time = "Self time of CPU operators" if is_cpu else "Kernel time"
     names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, _ in bars)

@@ -248,12 +248,11 @@ def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:
 
 
 def _chart(found: list[tuple[str, KernelBreakdown]]) -> doc.Chart:
-    breakdowns = [own for _, own in found]
+    totals = [own.total.ns for _, own in found]
     series = [
-        doc.Series(each.name, each.key,
-                   tuple(doc.Mark(i, each.of(own).ns / own.total.ns) for i, own in enumerate(breakdowns)))
-        for each in pieces(breakdowns)
-    ]  # fmt: skip
+        doc.Series(name, key, tuple(doc.Mark(i, ns / totals[i]) for i, ns in enumerate(times)))
+        for name, key, times in pieces([own for _, own in found])
+    ]
     return doc.Chart(
         "recordings-share",
         "Kernel time by recording",

@@ -18,7 +18,7 @@ from profpipe.analysis.steps import (
     StepPart,
 )
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, means_note, plural
+from profpipe.report.labels import case_text, duration, fill, means_note, plural, span
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
 from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepState
@@ -95,7 +95,7 @@ def _overheads(cases: Sequence[CaseSteps]) -> doc.Text:
     named, unclear = [], []
     for name, timed in added.items():
         shares = [share for share, _ in timed]
-        named.append(f"{name} {' to '.join(dict.fromkeys(map(signed_percent, (min(shares), max(shares)))))}")
+        named.append(f"{name} {span(shares, signed_percent)}")
         if not any(own.has_measured_overhead(name) for _, own in timed):
             unclear.append(name)
     text = fill("Each profiler's own overhead: {}.", doc.join(named))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from profpipe.analysis.kernels import ClassTotal
 from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts
 from profpipe.job import count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, with_share
+from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, span, with_share
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule, StepState
@@ -129,7 +129,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     every = [own for _, own, _ in cases]
     profiler, most = every[0].profiler, max(every, key=lambda own: len(own.ranks))
     over = f" of each of {whose(most)}" if len(most.ranks) > 1 else ""
-    steady = _numbers(n for own in every for n in own.count(StepState.STEADY))
+    steady = span(n for own in every for n in own.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
     exposed = [sentence for part, sentence in _EXPOSED_MEANS.items() if any(parts.ns[part] for *_, parts in cases)]
     text = " ".join([f"{mean}{over} ({profiler}); the parts add up to the step.", *exposed])
@@ -149,7 +149,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     """Return which steps are in no figure, where a step begins, and which share of the kernel time lies in steps."""
     left_out = [
-        f"{_numbers(counts)} {one if max(counts) == 1 else several}"
+        f"{span(counts)} {one if max(counts) == 1 else several}"
         for state, (one, several) in _LEFT_OUT.items()
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
@@ -179,12 +179,6 @@ def whose(own: CaseSteps) -> str:
 def peers(own: CaseSteps) -> str:
     """Return what waits for another one: ranks, or GPUs of one process."""
     return "ranks" if own.processes > 1 else "GPUs"
-
-
-def _numbers(counts: Iterable[int]) -> str:
-    """Return ``20``, or ``18 to 20`` where cases differ."""
-    own = list(counts)
-    return f"{min(own)}" if min(own) == max(own) else f"{min(own)} to {max(own)}"
 
 
 # --- where a step goes, and what could be gained ----------------------------------------------------------------------
@@ -221,11 +215,10 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     yield _Row(doc.Strong("compute"), _of(StepPart.COMPUTE), is_shown_without_time=True)
     names = classes(every)
     for name in names:
-        label = class_label(name)
-        of = _of_class(name)
+        label, of = class_label(name), _of_classes((name,))
         yield _Row(f"compute: {label}", of, _without_kernels(of), f"if {label} took no time", 4)
     if names:
-        others = _other_kernels(names)
+        others = _of_classes(names, others=True)
         yield _Row("compute: other kernels", others, _without_kernels(others))
     waits = [own for own, parts in cases if parts.waiting_ns is not None]
     exposed = _of(StepPart.COMMUNICATION)
@@ -253,12 +246,8 @@ def _of(part: StepPart) -> Callable[[StepParts], float]:
     return lambda parts: parts.ns[part]
 
 
-def _of_class(name: str) -> Callable[[StepParts], float]:
-    return lambda parts: parts.classes.get(name, 0.0)
-
-
-def _other_kernels(names: Collection[str]) -> Callable[[StepParts], float]:
-    return lambda parts: sum(ns for name, ns in parts.classes.items() if name not in names)
+def _of_classes(names: Collection[str], others: bool = False) -> Callable[[StepParts], float]:
+    return lambda parts: sum(ns for name, ns in parts.classes.items() if (name in names) is not others)
 
 
 def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
@@ -543,7 +532,7 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
     columns = [doc.label("case"), *(doc.words(state.value, _FOUND[state]) for state in states)]
     columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
     rows = [
-        [case_text(case), *(_numbers(own.count(state)) for state in states), own.coverage, _RULES[own.rule]]
+        [case_text(case), *(span(own.count(state)) for state in states), own.coverage, _RULES[own.rule]]
         for case, own, _ in cases
         if len(cases) > 1
     ]

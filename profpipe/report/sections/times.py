@@ -13,7 +13,7 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, variant_text
+from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, span, variant_text
 from profpipe.report.sections import steps
 from profpipe.report.units import Unit, size_unit, step_unit, time_unit
 
@@ -39,7 +39,7 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
         parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
     if workload.basis and counts and not _is_in_headline(workload, on_cpu):
-        over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        over = span(counts)
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
         are_uneven = any(workload.basis.profiler in own.uneven for own in workload.steps.cases)
         what = quantity(workload.basis, are_uneven)
@@ -57,9 +57,8 @@ def _of_processes(workload: WorkloadFindings) -> str:
     counts = sorted({case.time.processes for case in workload.cases if case.time})
     if workload.basis is None or workload.basis.quantity == "wall" or not counts or counts[-1] == 1:
         return ""
-    over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     meaning = "The time of a case is the median of its processes; the interval is that of these medians"
-    return f" in {over} processes. {meaning}"
+    return f" in {span(counts)} processes. {meaning}"
 
 
 def _is_in_headline(workload: WorkloadFindings, on_cpu: bool) -> bool:
@@ -378,8 +377,7 @@ def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
 def _sample_counts(counts: Sequence[int], requested: int) -> str:
     bounds = [f"the pipeline file requests {requested}"] if min(counts) < requested else []
     bounds += [f"a 95 % interval needs {_LEAST_FOR_INTERVAL}"] if max(counts) >= requested else []
-    had = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    return f"{had} samples, but {' and '.join(bounds)}."
+    return f"{span(counts)} samples, but {' and '.join(bounds)}."
 
 
 def flags_of(case: CaseResult, without: Iterable[str] = ()) -> doc.Text:
