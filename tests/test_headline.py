@@ -14,13 +14,13 @@ from report_study import (
     analyze,
     case_row,
     check_golden,
+    check_studies,
     example,
     kernel_row,
     made_up,
     metric_row,
     range_row,
     recorded,
-    records,
     tables,
     texts,
 )
@@ -28,7 +28,7 @@ from report_study import (
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.sections import headline
-from profpipe.results.schema import Tables
+from profpipe.results.schema import Tables, concat
 
 Study = tuple[Tables, Mapping[str, Any]]
 
@@ -179,8 +179,52 @@ def host_and_kernels() -> Iterator[tuple[str, Study]]:
     yield "an addition costs what the kernel saves", (tables((), [*kernels, add], ranges, ns), with_baseline("a"))
 
 
+def braces() -> Study:
+    """A parameter whose value is a pair of braces."""
+    rows = [
+        metric_row(f"cfg={cfg},impl={i}", "time", ns, n=30, ci_low=ns, ci_high=ns)
+        for cfg, ns, i in (("{}", 1e3, "a"), ("{}", 2e3, "b"))
+    ]
+    cases = [case_row(row["case"]) for row in rows] + [case_row(f"cfg=y,impl={i}", status="failed") for i in "ab"]
+    return tables(cases, metrics=rows), {}
+
+
+def with_memory(peaks: Mapping[str, float], inaccurate: str = "", workload: str = "w", **ns: float) -> Study:
+    """Implementations with these peak memories in MiB and times in ns; 1 us each without times."""
+    of, own = {"workload": workload}, ns or dict.fromkeys(peaks, 1e3)
+    rows = [metric_row(f"impl={impl}", "peak_allocated", peak * 2**20, "byte", **of) for impl, peak in peaks.items()]
+    rows += [metric_row(f"impl={impl}", "time", time, **of) for impl, time in own.items()]
+    rows += [metric_row(f"impl={i}", "error_max", float(i == inaccurate), "1", **of) for i in peaks if inaccurate]
+    run = {"pipeline": {"workloads": {workload: {"tolerance": {"error_max": 0.1}}}}}
+    return tables([case_row(f"impl={impl}", **of) for impl in peaks], metrics=rows), run if inaccurate else {}
+
+
+def memory() -> Iterator[tuple[str, Study]]:
+    yield "braces in the value of a parameter stay where they are", braces()
+    yield "the lowest is named beside the fastest", with_memory({"a": 100, "b": 50}, a=1e3, b=2e3)
+    several = {"a": 50, "b": 50.3, "c": 100, "d": 200}
+    yield "the fastest has the lowest", with_memory(several, a=1e3, b=2e3, c=3e3, d=4e3)
+    yield "memory that is the same", with_memory({"a": 50, "b": 50.3}, a=1e3, b=2e3)
+    yield "memory of one that is not known", with_memory({"a": 50, "b": 0}, a=1e3, b=2e3)
+    yield "memory of both that is not known", with_memory({"a": 0, "b": 0}, a=1e3, b=2e3)
+    yield "an inaccurate case has the lowest", with_memory({"a": 1, "b": 2, "c": 3}, "a")
+
+
+def overviews() -> Iterator[tuple[str, Study]]:
+    rows = [
+        metric_row(f"impl={i}", "time", ns, workload=w) for w in ("fp16", "bf16") for i, ns in (("a", 1e3), ("b", 2e3))
+    ]
+    yield "several workloads", (tables(metrics=rows), {})
+    yield "one workload", (tables(metrics=rows[:2]), {})
+    (low, _), (same, _) = with_memory({"a": 1, "b": 2}, workload="v"), with_memory({"a": 1, "b": 1})
+    yield "the lowest memory of each", (concat([low, same]), {})
+    # What wins most shapes comes before the winner of the largest one.
+    yield "two studies of lengths", example("sparsity_lengths")
+    yield "two methods", example("context_parallel")
+
+
 GROUPS: tuple[Callable[[], Iterator[tuple[str, Study]]], ...] = (
-    without_comparison, one_shape, several_shapes, accuracy, host_and_kernels,
+    without_comparison, one_shape, several_shapes, accuracy, host_and_kernels, memory,
 )  # fmt: skip
 
 
@@ -194,6 +238,11 @@ def test_the_headline_reads_as_in_the_golden_file(regenerate: bool) -> None:
                 "\n".join([f"## {name}", "", first, *[""] * bool(remarks), *(f"- {line}" for line in remarks)])
             )
     check_golden("headline.md", "\n\n".join(parts) + "\n", regenerate)
+
+
+def test_the_overview_reads_as_in_the_golden_file(regenerate: bool) -> None:
+    studies = [(name, headline.overview(analyze(*study).workloads)) for name, study in overviews()]
+    check_studies("overview.md", studies, regenerate)
 
 
 def test_a_wrong_result_is_not_the_fastest_in_a_loop() -> None:
@@ -220,90 +269,9 @@ def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop() -
     assert leads == [0.5, 2.0]
 
 
-def test_several_workloads_have_an_overview() -> None:
-    rows = [
-        metric_row(f"impl={i}", "time", ns, workload=w) for w in ("fp16", "bf16") for i, ns in (("a", 1e3), ("b", 2e3))
-    ]
-    section = headline.overview(analyze(tables(metrics=rows), {}).workloads)
-    (table,) = section.tables()
-    assert [row[0].text.text for row in table.rows if hasattr(row[0].text, "text")] == ["fp16", "bf16"]
-    assert not headline.overview(analyze(tables(metrics=rows[:2]), {}).workloads)
-
-
-def test_the_overview_names_what_wins_most_shapes_before_the_winner_of_the_largest_one() -> None:
-    (table,) = headline.overview(analyze(*example("sparsity_lengths")).workloads).tables()
-    fastest = [doc.plain(row[2].text) for row in table.rows]
-    assert fastest == ["fa3 in 7 of 12 shapes, sparge_fp8 topk=0.7 in 1", "sparge_fp8 in 10 of 20 shapes"]
-
-
 @pytest.mark.slow
 def test_the_overview_names_what_wins_most_shapes_where_the_largest_one_has_no_winner() -> None:
     (table,) = headline.overview(analyze(*example("accuracy")).workloads).tables()
     assert [text for row in table.rows if " here " in (text := doc.plain(row[2].text))] == [
         "sage1 in 4 of 8 shapes; here a tie of sage2 and sage"
     ]
-    (table,) = headline.overview(analyze(*example("context_parallel")).workloads).tables()
-    assert doc.plain(table.rows[0][2].text) == "method=heads in 4 of 8 shapes"
-
-
-def test_braces_in_the_value_of_a_parameter_stay_where_they_are() -> None:
-    rows = [
-        metric_row(f"cfg={cfg},impl={i}", "time", ns, n=30, ci_low=ns, ci_high=ns)
-        for cfg, ns, i in (("{}", 1e3, "a"), ("{}", 2e3, "b"))
-    ]
-    cases = [case_row(row["case"]) for row in rows] + [case_row(f"cfg=y,impl={i}", status="failed") for i in "ab"]
-    (workload,) = analyze(tables(cases, metrics=rows), {}).workloads
-    assert next(iter(texts(headline.headline(workload)))) == (
-        "**At cfg {} `a` is fastest: 1.00 us per call, 2.00x over the next, `b`.**"
-    )
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-def remarks(peaks: Mapping[str, float], **ns: float) -> list[str]:
-    """The remarks on implementations with these peak memories in MiB and times in ns."""
-    rows = [metric_row(f"impl={impl}", "peak_allocated", peak * 2**20, "byte") for impl, peak in peaks.items()]
-    rows += [metric_row(f"impl={impl}", "time", time) for impl, time in ns.items()]
-    data = tables([case_row(f"impl={impl}") for impl in peaks], metrics=rows)
-    (workload,) = analyze(data, {}).workloads
-    return [text for text in texts(headline.headline(workload)) if "memory" in text]
-
-
-def test_the_lowest_memory_is_named_beside_the_fastest() -> None:
-    assert remarks({"a": 100, "b": 50}, a=1e3, b=2e3) == [
-        "Lowest peak memory: `b` with 50.0 MiB; the fastest, `a`, needs 100.0 MiB (2.00x)."
-    ]
-
-
-def test_where_the_fastest_has_the_lowest_memory_the_highest_stands_beside_it() -> None:
-    assert remarks({"a": 50, "b": 50.3, "c": 100, "d": 200}, a=1e3, b=2e3, c=3e3, d=4e3) == [
-        "Lowest peak memory: `a` and `b` with 50.0 MiB; `d` needs the most, 200.0 MiB (4.00x)."
-    ]
-
-
-@pytest.mark.parametrize("peaks", [{"a": 50, "b": 50.3}, {"a": 50, "b": 0}, {"a": 0, "b": 0}])
-def test_memory_that_is_the_same_or_not_known_is_not_remarked_on(peaks: Mapping[str, float]) -> None:
-    assert remarks(peaks, a=1e3, b=2e3) == []
-
-
-def test_an_inaccurate_case_is_not_called_the_one_with_the_lowest_memory() -> None:
-    rows = times(a=1e3, b=1e3, c=1e3)
-    for impl, peak, error in (("a", 1e6, 1.0), ("b", 2e6, 0.0), ("c", 3e6, 0.0)):
-        rows.append(metric_row(f"impl={impl}", "peak_allocated", peak, "byte"))
-        rows.append(metric_row(f"impl={impl}", "error_max", error, "1"))
-    run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_max": 0.1}}}}}
-    (workload,) = analyze(tables([case_row(f"impl={impl}") for impl in "abc"], metrics=rows), run).workloads
-    assert [case.variant for shape in workload.shapes for case in shape.lowest_memory] == ["b"]
-
-
-def test_the_overview_has_the_lowest_memory_of_each_workload() -> None:
-    def of(name: str, peaks: Mapping[str, float]) -> list[dict[str, object]]:
-        cases = {f"impl={impl}": peak for impl, peak in peaks.items()}
-        rows = [metric_row(case, "peak_allocated", peak, "byte", workload=name) for case, peak in cases.items()]
-        return [*rows, *(metric_row(case, "time", 1e3, workload=name) for case in cases)]
-
-    rows = [*of("v", {"a": 2**20, "b": 2**21}), *of("w", {"a": 2**20, "b": 2**20})]
-    data = tables([case_row(f"impl={i}", workload=name) for name in "vw" for i in "ab"], metrics=rows)
-    (table,) = headline.overview(analyze(data, {}).workloads).blocks
-    assert [row["lowest memory"] for row in records(table)] == ["`a` 1024 KiB", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from report_study import (
     DATA,
     analyze,
     case_row,
+    check_studies,
     example,
     kernel_row,
     made_up,
@@ -132,8 +134,14 @@ def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
 
 
-def test_a_case_with_different_times_in_two_workloads_gives_a_warning_and_cannot_win(tmp_path: Path) -> None:
-    """A slow host passed for a call that synchronises in one of them: 30.6 ms for a forward pass of 8.5."""
+def shown(data: Tables, run: dict[str, Any], *ids: str) -> list[Any]:
+    """Return the title of the page, and its sections ``ids``."""
+    document = render.build(analyze(data, run), data, Manifest.parse(run))
+    return [document.title, *(section for section in document.sections if section.id in ids)]
+
+
+def twice_measured(**unlike: Any) -> tuple[Tables, dict[str, Any]]:
+    """A slow host passed for a call that synchronises in one of two workloads: 30.6 ms for a forward pass of 8.5."""
 
     def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
         return metric_row(case, "time", ms * 1e6, ci_low=ms * 0.98e6, ci_high=ms * 1.02e6) | {"workload": workload}
@@ -141,26 +149,83 @@ def test_a_case_with_different_times_in_two_workloads_gives_a_warning_and_cannot
     rows = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
     rows += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
     entry = {"script": "lm", "matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}
-    run = {"pipeline": {"workloads": {"sizes": entry, "contexts": entry}}}
-    text = page(tables(metrics=rows), run, tmp_path)
-    sentence = "different times in two workloads; trust neither: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
-    assert sentence in text
-    assert "took a different time in another workload." in text
+    return tables(metrics=rows), {"pipeline": {"workloads": {"sizes": {**entry, **unlike}, "contexts": entry}}}
+
+
+def doubts() -> Tables:
+    """The clock of a case without a flag counts too."""
+    clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
+    numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
+               for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
+    numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
+    rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
+            for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
+    return tables(rows, metrics=numbers)
+
+
+def clocked(clock: str = "") -> Tables:
+    """ncu calls the clock that it counts either the GPC's or the SM's."""
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    metrics = [
+        metric_row("impl=a", "iterations", 10, "1"), metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
+    ]  # fmt: skip
+    metrics += [metric_row("impl=a", f"{clock}__cycles_elapsed.avg.per_second", 1.79e9, "Hz", **ncu)] if clock else []
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
+    return tables((), kernels, [range_row("impl=a", 10)], metrics)
+
+
+def small_pages() -> Iterator[tuple[Any, ...]]:
+    top = ("overview", "headline", "times", "warnings")
+    data, run = twice_measured()
+    yield "A case with different times in two workloads cannot win", *shown(data, run, *top)
     for unlike in ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}}):
-        other = {**run["pipeline"]["workloads"], "sizes": {**entry, **unlike}}
-        assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
+        yield f"Not where one has {unlike}", *shown(*twice_measured(**unlike), "warnings")
     # Of environments only the names are kept: these two may well have unlike values.
-    hidden = {name: {**entry, "env": {"OMP_WAIT": None}} for name in ("sizes", "contexts")}
-    assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": hidden}}, tmp_path)
-    other_case = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
-    assert sentence not in page(tables([other_case], metrics=rows), run, tmp_path)
-
-
-def test_a_case_with_unexpected_kernels_cannot_win(tmp_path: Path) -> None:
+    both = {name: {**own, "env": {"OMP_WAIT": None}} for name, own in run["pipeline"]["workloads"].items()}
+    yield "Nor where both have an unknown environment", *shown(data, {"pipeline": {"workloads": both}}, "warnings")
+    other = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
+    disturbed = tables([other], metrics=data.metrics.to_dict("records"))
+    yield "Nor where another process ran", *shown(disturbed, run, "warnings")
     data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
-    top = page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path)
-    assert "is not called the fastest: `b` did not run the kernels it should" in top
-    assert "**Unexpected kernel**: `impl=b` requested `cudnn` and ran `fa2`." in top
+    unexpected = with_baseline("a", expects={"w": {"impl=b": "cudnn"}})
+    yield "A case with unexpected kernels cannot win", *shown(data, unexpected, *top)
+    yield "Of several wins in doubt each has its reason in its row", *shown(doubts(), with_baseline("b"), *top)
+    rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
+    named = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
+    yield "A study of several workloads has the name of its pipeline", *shown(tables(metrics=rows), named)
+    yield "One has that of its workload", *shown(tables(metrics=rows[:1]), named)
+    yield "Files from elsewhere have those of theirs", *shown(tables(metrics=rows), {"name": "out"})
+    for samples in ((31, 32), (30, 30)):
+        rows = [metric_row(f"n={n}", "time", 5.0, n=own) for n, own in enumerate(samples, start=1)]
+        yield f"An axis of {samples} samples", *shown(tables(metrics=rows), {}, "times", "cases")
+    on_cpu = with_baseline("a", machine={"gpus": []})
+    yield "Times of a machine without a GPU are labelled", *shown(tables(metrics=times(a=1.0, b=2.0)), on_cpu, "times")
+    data = tables(metrics=[*times(a=1000.0, b=2000.0), metric_row("impl=a", "flops", 1e6, "flop")])
+    yield "A missing value is neither zero nor NaN", *shown(data, with_baseline("a"), "cases")
+    data = tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)])
+    yield "Sums over all iterations are labelled as such", *shown(data, {}, *top, "kernel_share", "kernels")
+    data = tables(kernels=[kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)])
+    yield "The ranges of a single capture are all listed", *shown(data, {}, "phases")
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
+    bmm = [kernel_row("impl=a", "aten::bmm", 2, 5000.0, **cpu)]
+    some = {"machine": {"gpus": [], "cpu": "Some CPU"}}
+    data = tables(kernels=bmm, ranges=[range_row("impl=a", 2, "torch")])
+    yield "CPU operators are called what they are", *shown(data, some, *top, "kernel_share", "kernels")
+    for n in (1, 2):
+        calls = tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)])
+        loops = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
+        yield f"Over {n}", *shown(calls, {}, "times"), *shown(loops, {}, "times")
+    cpu |= {"kernel_class": "other"}
+    for name, kernel, more in (("operators", "mystery", cpu), ("kernels", ATTENTION, {})):
+        rows = [kernel_row(f"impl={i},seqlen={n}", kernel, 2, 5000.0, **more) for i in "ab" for n in (1, 2)]
+        yield (f"The {name} of the other cases are called so",
+               *shown(tables(kernels=rows), with_baseline("a"), "classification", "kernels"))  # fmt: skip
+    for clock in ("gpc", "smsp", ""):
+        yield f"The clock that ncu counts: {clock or 'none'}", *shown(clocked(clock), {}, "kernels")
+
+
+def test_small_pages_read_as_in_the_golden_file(regenerate: bool) -> None:
+    check_studies("pages-small.md", small_pages(), regenerate)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -174,34 +239,6 @@ def test_a_users_template_that_does_not_fit_is_named(text: str, expected: str, t
         write_page(Findings(), tables(), {}, tmp_path, template)
 
 
-def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path) -> None:
-    """The clock of a case without a flag counts too."""
-    clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
-    numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
-               for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
-    numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
-    rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
-            for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
-    text = page(tables(rows, metrics=numbers), with_baseline("b"), tmp_path)
-    assert "In 3 of 4 shapes the lowest time is not called the fastest; the table says why." in text
-    lines = [line for line in text.splitlines() if line.startswith("| ") and "`a`" in line]
-    sentence = {line.split("|")[1].strip(): line for line in reversed(lines)}
-    clock = "in doubt: the GPU ran at 1939 MHz for `a` and at 1711 MHz for `b`"
-    assert f"| {clock} |" in sentence["1"] and "in doubt" not in sentence["3"]
-    assert "| **other_process**; in doubt: `a` is other_process |" in sentence["2"]
-
-
-def test_a_study_of_several_workloads_has_the_name_of_its_pipeline(tmp_path: Path) -> None:
-    rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
-    run = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
-    named = page(tables(metrics=rows), run, tmp_path)
-    assert named.startswith("# accuracy · 2 cases\n") and "fp16" in named
-    assert page(tables(metrics=rows[:1]), run, tmp_path).startswith("# fp16 · 1 case\n")
-    assert page(tables(metrics=rows), {"name": "out"}, tmp_path).startswith("# fp16 and bf16 · 2 cases\n"), (
-        "files from elsewhere"
-    )
-
-
 def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024, 2048])
     page(data, run, tmp_path)
@@ -211,21 +248,6 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
     (tmp_path / "SUMMARY.md").write_bytes((tmp_path / "SUMMARY.md").read_bytes() + b"caf\xe9\n")
     page(tables(metrics=times(a=1.0)), {}, tmp_path)
     assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
-
-
-def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: Path) -> None:
-    rows = [metric_row(f"n={n}", "time", 5.0, n=30 + n) for n in (1, 2)]
-    page(tables(metrics=rows), {}, tmp_path)
-    assert "| n | time ns | samples |" in (tmp_path / "details.md").read_text(encoding="utf-8")
-    same = [metric_row(f"n={n}", "time", 5.0, n=30) for n in (1, 2)]
-    page(tables(metrics=same), {}, tmp_path)
-    assert "| n | time ns |\n" in (tmp_path / "details.md").read_text(encoding="utf-8")
-
-
-def test_times_of_a_machine_without_a_gpu_are_labelled_as_such(tmp_path: Path) -> None:
-    text = page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a", machine={"gpus": []}), tmp_path)
-    assert "Measured on a CPU.\n" in text
-    assert "on a CPU" not in page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a"), tmp_path)
 
 
 # --- what must hold of every page ------------------------------------------------------------------------------------
@@ -252,75 +274,6 @@ def test_kernel_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert "<script>" not in outside_code and "k<a" not in outside_code
     for lines in tables_of(text):
         assert len({cells(line) for line in lines}) == 1
-
-
-def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
-    data = tables(metrics=[*times(a=1000.0, b=2000.0), metric_row("impl=a", "flops", 1e6, "flop")])
-    page(data, with_baseline("a"), tmp_path)
-    details = (tmp_path / "details.md").read_text(encoding="utf-8")
-    row = next(line for line in details.splitlines() if line.startswith("| `b`"))
-    assert row.rstrip(" |").split(" | ")[-1] == "–"
-
-
-def test_sums_over_all_iterations_are_labelled_as_such(tmp_path: Path) -> None:
-    text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
-    assert "**6 kernel launches, 5.00 us in all: add 80.0 % and copy 20.0 % of it.**" in text
-    assert "Sums over the whole recording (nsys): the file does not say how many iterations it has." in text
-    assert "/call" not in text
-
-
-def test_the_ranges_of_a_single_capture_are_all_listed(tmp_path: Path) -> None:
-    kernels = [kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)]
-    rows = [line for line in page(tables(kernels=kernels), {}, tmp_path).splitlines() if line.startswith("| step ")]
-    assert rows[0] == "| step 0 | 1 | 1.00 | 2.2 |" and len(rows) == 9
-
-
-def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
-    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
-    data = tables(
-        kernels=[kernel_row("impl=a", "aten::bmm", 2, 5000.0, **cpu)], ranges=[range_row("impl=a", 2, "torch")]
-    )
-    text = page(data, {"machine": {"gpus": [], "cpu": "Some CPU"}}, tmp_path)
-    assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
-
-
-@pytest.mark.parametrize(("n", "s"), [(1, ""), (2, "s")])
-def test_one_sample_and_one_iteration_are_written_in_the_singular(tmp_path: Path, n: int, s: str) -> None:
-    assert f"over {n} sample{s}." in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
-    data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
-    assert f"over {n} iteration{s}." in page(data, {}, tmp_path)
-
-
-def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
-    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
-    rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]
-    text = page(tables(kernels=rows), with_baseline("a"), tmp_path)
-    assert "<summary>The first 2 operators of each other case, from 10 % on</summary>" in text
-    assert "| operator | of the workload's time % |" in (tmp_path / "details.md").read_text(encoding="utf-8")
-
-
-def test_kernels_are_named_by_their_cases(tmp_path: Path) -> None:
-    rows = [kernel_row(f"impl={i},seqlen={n}", ATTENTION, 2, 5000.0) for i in "ab" for n in (1, 2)]
-    page(tables(kernels=rows), with_baseline("a"), tmp_path)
-    _, _, text = (tmp_path / "details.md").read_text(encoding="utf-8").partition("## Top kernels, seqlen 2")
-    opened, _, folded = text.partition("<summary>The first 2 kernels of each other case, from 10 % on</summary>")
-    assert "| seqlen 2, `a` |" in opened and "| seqlen 1, `a` |" in folded
-
-
-@pytest.mark.parametrize("clock", ["GPC GHz", "SM GHz", ""])
-def test_the_clock_that_ncu_counts_is_explained_where_it_is_shown(tmp_path: Path, clock: str) -> None:
-    ncu = {"profiler": "ncu", "subject": ATTENTION}
-    names = {"GPC GHz": "gpc__cycles_elapsed.avg.per_second", "SM GHz": "smsp__cycles_elapsed.avg.per_second"}
-    metrics = [
-        metric_row("impl=a", "iterations", 10, "1"),
-        metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
-    ]
-    metrics += [metric_row("impl=a", names[clock], 1.79e9, "Hz", **ncu)] if clock else []
-    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
-    page(tables((), kernels, [range_row("impl=a", 10)], metrics), {}, tmp_path)
-    text = (tmp_path / "details.md").read_text(encoding="utf-8")
-    _, _, section = text.partition("<summary>Further figures of ncu</summary>\n\n")
-    assert section.startswith("GPC GHz is a clock that ncu counts itself" if clock == "GPC GHz" else "| case |")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
+from report_study import ATTENTION, analyze, case_row, check_studies, kernel_row, metric_row, range_row, tables
 
 from profpipe.analysis.findings import Grade, Target, WorkloadFindings
 from profpipe.config import loader
@@ -74,30 +74,15 @@ def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good() -> None:
     assert "above_peak" in wrong.marks and not wrong.grades
 
 
-def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values() -> None:
-    workload = study(EVERY, plain=20_000, slow=12_000, fast=5_000)
-    page = section.targets(workload, workload)
-    assert texts(page)[0] == "**TFLOP/s** (good from 150, poor below 100): of 3 cases 1 good, 2 poor."
-    assert texts(page)[-1] == (
-        "**over baseline** (good from 3x, poor below 2x): of 2 cases 1 good, 1 poor; 1 without a value."
-    )
-    fast, slow, plain = records(page.blocks[1])
-    assert (fast["impl"], fast["TFLOP/s"], fast["GPU busy %"]) == ("`fast`", "**200.0** good", "80.0 fair")
-    assert (slow["over baseline"], plain["over baseline"]) == ("1.67x poor", "–")
-
-
-def test_a_target_that_nothing_measured_says_what_measures_it() -> None:
-    rows = [metric_row("impl=a", "time", 1e3)]
+def test_the_section_of_targets_reads_as_in_the_golden_file(regenerate: bool) -> None:
     run = {"pipeline": {"workloads": {"w": {"targets": EVERY}}}}
-    (workload,) = analyze(tables([case_row("impl=a")], metrics=rows), run).workloads
-    assert texts(section.targets(workload, workload))[3] == (
-        "**SM throughput**: good from 60 %, poor below 50 %. No case has a value: it needs ncu."
-    )
-
-
-def test_without_targets_the_page_has_no_such_section() -> None:
-    workload = study({}, plain=1e3)
-    assert not section.targets(workload, workload)
+    (unmeasured,) = analyze(tables([case_row("impl=a")], metrics=[metric_row("impl=a", "time", 1e3)]), run).workloads
+    workloads = {
+        "The page counts the cases of each grade": study(EVERY, plain=20_000, slow=12_000, fast=5_000),
+        "A target that nothing measured says what measures it": unmeasured, "Without targets": study({}, plain=1e3),
+    }  # fmt: skip
+    studies = [(name, section.targets(workload, workload)) for name, workload in workloads.items()]
+    check_studies("targets.md", studies, regenerate)
 
 
 PIPELINE = """
