@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,16 @@ import forked
 import pandas as pd
 import pytest
 from program import ROOT, profpipe, rows
-from report_study import analyze, case_row, kernel_row, metric_row, tables
+from report_study import analyze, case_row, check_studies, kernel_row, metric_row, tables
 
-from profpipe.analysis.case_index import Basis, CaseIndex
-from profpipe.analysis.findings import Doubt, DoubtCause, WinVerdict, WorkloadFindings
+from profpipe.analysis.case_index import CaseIndex
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import job_tables
 from profpipe.job import Job, Tool
 from profpipe.measure.statistics import interval_of_processes, median_interval
-from profpipe.report.markdown import Markdown
-from profpipe.report.sections import agreement, headline
+from profpipe.report.sections import agreement, headline, times
 from profpipe.results import schema
 from profpipe.runner import plan
 
@@ -306,60 +306,26 @@ def workload(
     return found
 
 
-def answer(found: WorkloadFindings) -> str:
-    return Markdown().text(headline.answer(found))
-
-
-def test_one_process_of_each_case_shows_the_wall_time_and_no_winner() -> None:
-    found = workload([wall("k=1", 3e9), wall("k=2", 1e9)], repeats=1)
-    assert found.basis == Basis("plain", "wall")
-    (shape,) = found.shapes
-    assert shape.win and shape.win.verdict is WinVerdict.INCONCLUSIVE
-    assert shape.win.doubts == (Doubt(DoubtCause.ONE_SAMPLE, ("k=2",)), Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)))
-    assert all(case.speedup is None and not case.marks for case in found.cases)
-    text = answer(found)
-    assert "process wall time" in text and "names no winner" in text and "fastest" not in text
-
-
-def test_a_single_sample_of_the_second_case_is_enough_for_a_doubt() -> None:
-    found = workload([wall("k=1", 3e9), wall("k=2", 1e9, 5, ci_low=0.9e9, ci_high=1.1e9)], repeats=5)
-    (shape,) = found.shapes
-    assert shape.win and Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)) in shape.win.doubts
-    assert "`k=1` has a single sample of unknown spread" in answer(found)
-
-
-def test_two_processes_have_no_interval_and_name_no_winner() -> None:
-    found = workload([wall("k=1", 3e9, 2), wall("k=2", 1e9, 2)], repeats=2)
-    assert found.shapes[0].win and found.shapes[0].win.verdict is WinVerdict.INCONCLUSIVE
-    assert "too_few_samples" in answer(found)
-
-
-def test_processes_with_intervals_apart_name_a_winner_and_overlapping_ones_a_tie() -> None:
+def studies() -> Iterator[tuple[Any, ...]]:
+    one = workload([wall("k=1", 3e9), wall("k=2", 1e9)], repeats=1)
+    yield "One process of each case shows the wall time and no winner", headline.headline(one), times.times(one)
+    second = workload([wall("k=1", 3e9), wall("k=2", 1e9, 5, ci_low=0.9e9, ci_high=1.1e9)], repeats=5)
+    yield "A single sample of the second case is enough for a doubt", headline.headline(second)
+    two = workload([wall("k=1", 3e9, 2), wall("k=2", 1e9, 2)], repeats=2)
+    yield "Two processes have no interval and name no winner", headline.headline(two), times.times(two)
     apart = [wall("k=1", 3e9, 3, ci_low=2.9e9, ci_high=3.1e9), wall("k=2", 1e9, 3, ci_low=0.9e9, ci_high=1.1e9)]
-    assert "`k=2` is fastest: 1000 ms of process wall time, 3.00x" in answer(workload(apart, repeats=3))
+    yield "Processes with intervals apart name a winner", headline.headline(workload(apart, repeats=3))
     near = [wall("k=1", 3e9, 3, ci_low=1e9, ci_high=5e9), apart[1]]
-    assert "are tied" in answer(workload(near, repeats=3))
-
-
-def test_the_time_of_steps_comes_before_the_wall_time_of_processes() -> None:
+    yield "Overlapping ones are a tie", headline.headline(workload(near, repeats=3))
     steps = [metric_row(f"k={k}", "time", 1e6 * k, n=20, ci_low=0.99e6 * k, ci_high=1.01e6 * k) for k in (1, 2)]
-    found = workload([*steps, wall("k=1", 9e9), wall("k=2", 3e9)], repeats=1)
-    assert found.basis == Basis("plain", "time")
-    assert "process wall" not in answer(found) and "`k=1` is fastest" in answer(found)
-
-
-@pytest.mark.parametrize("metric", ["process_wall", "time"])
-def test_no_time_of_a_command_is_compared_with_its_kernels_as_if_it_were_cuda_events(metric: str) -> None:
-    kernels = [kernel_row(f"k={k}", "ampere_sgemm", 9, 1e6) for k in (1, 2)]
-    found = workload([metric_row(f"k={k}", metric, 5e9, n=20) for k in (1, 2)], kernels)
-    assert found.agreements == () and not agreement.agreement(found).blocks
-
-
-def test_the_kernel_sum_of_one_process_wins_nothing() -> None:
+    both = workload([*steps, wall("k=1", 9e9), wall("k=2", 3e9)], repeats=1)
+    yield "The time of steps comes before the wall time of processes", headline.headline(both)
     kernels = [kernel_row(f"k={k}", "ampere_sgemm", 9, k * 1e6) for k in (1, 2)]
-    (shape,) = workload([], kernels).shapes
-    assert (
-        shape.win
-        and shape.win.verdict is WinVerdict.INCONCLUSIVE
-        and Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)) in shape.win.doubts
-    )
+    for metric in ("process_wall", "time"):
+        compared = workload([metric_row(f"k={k}", metric, 5e9, n=20) for k in (1, 2)], kernels)
+        yield f"No {metric} of a command is compared with its kernels", agreement.agreement(compared)
+    yield "The kernel sum of one process wins nothing", headline.headline(workload([], kernels))
+
+
+def test_commands_read_as_in_the_golden_file(regenerate: bool) -> None:
+    check_studies("commands.md", studies(), regenerate)
