@@ -29,7 +29,7 @@ from profpipe.analysis.kernels import CaseRange, Rule
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
 from profpipe.report.pages import paginate
-from profpipe.report.sections import cases, explorer, kernels, roofline
+from profpipe.report.sections import cases, kernels, plots, roofline
 from profpipe.results.schema import Tables
 
 
@@ -347,7 +347,7 @@ def test_the_idle_share_is_of_the_range_or_of_its_kernels_where_these_outlast_it
 
 def test_each_roof_of_the_chart_names_the_cases_below_it() -> None:
     workload = only(*example("h200-attention"))
-    (chart,) = explorer.roofline(workload).blocks
+    (chart,) = plots.roofline(workload).blocks
     assert isinstance(chart, Chart)
     assert [reference.name for reference in chart.references] == [
         "1071 TFLOP/s: sdpa_cudnn and 4 more", "1427 TFLOP/s: sage", "67 TFLOP/s: sdpa_math"

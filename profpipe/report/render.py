@@ -16,7 +16,6 @@ from profpipe.report.sections import (
     case_pages,
     cases,
     environment,
-    explorer,
     headline,
     kernel_differences,
     kernel_share,
@@ -120,8 +119,8 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     part = selection.select(workload, findings.workloads)
     if note := selection.note(workload, findings.workloads):
         yield Section("selection", "", summary=note, workload=workload.name)
-    yield explorer.explorer(workload)
-    yield explorer.roofline(workload)
+    yield plots.explorer(workload)
+    yield plots.roofline(workload)
     yield step_times.ranks(workload)
     yield step_times.outliers(workload)
     yield step_times.by_profiler(workload)

@@ -104,18 +104,16 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     noun = "launches" if per == _STEP else "calls"
     copy = "copy" if breakdowns[0].kind == "cpu_op" else "direct_copy"
 
-    def times(label: str, totals: Iterable[ClassTotal]) -> _Row:
-        return f"{label} {unit.name}{per}", [doc.Cell(total.ns or None, unit=unit) for total in totals]
+    def times(label: str, totals: Iterable[ClassTotal], is_optional: bool = False) -> Iterator[_Row]:
+        cells = [doc.Cell(total.ns or None, unit=unit) for total in totals]
+        if not is_optional or not all(cell.is_empty for cell in cells):
+            yield f"{label} {unit.name}{per}", cells
 
-    def category(label: str, name: str) -> _Row:
-        return times(label, (b.category(name) for b in breakdowns))
+    def category(label: str, name: str, is_optional: bool = False) -> Iterator[_Row]:
+        return times(label, (b.category(name) for b in breakdowns), is_optional)
 
     def calls(label: str, name: str) -> _Row:
         return f"{label} {noun}", [doc.Cell(b.category(name).calls, unit=COUNT) for b in breakdowns]
-
-    def present(row: _Row) -> Iterator[_Row]:
-        if not all(cell.is_empty for cell in row[1]):
-            yield row
 
     def share(b: KernelBreakdown) -> doc.Cell:
         if b.is_fused:
@@ -124,19 +122,19 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
 
     if any(b.is_fused for b in breakdowns):
         yield "Attn %", list(map(share, breakdowns))
-        yield category("Attn", "attention")
-        yield from present(category("Attn helpers", "helpers"))
-    yield from present(category("gemm", "gemm"))
-    yield from present(category("softmax", "softmax"))
+        yield from category("Attn", "attention")
+        yield from category("Attn helpers", "helpers", is_optional=True)
+    yield from category("gemm", "gemm", is_optional=True)
+    yield from category("softmax", "softmax", is_optional=True)
     yield calls(copy, "direct_copy")
-    yield category(copy, "direct_copy")
+    yield from category(copy, "direct_copy")
     yield calls("add", "add")
-    yield category("add", "add")
+    yield from category("add", "add")
     names = other_classes(breakdowns)
     for name in names:
-        yield times(class_name(name, breakdowns[0].kind), (b.other_class(name) for b in breakdowns))
-    yield from present(times("everything else", (b.other_classes_without(names) for b in breakdowns)))
-    yield from present(category("whole graphs", "graph"))
+        yield from times(class_name(name, breakdowns[0].kind), (b.other_class(name) for b in breakdowns))
+    yield from times("everything else", (b.other_classes_without(names) for b in breakdowns), is_optional=True)
+    yield from category("whole graphs", "graph", is_optional=True)
     yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
     if per == _STEP:
         yield "launches", [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]

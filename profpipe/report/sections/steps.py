@@ -247,7 +247,7 @@ def _of(part: StepPart) -> Callable[[StepParts], float]:
 
 
 def _of_classes(names: Collection[str], others: bool = False) -> Callable[[StepParts], float]:
-    return lambda parts: sum(ns for name, ns in parts.classes.items() if (name in names) is not others)
+    return lambda parts: sum((ns for name, ns in parts.classes.items() if (name in names) is not others), 0.0)
 
 
 def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
