@@ -220,12 +220,12 @@ def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[
     breakdown, dram = case.breakdown, None
     if breakdown is not None and breakdown.iterations:
         totals = index.totals[case.id, breakdown.profiler]
-        launches = {name: calls / breakdown.iterations for name, (calls, _) in totals.by_name.items()}
+        launches = {name: own.calls / breakdown.iterations for name, own in totals.by_name.items()}
         # ncu may have profiled one launch of many, which represents the others only if all do the same work.
         representative = [
             row
             for row in counters
-            if row.calls >= launches.get(row.kernel, 0.0) or not totals.has_high_variance(row.kernel)
+            if row.calls >= launches.get(row.kernel, 0.0) or not totals.by_name[row.kernel].has_high_variance
         ]
         dram = roofline.dram(case, representative, launches)
     return roofline.limit(case, rates, *(dram or (None, None)))

@@ -16,6 +16,8 @@ from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import (
     COPIES,
     CaseRange,
+    ClassTotal,
+    Kernel,
     KernelBreakdown,
     KernelTotals,
     Key,
@@ -213,10 +215,10 @@ class CaseIndex:
         return (float(walls.min()), float(walls.max())) if len(walls) else (None, None)
 
     @functools.cached_property
-    def copies(self) -> Set[str]:
-        """The names of copies and sets, which are no kernels."""
+    def copies(self) -> Mapping[str, str]:
+        """The names of copies and sets, which are no kernels, and their kinds."""
         kernels = self.tables.kernels
-        return set(kernels.loc[kernels["kind"].isin(COPIES), "kernel"])
+        return dict(rows(kernels[kernels["kind"].isin(COPIES)], "kernel", "kind"))
 
     @functools.cached_property
     def step_totals(self) -> Mapping[Key, KernelTotals]:
@@ -228,20 +230,22 @@ class CaseIndex:
         }
 
     def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, Number]]) -> KernelTotals:
-        times, launches = numbers["step_kernel_time"], numbers.get("step_launches", {})
-        calls = {name: launches[name].value if name in launches else 0.0 for name in times}
-        copies = self.copies & times.keys()
-        by_copy = {name: (calls[name], times[name].value) for name in copies}
-        own = KernelTotals(by_copy=by_copy, streams=capture.streams)
+        launches = numbers.get("step_launches", {})
+        times = {
+            name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
+            for name, number in numbers["step_kernel_time"].items()
+        }
+        own = {Kernel(name, "", "", kind): times[name] for name, kind in self.copies.items() if name in times}
         # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
         # whole recording, and their launches vary like its launches.
-        for kernel, (all_calls, all_ns) in capture.work.items():
+        for kernel, part in capture.work.items():
             name = kernel.name
-            if name in times and name not in copies and all_ns:
-                share = all_ns / capture.by_name[name][1]
-                square = capture.squares[name] * share * calls[name] / capture.by_name[name][0] if all_calls else 0.0
-                own.add(kernel, share * calls[name], share * times[name].value, square, *capture.ends[name])
-        return own
+            if name in times and name not in self.copies and part.ns:
+                whole = capture.by_name[name]
+                share, calls = part.ns / whole.ns, times[name].calls
+                squares = whole.squares * share * calls / whole.calls if part.calls else 0.0
+                own[kernel] = replace(whole, calls=share * calls, ns=share * times[name].ns, squares=squares)
+        return KernelTotals(own, capture.streams)
 
     @functools.cached_property
     def totals(self) -> Mapping[Key, KernelTotals]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from profpipe.analysis.case_index import CaseIndex, RankResult, WorkloadData, find_ranks
 from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Counters, KernelBreakdown, KernelTotals, Key, rows
+from profpipe.analysis.kernels import PREFERENCE, ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, rows
 from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -124,14 +125,14 @@ def _longest_launches(
     """
     found: dict[str, tuple[float, float]] = {}
     totals, highest_hz = conditions.recorded.totals, conditions.highest_hz
-    for case, row in ((case, row) for case, own in counters.items() for row in own):
+    for case, row in ((case, row) for case, measured in counters.items() for row in measured):
         reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in totals), "")
-        calls, ns = totals.get((case, reference), KernelTotals()).by_name.get(row.kernel, (0.0, 0.0))
+        own = totals.get((case, reference), KernelTotals()).by_name.get(row.kernel, ClassTotal())
         clock = _first_of(row, _NCU_CLOCKS)
-        if clock and calls and ns and row.mean_ns:
+        if clock and own.calls and own.ns and row.mean_ns:
             seen = conditions.clocks(case, reference)
             slowdown = min(1.0, seen[1] / highest_hz) if seen and highest_hz else 1.0
-            if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (ns / calls, slowdown * ns / calls)):
+            if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (own.mean_ns, slowdown * own.mean_ns)):
                 found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
     return found
 
@@ -443,15 +444,15 @@ def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Seq
     totals = case.conditions.recorded.totals[case.point.id, "ncu"]
     ours, launches, by_kernel, has_varying = 0.0, 0.0, dict[str, float](), False
     runs, ncu_runs = case.breakdown.iterations or 1, breakdown.iterations or 1
-    for name, (calls, ns) in case.totals.by_name.items():
-        ncu_calls, ncu_ns = totals.by_name.get(name, (0.0, 0.0))
-        if not calls or not ncu_calls:
+    for name, own in case.totals.by_name.items():
+        under_ncu = totals.by_name.get(name, ClassTotal())
+        if not own.calls or not under_ncu.calls:
             continue
-        if ncu_calls / ncu_runs < calls / runs and case.totals.has_high_variance(name):
+        if under_ncu.calls / ncu_runs < own.calls / runs and own.has_high_variance:
             has_varying = True
             continue
-        ours, launches = ours + ns / runs, launches + calls / runs
-        by_kernel[name] = ncu_ns / ncu_calls * calls / runs
+        ours, launches = ours + own.ns / runs, launches + own.calls / runs
+        by_kernel[name] = under_ncu.mean_ns * own.calls / runs
     if not ours:
         return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
     theirs, covered = sum(by_kernel.values()), ours / case.ns
@@ -542,16 +543,17 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
     between the reference's shortest and longest launch and, because one odd launch widens that, near the mean.
     """
     seen, known = ncu.by_name, case.totals.by_name
-    off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
-    total = sum(difference * known[name][0] for name, difference in off.items())
+    off = {name: seen[name].mean_ns - known[name].mean_ns for name in by_kernel}
+    total = sum(difference * known[name].calls for name, difference in off.items())
     deciding = [name for name, difference in off.items() if difference * total > 0]
-    if len(deciding) != 1 or seen[deciding[0]][0] != 1 or known[deciding[0]][0] == 1:
+    if len(deciding) != 1 or seen[deciding[0]].calls != 1 or known[deciding[0]].calls == 1:
         return ()
-    (name,), ns, span = deciding, seen[deciding[0]][1], case.totals.time_range(deciding[0])
-    if span is None or not all(low <= ns <= high for low, high in (span, case.totals.typical_range(name))):
+    ns, own = seen[deciding[0]].ns, known[deciding[0]]
+    span = own.least, own.most
+    # Without both ends some launches are unknown.
+    if not all(map(math.isfinite, span)) or not all(low <= ns <= high for low, high in (span, own.typical_range)):
         return ()
-    (low, high), launches = span, known[name][0]
-    return _reason("single launch", ns=ns, low=low, high=high, launches=launches, reference=case.profiler)
+    return _reason("single launch", ns=ns, low=own.least, high=own.most, launches=own.calls, reference=case.profiler)
 
 
 # --- launches: a profiler may lose events, and warns only that it might have ------------------------------------------

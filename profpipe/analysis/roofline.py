@@ -10,7 +10,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
 from profpipe.analysis.findings import CaseResult, Limit, Limiter
-from profpipe.analysis.kernels import Counters, KernelTotals, Rule
+from profpipe.analysis.kernels import ClassTotal, Counters, KernelTotals, Rule
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates
 
@@ -218,12 +218,12 @@ def collect_counters(
 def _counters(
     case: str, kernel: str, numbers: Mapping[str, Number], totals: KernelTotals, targets: Mapping[str, float]
 ) -> Counters:
-    calls, ns = totals.by_name.get(kernel, (0, 0.0))
+    own = totals.by_name.get(kernel, ClassTotal())
     values = {name: (number.value, number.unit) for name, number in numbers.items() if not name.startswith(RULE)}
     # A throughput that was not measured misses no target.
     known = {name: values[metric][0] for name, metric in THROUGHPUT.items() if metric in values}
     missed = tuple(name for name, target in targets.items() if name in known and known[name] < target)
-    return Counters(case, kernel, int(calls), ns / calls if calls else None, values, _rules(numbers), missed)
+    return Counters(case, kernel, int(own.calls), own.mean_ns if own.calls else None, values, _rules(numbers), missed)
 
 
 def _rules(numbers: Mapping[str, Number]) -> tuple[Rule, ...]:

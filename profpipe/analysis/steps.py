@@ -411,7 +411,7 @@ def find_steps(
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
         copies={
-            case: {name: ClassTotal(*sums) for name, sums in sorted(own.by_copy.items(), key=lambda x: -x[1][1])}
+            case: dict(sorted(own.by_copy.items(), key=lambda copy: -copy[1].ns))
             for case, own in totals.items()
             if own.by_copy
         },

@@ -431,7 +431,8 @@ class _Reader:
             return None
         if value.subject == "most_launched":
             # Of several kernels with as many launches, the one with the most time.
-            name, (calls, ns) = max(totals.by_name.items(), key=lambda item: item[1], default=("", (0.0, 0.0)))
+            every = [(own.calls, own.ns, name) for name, own in totals.by_name.items()]
+            calls, ns, name = max(every, key=lambda own: own[:2], default=(0.0, 0.0, ""))
             figures: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
             return figures.get(value.figure, ns / totals.total_ns) if name else None
         if breakdown.category("graph").ns and value.subject not in ("kernels", "graph"):
@@ -442,8 +443,7 @@ class _Reader:
             part = breakdown.total
         elif value.subject.startswith(BY_NAME):
             text = value.subject.removeprefix(BY_NAME)
-            named = [figures for name, figures in totals.by_name.items() if text in name]
-            part = ClassTotal(*(sum(column) / runs for column in zip(*named, strict=True)))
+            part = sum((own for name, own in totals.by_name.items() if text in name), ClassTotal()) / runs
         elif value.subject in CATEGORIES:
             part = breakdown.category(value.subject)
         else:
