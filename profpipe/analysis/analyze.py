@@ -24,7 +24,7 @@ from profpipe.analysis import (
     timeline,
     validity,
 )
-from profpipe.analysis.case_index import CaseIndex, WorkloadData, find_ranks
+from profpipe.analysis.case_index import CaseIndex, find_ranks
 from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
@@ -93,29 +93,38 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     )
 
 
-def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
+def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings:
     declared = run.workload(name)
     frames = {table.name: getattr(tables, table.name) for table in ALL}
     own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = run.is_command(name)
-    layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
+    index = CaseIndex.of(own, is_command)
     breakdowns = index.breakdowns(once=declared is not None and declared.is_command and not declared.capture)
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
         with_steps = {name for _, name in index.step_totals}
         profiler = next((name for name in PREFERENCE if name in with_steps), profiler)
-    return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
+    layout = vars(lay_out(own, declared, planned))
+    return WorkloadFindings(
+        **layout,
+        name=name,
+        declared=declared,
+        recorded=index,
+        breakdowns=breakdowns,
+        basis=basis,
+        kernel_profiler=profiler,
+    )
 
 
 def _workload(
-    data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
+    data: WorkloadFindings, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
-    name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
+    name, declared, index, basis = data.name, data.declared, data.recorded, data.basis
     kernels = index.tables.kernels
     capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
-    counters = roofline.collect_counters(index, layout.params, ncu_targets)
+    counters = roofline.collect_counters(index, data.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     nodes = nodes_of(data, run)
     cases = case_results(data, basis, run, nodes)
@@ -125,7 +134,7 @@ def _workload(
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
-    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
+    own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name), unlike)
     targets = {name: Target(own.good, own.poor) for name, own in (declared.targets if declared else ()) if own}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
@@ -146,13 +155,8 @@ def _workload(
     requested = run.pipeline.report.top_kernels if run.pipeline else None
     top = (top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
-    return WorkloadFindings(
-        name=name,
-        fixed=layout.fixed,
-        compare=layout.compare,
-        baseline=layout.baseline,
-        basis=basis,
-        kernel_profiler=data.profiler,
+    return replace(
+        data,
         shapes=tuple(_shapes(cases, data, unreliable, nodes)),
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
@@ -164,7 +168,7 @@ def _workload(
         phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
         # The ranks of a program with steps are among its steps.
-        ranks=tuple(find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
+        ranks=tuple(find_ranks(index, [id for id in data.params if own_steps.of(id) is None])),
         steps=own_steps,
         timelines=timeline.find_timelines(
             index.tables.timeline,
@@ -175,7 +179,7 @@ def _workload(
         iteration=_iteration(data),
         recorded_after_s=capture.after_s if capture else 0.0,
         recorded_for_s=capture.for_s if capture else None,
-        memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
+        memory=tuple(phases.read_memory(index.numbers, data.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
@@ -191,9 +195,9 @@ def _workload(
     )
 
 
-def _iteration(data: WorkloadData) -> Iteration:
+def _iteration(data: WorkloadFindings) -> Iteration:
     """Return what the kernel times of the workload are of."""
-    profiler = data.profiler or ""
+    profiler = data.kernel_profiler or ""
     if any(name == profiler for _, name in data.recorded.step_totals):
         return Iteration.STEP
     if data.is_command:
@@ -203,7 +207,7 @@ def _iteration(data: WorkloadData) -> Iteration:
     return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
 
 
-def _cases_that_may_have_steps(data: WorkloadData, cases: Mapping[str, CaseResult]) -> list[str]:
+def _cases_that_may_have_steps(data: WorkloadFindings, cases: Mapping[str, CaseResult]) -> list[str]:
     """Return the cases without those that the harness measured: their times are of calls, and they have no steps."""
     with_steps = set(data.recorded.tables.steps["case"])
     calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not data.is_command}
@@ -233,7 +237,7 @@ def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[
 
 def _shapes(
     cases: Mapping[str, CaseResult],
-    data: WorkloadData,
+    data: WorkloadFindings,
     unreliable: Mapping[str, DoubtCause],
     nodes: Nodes,
 ) -> Iterator[Shape]:
@@ -245,7 +249,7 @@ def _shapes(
 
 
 def _switch_costs(
-    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadData
+    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadFindings
 ) -> Iterator[SwitchCost]:
     for case in own:
         base = baseline_of(case, cases, data)

@@ -7,11 +7,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.cases import Layout
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import (
     COPIES,
@@ -30,9 +29,6 @@ from profpipe.analysis.kernels import (
 from profpipe.measure.statistics import worse_of
 from profpipe.results import schema
 from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_WALL, RANK_PREFIX, StepState, Tables
-
-if TYPE_CHECKING:
-    from profpipe.config.models import Workload
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
@@ -282,24 +278,6 @@ class CaseIndex:
                 ranks = self.rank_counts.get((case, profiler), 1)
                 found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
         return found
-
-
-@dataclass(frozen=True)
-class WorkloadData:
-    """The tables of one workload, indexed by case. ``profiler`` names the one whose kernel times represent it."""
-
-    name: str
-    #: The workload in the pipeline file; None for ingested files.
-    declared: Workload | None
-    layout: Layout
-    recorded: CaseIndex
-    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
-    basis: Basis | None
-    profiler: str | None
-
-    @property
-    def is_command(self) -> bool:
-        return self.declared is not None and self.declared.is_command
 
 
 # --- the processes and GPUs that ran a case together ------------------------------------------------------------------

@@ -31,12 +31,20 @@ from profpipe.analysis.case_index import (
     CaseIndex,
     Measure,
     Number,
-    WorkloadData,
     has_waited,
     worst_numbers,
 )
 from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
+from profpipe.analysis.findings import (
+    OVERHEAD,
+    CaseResult,
+    Doubt,
+    DoubtCause,
+    Target,
+    Win,
+    WinVerdict,
+    WorkloadFindings,
+)
 from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT, Rates
 from profpipe.analysis.steps import CaseSteps
@@ -74,12 +82,12 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
 
 
 def case_results(
-    data: WorkloadData, basis: Basis | None, run: Manifest, nodes: Nodes | None = None
+    data: WorkloadFindings, basis: Basis | None, run: Manifest, nodes: Nodes | None = None
 ) -> dict[str, CaseResult]:
     """Return every case of the workload by its id. ``nodes`` are those of the workload, where they are known."""
     nodes = nodes_of(data, run) if nodes is None else nodes
     peaks, _ = Rates.of_workload(data.name, run)
-    cases = {id: _measured(data, id, basis, peaks) for id in data.layout.params}
+    cases = {id: _measured(data, id, basis, peaks) for id in data.params}
     if basis and basis.is_timed:
         beside = {
             case for job in run.jobs_of(data.name) if job.lane and job.profiler == basis.profiler for case in job.cases
@@ -104,13 +112,15 @@ def case_results(
     return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
-def nodes_of(data: WorkloadData, run: Manifest) -> Nodes:
+def nodes_of(data: WorkloadFindings, run: Manifest) -> Nodes:
     """Return the nodes of a cluster that measured the times of the workload."""
     profiler = data.basis.profiler if data.basis else ""
     return Nodes.of_workload(data.recorded.tables, run, data.name, profiler) if run.nodes else Nodes()
 
 
-def _with_node_mark(case: CaseResult, nodes: Nodes, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult:
+def _with_node_mark(
+    case: CaseResult, nodes: Nodes, cases: Mapping[str, CaseResult], data: WorkloadFindings
+) -> CaseResult:
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
@@ -126,8 +136,8 @@ def shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
 
 
-def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult | None:
-    name = data.layout.baseline_of(case.id)
+def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult | None:
+    name = data.baseline_of(case.id)
     return None if name is None else cases.get(name)
 
 
@@ -136,7 +146,7 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) -> CaseResult:
+def _measured(data: WorkloadFindings, id: str, basis: Basis | None, peaks: Rates) -> CaseResult:
     """Return one case with its time, rates and flags."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
     status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
@@ -144,14 +154,14 @@ def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) ->
     time = None if basis is None or status in FAILED else _time(index, id, breakdowns, basis)
     case = CaseResult(
         id=id,
-        params=data.layout.params[id],
-        variant=data.layout.variant(id),
-        shape=data.layout.shape(id),
+        params=data.params[id],
+        variant=data.variant(id),
+        shape=data.shape(id),
         outcome="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
         time=time,
-        breakdown=breakdowns.get(data.profiler or ""),
+        breakdown=breakdowns.get(data.kernel_profiler or ""),
         values=_values(index, id),
-        is_baseline=data.layout.baseline_of(id) == id,
+        is_baseline=data.baseline_of(id) == id,
     )
     case = replace(_with_rates(case, peaks), accuracy=_accuracy(index, case, data.declared))
     case = replace(case, marks=_flags(index, case, basis, data.declared, peaks))

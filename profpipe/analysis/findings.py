@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from profpipe.analysis.case_index import Basis, Measure, RankResult
-from profpipe.analysis.cases import Axes
+from profpipe.analysis.case_index import Basis, CaseIndex, Measure, RankResult
+from profpipe.analysis.cases import Axes, Layout
 from profpipe.analysis.kernels import (
     Counters,
     HostPhase,
@@ -30,6 +30,9 @@ from profpipe.config.quantities import StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.tasks import TaskState
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Workload
 
 # --- agreement --------------------------------------------------------------------------------------------------------
 
@@ -583,17 +586,21 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class WorkloadFindings:
-    """The findings of one workload or one ingested file."""
+class WorkloadFindings(Layout):
+    """One workload or one ingested file: its tables, indexed by case, and what is found in them.
+
+    ``kernel_profiler`` names the profiler whose kernel times represent it.
+    """
 
     name: str
-    #: Parameters with one value.
-    fixed: Axes
-    compare: str | None
-    baseline: Mapping[str, Any]
+    #: The workload in the pipeline file; None for ingested files.
+    declared: Workload | None
+    recorded: CaseIndex
+    #: By case and profiler.
+    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
     basis: Basis | None
     kernel_profiler: str | None
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape, ...] = ()
     #: Launches by profiler, also of those without a time.
     launches: Mapping[str, int] = field(default_factory=dict)
     #: Launches without a time, by case and profiler.
@@ -637,6 +644,10 @@ class WorkloadFindings:
     node_spread: NodeSpread | None = None
     #: The largest error allowed, by measure; empty without a tolerance.
     tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_command(self) -> bool:
+        return self.declared is not None and self.declared.is_command
 
     @property
     def cases(self) -> tuple[CaseResult, ...]:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profpipe.analysis.case_index import CaseIndex, RankResult, WorkloadData, find_ranks
-from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason
+from profpipe.analysis.case_index import CaseIndex, RankResult, find_ranks
+from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, rows
 from profpipe.analysis.roofline import QUEUE
@@ -562,7 +562,7 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
 _Counts = Mapping[str, int]
 
 
-def compare_launches(data: WorkloadData) -> Iterator[LaunchCounts]:
+def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
     counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
@@ -574,7 +574,7 @@ def compare_launches(data: WorkloadData) -> Iterator[LaunchCounts]:
             yield found
 
 
-def _counts(data: WorkloadData) -> dict[Key, _Counts]:
+def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
     """Return launches by kernel, without cases that have whole graphs: a graph hides the number of its kernels."""
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
@@ -585,7 +585,7 @@ def _counts(data: WorkloadData) -> dict[Key, _Counts]:
 
 
 def _compare_pair(
-    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadData, excluded: str
+    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadFindings, excluded: str
 ) -> LaunchCounts | None:
     """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
     runs: dict[str, tuple[int, int]] = {}
