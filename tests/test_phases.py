@@ -9,7 +9,7 @@ import report_study as study
 from report_study import analyze
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
-from profpipe.analysis.kernels import HostPhase, Memory
+from profpipe.analysis.kernels import Memory, Phase
 from profpipe.report.document import plain
 from profpipe.report.sections import memory, phases
 from profpipe.results.schema import Tables
@@ -283,7 +283,7 @@ def test_phases_on_the_host_are_per_call_where_the_calls_are_counted() -> None:
         study.range_row("impl=a", 10, "torch", range="forward", wall_ns=9e6),
     )
     (workload,) = analyze(whole, run).workloads
-    assert workload.host_phases == (HostPhase("impl=a", "forward", "nsys", 2.0, 1e5, 0.25, is_per_call=True),)
+    assert workload.host_phases == (Phase("impl=a", "forward", 2.0, 1e5, 0.25, "nsys"),)
     _, _, entered, host, share = phases.phases_on_host(workload, workload.cases).columns
     assert (entered.title, host.unit and host.unit.name, share.title) == ("entered/call", "us/call", "of the call")
 

@@ -44,14 +44,12 @@ from profpipe.analysis.findings import (
     Iteration,
     Limit,
     Shape,
-    Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
-from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
@@ -125,7 +123,7 @@ def _workload(
     kernels = index.tables.kernels
     capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
     counters = roofline.collect_counters(index, data.params, ncu_targets)
-    peaks, rates = Rates.of_workload(name, run)
+    peaks, rates = roofline.rates_of(name, run)
     nodes = nodes_of(data, run)
     cases = case_results(data, basis, run, nodes)
     cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
@@ -135,7 +133,7 @@ def _workload(
     with_steps = _cases_that_may_have_steps(data, cases)
     unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
     own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name), unlike)
-    targets = {name: Target(own.good, own.poor) for name, own in (declared.targets if declared else ()) if own}
+    targets = {name: own for name, own in (declared.targets if declared else ()) if own}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
@@ -186,7 +184,7 @@ def _workload(
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},
         targets=targets,
-        ridges=rates.ridges,
+        ridges=roofline.ridges(rates),
         rates_from=rates.source,
         rates_measured=rates is not peaks,
         highest_clock=highest_clock,
@@ -220,7 +218,7 @@ def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int
     return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
 
 
-def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[Counters]) -> Limit:
+def _limit(index: CaseIndex, case: CaseResult, rates: PeakRates, counters: Iterable[Counters]) -> Limit:
     breakdown, dram = case.breakdown, None
     if breakdown is not None and breakdown.iterations:
         totals = index.totals[case.id, breakdown.profiler]

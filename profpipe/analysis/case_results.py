@@ -40,22 +40,22 @@ from profpipe.analysis.findings import (
     CaseResult,
     Doubt,
     DoubtCause,
-    Target,
     Win,
     WinVerdict,
     WorkloadFindings,
 )
 from profpipe.analysis.kernels import Counters, KernelBreakdown
-from profpipe.analysis.roofline import THROUGHPUT, Rates
+from profpipe.analysis.roofline import THROUGHPUT
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import FAILED, PROCESS_WALL
 
 if TYPE_CHECKING:
     from profpipe.config.models import Workload
+    from profpipe.config.settings import Target
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -86,7 +86,7 @@ def case_results(
 ) -> dict[str, CaseResult]:
     """Return every case of the workload by its id. ``nodes`` are those of the workload, where they are known."""
     nodes = nodes_of(data, run) if nodes is None else nodes
-    peaks, _ = Rates.of_workload(data.name, run)
+    peaks, _ = roofline.rates_of(data.name, run)
     cases = {id: _measured(data, id, basis, peaks) for id in data.params}
     if basis and basis.is_timed:
         beside = {
@@ -146,7 +146,7 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadFindings, id: str, basis: Basis | None, peaks: Rates) -> CaseResult:
+def _measured(data: WorkloadFindings, id: str, basis: Basis | None, peaks: PeakRates) -> CaseResult:
     """Return one case with its time, rates and flags."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
     status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
@@ -204,14 +204,15 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return found | worst_numbers(index, case)
 
 
-def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
+def _with_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
     """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
     if case.time is None or case.time.ns <= 0 or case.time.n is None:
         return case
     flops, moved = case.values.get("flops"), case.values.get("bytes_moved")
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
     done = case.values.get("flops_effective", flops)
-    peak_flops, peak_bytes, per_s = peaks.flops_of(case.params, case.values), peaks.bytes_per_s, 1e9 / case.time.ns
+    peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
+    per_s = 1e9 / case.time.ns
     return replace(
         case,
         tflops=flops * per_s / 1e12 if flops else None,
@@ -222,7 +223,7 @@ def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
 
 
 def _flags(
-    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: Rates
+    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: PeakRates
 ) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if basis is None:
@@ -236,7 +237,7 @@ def _flags(
         flags.append(Flag.HOST_BOUND)
     if basis.is_timed and has_waited(index, case.id):
         flags.append(Flag.WAITED)
-    peak_share = (case.of_peak_flops or 0) / peaks.headroom(case.params, case.values)
+    peak_share = (case.of_peak_flops or 0) / roofline.headroom(peaks, case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:
         flags.append(Flag.ABOVE_PEAK)
     if case.accuracy is not None:

@@ -16,23 +16,22 @@ from profpipe.analysis.case_index import Basis, CaseIndex, Measure, RankResult
 from profpipe.analysis.cases import Axes, Layout
 from profpipe.analysis.kernels import (
     Counters,
-    HostPhase,
     KernelBreakdown,
     KernelRow,
     Memory,
     Phase,
-    PhaseWork,
     SwitchCost,
 )
 from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
-from profpipe.config.quantities import StudyValue
+from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.tasks import TaskState
 
 if TYPE_CHECKING:
-    from profpipe.config.models import Workload
+    from profpipe.config.models import Plot, Table, Workload
+    from profpipe.config.settings import Target
 
 # --- agreement --------------------------------------------------------------------------------------------------------
 
@@ -124,26 +123,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
+    """The ``entry`` of `tables` or `plots` of the pipeline file and its grids, the largest first.
 
     Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
     lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
     requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
     """
 
-    title: str
+    entry: Table | Plot
     values: tuple[StudyValue, ...]
-    phases: tuple[str, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    note: str = ""
-    #: Whether it opens the page, above the headline.
-    is_first: bool = False
-    is_plot: bool = False
-    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
-    requested_units: tuple[str, ...] = ()
-    requested_profiler: str | None = None
     grids: tuple[Grid, ...] = ()
     has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
@@ -178,6 +169,10 @@ class Study:
     has_sparse_cases: bool = False
 
     @property
+    def is_plot(self) -> bool:
+        return "over" in self.entry.axes
+
+    @property
     def placed(self) -> tuple[str, ...]:
         """The axes of the rows and columns, ``value`` and ``phase`` among them."""
         return (*self.row_axes, *self.column_axes)
@@ -195,31 +190,6 @@ class Study:
     def value_at(self, row: Sequence[Any], column: Sequence[Any]) -> StudyValue:
         name = self.place(row, column).get("value")
         return next((value for value in self.values if value.name == name), self.values[0])
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------
-
-
-class Grade(str, Enum):
-    """What a value is beside its target."""
-
-    GOOD = "good"
-    FAIR = "fair"
-    POOR = "poor"
-
-
-@dataclass(frozen=True)
-class Target:
-    """From ``good`` on a value is good, below ``poor`` it is poor; without ``poor`` none is."""
-
-    good: float
-    poor: float | None = None
-
-    def judge(self, value: float) -> Grade:
-        """Return the grade of ``value``, which has the unit of the target."""
-        if value >= self.good:
-            return Grade.GOOD
-        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------
@@ -612,9 +582,9 @@ class WorkloadFindings(Layout):
     requested_samples: int | None = None
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
-    phase_work: tuple[PhaseWork, ...] = ()
+    phase_work: tuple[Phase, ...] = ()
     #: Of cases without kernels.
-    host_phases: tuple[HostPhase, ...] = ()
+    host_phases: tuple[Phase, ...] = ()
     memory: tuple[Memory, ...] = ()
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()

@@ -449,17 +449,6 @@ class KernelRow:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """The launches and kernel time of one phase of a case per call, nested phases included."""
-
-    case: str
-    phase: str
-    calls: float
-    ns: float
-    share: float
-
-
-@dataclass(frozen=True)
 class Rule:
     """A rule of ncu that applies to a kernel, and the speed-up in % that ncu estimates, if any.
 
@@ -489,17 +478,25 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class PhaseWork:
-    """The kernel time of a phase per call, and the work that its workload declares for it.
+class Phase:
+    """A range of a case, nested ranges included: its kernels, or the host's time in it where there are none.
 
-    ``bytes_moved`` is the least that the phase must move. ``of_time`` and ``of_work`` are shares of the time and of the
-    FLOPs of all such phases of the case. ``of_flops`` and ``of_bandwidth`` are shares of the machine's rates. Above
-    ``ridge`` FLOP per byte, arithmetic is the limit. ``limited_by`` is ``compute``, ``memory``, or empty (unknown).
+    ``calls`` are launches of kernels, or entries by the host under ``profiler``. These and ``ns`` are per call if
+    ``is_per_call``, else of the whole process. ``share`` is of the call.
+
+    The other numbers are of the work that its workload declares. ``bytes_moved`` is the least that the phase must move.
+    ``of_time`` and ``of_work`` are shares of the time and of the FLOPs of all such phases of the case. ``of_flops`` and
+    ``of_bandwidth`` are shares of the machine's rates. Above ``ridge`` FLOP per byte, arithmetic is the limit.
+    ``limited_by`` is ``compute``, ``memory``, or empty (unknown).
     """
 
     case: str
     phase: str
+    calls: float
     ns: float
+    share: float | None
+    profiler: str = ""
+    is_per_call: bool = True
     flops: float | None = None
     bytes_moved: float | None = None
     of_time: float | None = None
@@ -521,22 +518,6 @@ class PhaseWork:
     @property
     def bytes_per_s(self) -> float | None:
         return self.bytes_moved * 1e9 / self.ns if self.bytes_moved else None
-
-
-@dataclass(frozen=True)
-class HostPhase:
-    """The host's time in a range of a case without kernels, nested ranges included.
-
-    ``instances`` and ``ns`` are per call if ``is_per_call``, else of the whole process. ``share`` is of the call.
-    """
-
-    case: str
-    phase: str
-    profiler: str
-    instances: float
-    ns: float
-    share: float | None = None
-    is_per_call: bool = False
 
 
 @dataclass(frozen=True)

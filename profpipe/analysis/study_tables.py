@@ -64,32 +64,25 @@ def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) ->
     A plot that names no lines has one for each value of the compared axis, in each workload.
     """
     rows, given = entry.axes.values()
-    columns, is_plot = [*given], "over" in entry.axes
-    if is_plot and not columns:
+    columns = [*given]
+    if "over" in entry.axes and not columns:
         compared = [data.compare for data in workloads if data.compare not in (None, *rows)]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
     for axis, several in ((PHASE, entry.phase), (VALUE, entry.value)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
     return Study(
-        title=entry.title,
-        values=tuple(map(parse_value, entry.value)),
-        phases=tuple(entry.phase),
-        row_axes=tuple(rows),
-        column_axes=tuple(columns),
-        note=entry.note,
-        is_first=entry.first,
-        is_plot=is_plot,
-        where=entry.where,
+        entry,
+        tuple(map(parse_value, entry.value)),
+        tuple(rows),
+        tuple(columns),
         unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.fixed)),
-        requested_units=tuple(entry.unit),
-        requested_profiler=entry.profiler,
     )
 
 
 def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: ResultsOn) -> Study:
     basis = _choose_basis(request, workloads)
-    profiler = request.requested_profiler if request.requested_profiler != "plain" else None
+    profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
     profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
     is_by_profiler = PROFILER in request.placed
     if is_by_profiler:
@@ -157,12 +150,12 @@ def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: Res
 
 def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basis | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
-    if request.requested_profiler is None:
+    if request.entry.profiler is None:
         return next((data.basis for data in workloads if data.basis), None)
-    if request.requested_profiler == "plain":
+    if request.entry.profiler == "plain":
         known = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
         return next(known, Basis("plain", "time"))
-    found = _any_breakdown(workloads, request.requested_profiler)
+    found = _any_breakdown(workloads, request.entry.profiler)
     return Basis(found.profiler, found.kind) if found else None
 
 
@@ -276,7 +269,7 @@ def _pivot(request: Study, part: pd.DataFrame, left: Sequence[str], axes: tuple[
     keys = [pd.Series(list(map(tuple, part[list(each)].to_numpy())), index=part.index) for each in axes]
     is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
     lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
-    order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases) or [""]}
+    order = {VALUE: [value.name for value in request.values], PHASE: list(request.entry.phase) or [""]}
     rows, columns = (
         _in_order(key[~is_lost], part, each, order) for key, is_lost, each in zip(keys, lost, axes, strict=True)
     )
@@ -349,7 +342,7 @@ class _Reader:
     ) -> None:
         """``profiler`` gives the kernels; ``axis`` is the value of the axis ``profiler``, where the table has one."""
         self._data, self._request, self._results, self._profiler = data, request, results, profiler
-        self._axis, self._phases = axis, request.phases or ("",)
+        self._axis, self._phases = axis, request.entry.phase or ("",)
         self._totals = {phase: _read_totals(data, phase) for phase in self._phases}
         self._ranges = {phase: _read_ranges(data, phase) for phase in self._phases}
 
@@ -360,7 +353,7 @@ class _Reader:
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.
-            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.where.items()):
+            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.entry.where.items()):
                 # A metric that is an axis is missing where the case ended before it was written.
                 missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
                 shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
@@ -375,7 +368,7 @@ class _Reader:
         axes: dict[str, Any] = {WORKLOAD: self._data.name}
         axes |= {} if self._axis is None else {PROFILER: self._axis}
         axes |= {axis: value if isinstance(value, Hashable) else shown(value) for axis, value in result.params.items()}
-        for axis in (*self._request.placed, *self._request.where):
+        for axis in (*self._request.placed, *self._request.entry.where):
             if axis not in axes and (number := self._number(result, axis)):
                 axes[axis] = int(number.value) if float(number.value).is_integer() else number.value
         return axes
