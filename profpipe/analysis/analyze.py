@@ -144,7 +144,7 @@ def _workload(
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
     clocks = {gpu.max_sm_clock_hz for gpu in run.machine.gpus or () if not devices or gpu.name in devices}
     highest_clock = clocks.pop() if len(clocks) == 1 else None
-    conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
+    conditions = profiler_agreement.Conditions(data, run, counters, highest_clock)
     agreements = (
         profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), conditions, counters[id])
         for id, case in cases.items()
@@ -179,7 +179,6 @@ def _workload(
         recorded_for_s=capture.for_s if capture else None,
         memory=tuple(phases.read_memory(index.numbers, data.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
-        overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         ncu_targets=ncu_targets if any(counters.values()) else {},

@@ -33,6 +33,9 @@ from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_WALL, RANK_PR
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
 
+#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
+OVERHEAD = 0.10
+
 #: Metrics that describe one process: those of different profilers must not mix.
 OF_ITS_PROCESS = (
     "time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature", PROCESS_WALL,
@@ -252,6 +255,18 @@ class CaseIndex:
         with_steps = {profiler for _, profiler in self.step_totals}
         whole = {key: own for key, own in self.capture_totals.items() if key[1] not in with_steps}
         return {**whole, **self.step_totals}
+
+    @functools.cached_property
+    def overheads(self) -> Mapping[Key, float]:
+        """What a profiler added to the loop of a case, as a share of its wall time without it."""
+        of_cases = ((key[:2], own) for key, own in self.numbers.items() if not key[2])
+        walls = {key: own["loop_wall"].value for key, own in of_cases if "loop_wall" in own}
+        alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
+        return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
+
+    def slowed_cases(self, profiler: str | None) -> set[str]:
+        """Return the cases whose loop ``profiler`` has made far slower."""
+        return {case for (case, name), share in self.overheads.items() if name == profiler and share > OVERHEAD}
 
     @functools.cached_property
     def recorders(self) -> Mapping[str, Set[str]]:

@@ -36,7 +36,6 @@ from profpipe.analysis.case_index import (
 )
 from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings import (
-    OVERHEAD,
     CaseResult,
     Doubt,
     DoubtCause,
@@ -98,8 +97,7 @@ def case_results(
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
                 cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
-        overheads = roofline.overheads(data.recorded.numbers).items()
-        slowed = {case for (case, name), share in overheads if name == basis.profiler and share > OVERHEAD}
+        slowed = data.recorded.slowed_cases(basis.profiler)
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }

@@ -312,9 +312,6 @@ class TimedCase:
     axes: tuple[tuple[str, Any], ...] = ()
 
 
-#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
-OVERHEAD = 0.10
-
 #: Up to this multiple of the lowest peak memory, cases count as needing the same.
 _AS_MUCH = 1.01
 
@@ -594,8 +591,6 @@ class WorkloadFindings(Layout):
     recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
-    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
-    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
@@ -627,12 +622,6 @@ class WorkloadFindings(Layout):
     def is_on_cpu(self) -> bool:
         """True if a profiler recorded CPU operators of a case and no kernel."""
         return any(case.is_on_cpu for case in self.cases)
-
-    @property
-    def slowed_cases(self) -> set[str]:
-        """The cases whose loop the profiler of the kernels has made far slower."""
-        return {case for (case, name), share in self.overheads.items()
-                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
 
     @property
     def varying_shape(self) -> tuple[str, ...]:

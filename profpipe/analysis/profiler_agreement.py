@@ -6,9 +6,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from profpipe.analysis.case_index import CaseIndex, RankResult, find_ranks
+from profpipe.analysis.case_index import RankResult, find_ranks
 from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, rows
@@ -62,7 +61,6 @@ _COMMUNICATION = "communication_busy"
 _CLOCK_STEP_HZ = 15e6
 
 
-@dataclass(frozen=True)
 class Conditions:
     """How the profilers of a workload ran.
 
@@ -71,13 +69,21 @@ class Conditions:
     no call was timed.
     """
 
-    recorded: CaseIndex
-    is_command: bool
-    ncu_locks_clocks: bool
-    ncu_empties_caches: bool
-    highest_hz: float | None
-    longest: Mapping[str, tuple[float, float]]
-    flushed: frozenset[str]
+    def __init__(
+        self,
+        data: WorkloadFindings,
+        run: Manifest,
+        counters: Mapping[str, Iterable[Counters]],
+        highest_hz: float | None,
+    ) -> None:
+        """``counters`` are ncu's by case, ``run`` is run.json."""
+        jobs, self.is_command = run.jobs_of(data.name), data.is_command
+        ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
+        self.ncu_locks_clocks = bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none")
+        self.ncu_empties_caches = not _has_flag(ncu_argv, "--cache-control", "none")
+        self.flushed = frozenset(() if self.is_command else (job.profiler for job in jobs))
+        self.recorded, self.highest_hz = data.recorded, highest_hz
+        self.longest = self._longest_launches(counters)
 
     def number(self, case: str, profiler: str, metric: str) -> float:
         """Return what a profiler's process recorded of a case; 0 where it recorded nothing."""
@@ -89,52 +95,29 @@ class Conditions:
         low, median, high = (self.number(case, profiler, f"sm_clock{end}") for end in ("_min", "", "_max"))
         return (low, median, high) if min(low, median, high) > 0 else None
 
+    def _longest_launches(self, counters: Mapping[str, Iterable[Counters]]) -> dict[str, tuple[float, float]]:
+        """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
+
+        The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under
+        load.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for case, row in ((case, row) for case, measured in counters.items() for row in measured):
+            reference = next(
+                (name for name in PREFERENCE if name != "ncu" and (case, name) in self.recorded.totals), ""
+            )
+            totals = self.recorded.totals.get((case, reference), KernelTotals())
+            own, clock = totals.by_name.get(row.kernel, ClassTotal()), _first_of(row, _NCU_CLOCKS)
+            if clock and own.calls and own.ns and row.mean_ns:
+                seen = self.clocks(case, reference)
+                slowdown = min(1.0, seen[1] / self.highest_hz) if seen and self.highest_hz else 1.0
+                if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (own.mean_ns, slowdown * own.mean_ns)):
+                    found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
+        return found
+
 
 def _has_flag(argv: Sequence[str], flag: str, value: str) -> bool:
     return f"{flag}={value}" in argv or (flag, value) in itertools.pairwise(argv)
-
-
-def read_conditions(
-    run: Manifest,
-    workload: str,
-    counters: Mapping[str, Iterable[Counters]],
-    recorded: CaseIndex,
-    highest_hz: float | None,
-) -> Conditions:
-    """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
-    jobs, is_command = run.jobs_of(workload), run.is_command(workload)
-    ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
-    found = Conditions(
-        recorded,
-        is_command,
-        ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
-        ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
-        highest_hz=highest_hz,
-        longest={},
-        flushed=frozenset(() if is_command else (job.profiler for job in jobs)),
-    )
-    return replace(found, longest=_longest_launches(counters, found))
-
-
-def _longest_launches(
-    counters: Mapping[str, Iterable[Counters]], conditions: Conditions
-) -> dict[str, tuple[float, float]]:
-    """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
-
-    The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under load.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    totals, highest_hz = conditions.recorded.totals, conditions.highest_hz
-    for case, row in ((case, row) for case, measured in counters.items() for row in measured):
-        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in totals), "")
-        own = totals.get((case, reference), KernelTotals()).by_name.get(row.kernel, ClassTotal())
-        clock = _first_of(row, _NCU_CLOCKS)
-        if clock and own.calls and own.ns and row.mean_ns:
-            seen = conditions.clocks(case, reference)
-            slowdown = min(1.0, seen[1] / highest_hz) if seen and highest_hz else 1.0
-            if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (own.mean_ns, slowdown * own.mean_ns)):
-                found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
-    return found
 
 
 def _first_of(row: Counters, names: Iterable[str]) -> float | None:

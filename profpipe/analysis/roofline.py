@@ -170,13 +170,6 @@ def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, 
     return (moved, moved / seconds) if seconds and covered >= _LEAST_COVERED else None
 
 
-def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
-    """Return by case and profiler what the profiler added to the loop, as a share of its wall time without it."""
-    walls = {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
-    alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
-    return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
-
-
 # --- ncu metrics ------------------------------------------------------------------------------------------------------
 
 #: The throughputs that a target may be set for, in % of what the hardware sustains.

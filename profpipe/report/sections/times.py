@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
-from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
