@@ -31,7 +31,6 @@ from profpipe.analysis.case_results import (
     case_results,
     choose_basis,
     judge_win,
-    nodes_of,
     shared_marks,
     with_grades,
 )
@@ -105,6 +104,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         with_steps = {name for _, name in index.step_totals}
         profiler = next((name for name in PREFERENCE if name in with_steps), profiler)
     layout = vars(lay_out(own, declared, planned))
+    peaks, rates = roofline.rates_of(name, run)
     return WorkloadFindings(
         **layout,
         name=name,
@@ -113,6 +113,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         breakdowns=breakdowns,
         basis=basis,
         kernel_profiler=profiler,
+        nodes=Nodes.of_workload(own, run, name, basis.profiler if basis else ""),
+        peaks=peaks,
+        rates=rates,
     )
 
 
@@ -121,12 +124,9 @@ def _workload(
 ) -> WorkloadFindings:
     name, declared, index, basis = data.name, data.declared, data.recorded, data.basis
     kernels = index.tables.kernels
-    capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
-    counters = roofline.collect_counters(index, data.params, ncu_targets)
-    peaks, rates = roofline.rates_of(name, run)
-    nodes = nodes_of(data, run)
-    cases = case_results(data, basis, run, nodes)
-    cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
+    counters = roofline.collect_counters(index, data.params, dict(declared.ncu.targets) if declared else {})
+    cases = case_results(data, basis, run)
+    cases = {id: replace(c, limit=_limit(index, c, data.rates, counters[id])) for id, c in cases.items()}
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
@@ -155,15 +155,14 @@ def _workload(
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
     return replace(
         data,
-        shapes=tuple(_shapes(cases, data, unreliable, nodes)),
+        shapes=tuple(_shapes(cases, data, unreliable)),
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
         untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
-        requested_samples=declared.repeats if declared else None,
         top=tuple(itertools.chain.from_iterable(top)),
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
-        phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
+        phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, data.rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
         # The ranks of a program with steps are among its steps.
         ranks=tuple(find_ranks(index, [id for id in data.params if own_steps.of(id) is None])),
@@ -174,34 +173,13 @@ def _workload(
             sorted(cases, key=lambda id: not cases[id].is_baseline),
             workloads,
         ),
-        iteration=_iteration(data),
-        recorded_after_s=capture.after_s if capture else 0.0,
-        recorded_for_s=capture.for_s if capture else None,
         memory=tuple(phases.read_memory(index.numbers, data.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
-        ncu_targets=ncu_targets if any(counters.values()) else {},
         targets=targets,
-        ridges=roofline.ridges(rates),
-        rates_from=rates.source,
-        rates_measured=rates is not peaks,
         highest_clock=highest_clock,
-        node_spread=nodes.spread,
-        tolerance=declared.limits if declared else {},
     )
-
-
-def _iteration(data: WorkloadFindings) -> Iteration:
-    """Return what the kernel times of the workload are of."""
-    profiler = data.kernel_profiler or ""
-    if any(name == profiler for _, name in data.recorded.step_totals):
-        return Iteration.STEP
-    if data.is_command:
-        return Iteration.PROCESS
-    # Kernels outside every case have no iterations, also in a run of calls.
-    own = [found[profiler] for case, found in data.breakdowns.items() if case and profiler in found]
-    return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
 
 
 def _cases_that_may_have_steps(data: WorkloadFindings, cases: Mapping[str, CaseResult]) -> list[str]:
@@ -233,15 +211,12 @@ def _limit(index: CaseIndex, case: CaseResult, rates: PeakRates, counters: Itera
 
 
 def _shapes(
-    cases: Mapping[str, CaseResult],
-    data: WorkloadFindings,
-    unreliable: Mapping[str, DoubtCause],
-    nodes: Nodes,
+    cases: Mapping[str, CaseResult], data: WorkloadFindings, unreliable: Mapping[str, DoubtCause]
 ) -> Iterator[Shape]:
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = judge_win(own, unreliable, nodes)
+        win = judge_win(own, unreliable, data.nodes)
         yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 
@@ -259,7 +234,7 @@ def _switch_costs(
         if Flag.INACCURATE not in accuracy:
             # Kernels of a whole process are not compared with its steps.
             of_steps = data.basis is not None and data.basis.quantity == "step"
-            is_alike = of_steps == (_iteration(data) is Iteration.STEP)
+            is_alike = of_steps == (data.iteration is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
             yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

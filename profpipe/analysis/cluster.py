@@ -37,6 +37,8 @@ class Nodes:
     @classmethod
     def of_workload(cls, tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
         """Return the nodes whose times under ``profiler`` the report compares."""
+        if not run.nodes:
+            return cls()
         # The nodes of a program on several ones are one place: ``node1, node2``.
         places = [(job, ", ".join(_nodes_of(job))) for job in run.jobs_of(workload) if _nodes_of(job)]
         found = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)

@@ -27,9 +27,11 @@ from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
+from profpipe.results.manifest import PeakRates
 from profpipe.results.tasks import TaskState
 
 if TYPE_CHECKING:
+    from profpipe.analysis.cluster import Nodes
     from profpipe.config.models import Plot, Table, Workload
     from profpipe.config.settings import Target
 
@@ -567,6 +569,11 @@ class WorkloadFindings(Layout):
     breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
     basis: Basis | None
     kernel_profiler: str | None
+    #: The nodes of a cluster that measured its times.
+    nodes: Nodes
+    #: The peak rates of its GPU, and the rates for its limits: those that were measured on such a GPU, if any were.
+    peaks: PeakRates
+    rates: PeakRates
     shapes: tuple[Shape, ...] = ()
     #: Launches by profiler, also of those without a time.
     launches: Mapping[str, int] = field(default_factory=dict)
@@ -576,7 +583,6 @@ class WorkloadFindings(Layout):
     variants: tuple[str, ...] = ()
     #: Flags that every timed case has.
     shared_marks: tuple[str, ...] = ()
-    requested_samples: int | None = None
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
     phase_work: tuple[Phase, ...] = ()
@@ -585,30 +591,15 @@ class WorkloadFindings(Layout):
     memory: tuple[Memory, ...] = ()
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()
-    iteration: Iteration = Iteration.CALL
-    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
-    recorded_after_s: float = 0.0
-    recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
-    #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
-    ncu_targets: Mapping[str, float] = field(default_factory=dict)
     #: What the pipeline file expects of a case, by quantity.
     targets: Mapping[str, Target] = field(default_factory=dict)
-    #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
-    ridges: Mapping[str, float] = field(default_factory=dict)
-    rates_from: str = ""
-    #: True if the rates were measured on such a machine, not computed from its data sheet.
-    rates_measured: bool = False
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
-    #: How far the nodes of a cluster lie apart; None where no case ran on several of them.
-    node_spread: NodeSpread | None = None
-    #: The largest error allowed, by measure; empty without a tolerance.
-    tolerance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_command(self) -> bool:
@@ -627,6 +618,34 @@ class WorkloadFindings(Layout):
     def varying_shape(self) -> tuple[str, ...]:
         """The names of the shapes' axes."""
         return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest error allowed, by measure; empty without a tolerance."""
+        return self.declared.limits if self.declared else {}
+
+    @property
+    def rates_measured(self) -> bool:
+        """True if the rates were measured on such a machine, not computed from its data sheet."""
+        return self.rates is not self.peaks
+
+    @property
+    def ridges(self) -> dict[str, float]:
+        """The FLOP per byte by data type above which arithmetic is the limit."""
+        known = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
+        return {name: rate / self.rates.bytes_per_s for name, rate in known.items()} if self.rates.bytes_per_s else {}
+
+    @cached_property
+    def iteration(self) -> Iteration:
+        """What the kernel times of the workload are of."""
+        profiler = self.kernel_profiler or ""
+        if any(name == profiler for _, name in self.recorded.step_totals):
+            return Iteration.STEP
+        if self.is_command:
+            return Iteration.PROCESS
+        # Kernels outside every case have no iterations, also in a run of calls.
+        own = [found[profiler] for case, found in self.breakdowns.items() if case and profiler in found]
+        return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
 
     @property
     def is_per_call(self) -> bool:

@@ -78,12 +78,6 @@ def headroom(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, flo
     return most / usual if usual and most else 1.0
 
 
-def ridges(rates: PeakRates) -> dict[str, float]:
-    """Return the FLOP per byte by data type above which arithmetic is the limit."""
-    known = {name: rate for name, rate in rates.flops.items() if rate is not None}
-    return {name: rate / rates.bytes_per_s for name, rate in known.items()} if rates.bytes_per_s else {}
-
-
 def _named_type(params: Mapping[str, Any]) -> str:
     """Return the data type that a case names as ``dtype`` or ``precision``."""
     name = str(params.get("dtype") or params.get("precision") or "").lower()

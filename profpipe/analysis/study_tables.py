@@ -105,7 +105,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
-    limits = [(data.declared.limits if data.declared else {}).items() for data in workloads]
+    limits = [data.tolerance.items() for data in workloads]
     return replace(
         request,
         row_axes=rows,

@@ -42,7 +42,7 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     second = table(part, others, False, "other cases" if first.rows else "")
     second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
     notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
-    rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
+    rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
     blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
     shown = blocks if first.rows or second.rows else ()
     return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
