@@ -49,15 +49,13 @@ def jobs_of(order: RunRequest) -> list[Job]:
 
 def entry(job: Job, out: Path) -> manifest.JobEntry:
     ended, commands = JobOutcome(job, OK), [Command(job.command)]
-    return manifest_entries.job_entry(ended, commands, out, key="", reused_from="", devices=(), peaks=None)
+    return manifest_entries.job_entry(ended, commands, out)
 
 
 def published(order: RunRequest) -> str:
     """All of the record that is made of commands."""
-    record = manifest_entries.begin_run(
-        order.pipeline, now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(),
-        command=["profpipe", "run", "--", "bash", "-c", "MY_API_KEY=EMPTY x --mode 7"], secrets=order.secrets,
-    )  # fmt: skip
+    command = ["profpipe", "run", "--", "bash", "-c", "MY_API_KEY=EMPTY x --mode 7"]
+    record = manifest_entries.begin_run(order.pipeline, {}, command, secrets=order.secrets)
     entries = [entry(job, order.out) for job in jobs_of(order)]
     return json.dumps(replace(record, jobs=tuple(entries)).as_json())
 
