@@ -234,7 +234,7 @@ class CaseIndex:
             name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
             for name, number in numbers["step_kernel_time"].items()
         }
-        own = {Kernel(name, "", "", kind): times[name] for name, kind in self.copies.items() if name in times}
+        own = {Kernel(name, "", "", self.copies[name]): total for name, total in times.items() if name in self.copies}
         # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
         # whole recording, and their launches vary like its launches.
         for kernel, part in capture.work.items():

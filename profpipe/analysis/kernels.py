@@ -331,30 +331,27 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
         return None
     families = {kernel.family for kernel in own.work if kernel.kernel_class == "attention"}
     smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
-    none = ClassTotal()
-    categories: dict[str, ClassTotal] = {}
-    classes: dict[str, ClassTotal] = {}
-    rest: dict[str, ClassTotal] = {}
-    total, runs = none, count or 1
+    runs, none = count or 1, ClassTotal()
+    every: list[tuple[str, str, ClassTotal]] = []
     for kernel, launches in own.work.items():
-        added = ClassTotal(launches.calls / runs, launches.ns / runs)
         is_helper = smooths and _SMOOTHING in kernel.name
         name = "helpers" if is_helper else _category(kernel.name, kernel.kernel_class, kernel.kind)
-        categories[name] = categories.get(name, none) + added
-        for sums in (classes, rest) if name == "rest" else (classes,):
-            sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
-        total += added
-    kind = "kernel" if own.kernels else "cpu_op"
-    found = KernelBreakdown(profiler, kind, count, categories, total, classes, other_classes=rest)
-    if not own.kernels:
-        return found
-    return replace(
-        found,
-        idle_share=own_range.idle_share,
-        busy_ns=own_range.per_call(own_range.busy_ns),
-        range_ns=own_range.per_call(own_range.wall_ns),
-        span_ns=own_range.per_call(own_range.span_ns),
-        copies=sum(own.by_copy.values(), none) / runs,
+        every.append((name, kernel.kernel_class, ClassTotal(launches.calls / runs, launches.ns / runs)))
+    # The operators of a CPU stand in for kernels that were lost, and with them the time between them.
+    known_range = own_range if own.kernels else CaseRange()
+    return KernelBreakdown(
+        profiler,
+        "kernel" if own.kernels else "cpu_op",
+        count,
+        categories=_sum_by((name, part) for name, _, part in every),
+        total=sum((part for *_, part in every), none),
+        classes=_sum_by((kernel_class, part) for _, kernel_class, part in every),
+        idle_share=known_range.idle_share,
+        busy_ns=known_range.per_call(known_range.busy_ns),
+        range_ns=known_range.per_call(known_range.wall_ns),
+        span_ns=known_range.per_call(known_range.span_ns),
+        other_classes=_sum_by((kernel_class, part) for name, kernel_class, part in every if name == "rest"),
+        copies=sum(own.by_copy.values(), none) / runs if own.kernels else none,
     )
 
 

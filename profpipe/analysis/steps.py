@@ -410,11 +410,7 @@ def find_steps(
         cases=tuple(found.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
-        copies={
-            case: dict(sorted(own.by_copy.items(), key=lambda copy: -copy[1].ns))
-            for case, own in totals.items()
-            if own.by_copy
-        },
+        copies={case: _by_time(own.by_copy, {}) for case, own in totals.items() if own.by_copy},
         has_launches=bool(recordings),
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
@@ -456,7 +452,7 @@ def _read(
     own = table[table["profiler"] == profiler]
     steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
     waits = _waiting(steady)
-    parts = _parts_by_place(steady, waits)
+    parts, totals = _parts_by_place(steady, waits), index.step_totals.get((case, profiler), KernelTotals())
     has_steady = set(_steady(table).dropna(subset="wall_ns")["profiler"])
     spreads = {
         name: _of_case(index.step_numbers.get((case, name), {}), "step_spread") for name in every if name in has_steady
@@ -470,8 +466,8 @@ def _read(
         uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
         coverage=None if coverage is None else coverage / 100,
         pattern_count=None if pattern_count is None else round(pattern_count),
-        parts=_mean_parts(parts, index.step_totals.get((case, profiler))),
-        copies=_copies(index, numbers),
+        parts=_mean_parts(parts, totals),
+        copies=_by_time(totals.by_copy, numbers.get("step_copy_bytes", {})),
         ranks=tuple(_ranks(index, case, steady, parts, waits, numbers.get("step_time", {}), nodes)),
         wait_cause=_wait_cause(own, waits),
         outliers=tuple(_outliers(own, numbers)),
@@ -520,7 +516,7 @@ def _parts_by_place(steady: pd.DataFrame, waits: pd.DataFrame) -> dict[tuple[int
     }
 
 
-def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTotals | None) -> StepParts | None:
+def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTotals) -> StepParts | None:
     """Return the mean over ranks and devices, with the time in which a GPU computes divided by the kernels' classes."""
     if not places:
         return None
@@ -529,7 +525,7 @@ def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTota
     waits = [own.waiting_ns for own in every if own.waiting_ns is not None]
     return StepParts(
         ns,
-        divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels and kernels.kernels else {},
+        divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels.kernels else {},
         sum(own.communication_total_ns or 0.0 for own in every) / len(every),
         sum(waits) / len(waits) if waits else None,
     )
@@ -542,16 +538,11 @@ def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, fl
     return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
-def _copies(index: CaseIndex, numbers: _Numbers) -> dict[str, ClassTotal]:
-    """Return the copies and sets of a step, those with the most time first."""
-    times, launches, sizes = (
-        {name: number.value for name, number in numbers.get(metric, {}).items()}
-        for metric in ("step_kernel_time", "step_launches", "step_copy_bytes")
-    )
+def _by_time(copies: Mapping[str, ClassTotal], sizes: Mapping[str, Number]) -> dict[str, ClassTotal]:
+    """Return copies and sets with their bytes, those with the most time first."""
     return {
-        name: ClassTotal(launches.get(name, 0.0), ns, bytes=sizes.get(name))
-        for name, ns in sorted(times.items(), key=lambda item: -item[1])
-        if name in index.copies
+        name: replace(own, bytes=sizes[name].value if name in sizes else None)
+        for name, own in sorted(copies.items(), key=lambda copy: -copy[1].ns)
     }
 
 
