@@ -313,9 +313,9 @@ def by_name(totals: KernelTotals) -> dict[str, ClassTotal]:
 
     A name with several classes has the one of the most time.
     """
-    every = sorted(totals.work, key=lambda kernel: totals.work[kernel].ns)
-    # Of equal times the first one counts.
-    classes = {kernel.name: kernel.kernel_class for kernel in reversed(every)}
+    classes: dict[str, str] = {}
+    for kernel in sorted(totals.work, key=lambda kernel: -totals.work[kernel].ns):
+        classes.setdefault(kernel.name, kernel.kernel_class)
     copies = {kernel.name: kernel.kind for kernel in totals.sums if kernel.kind in COPIES}
     return {
         name: ClassTotal(own.calls, own.ns, kinds[name])
