@@ -35,7 +35,7 @@ from profpipe.analysis.case_results import (
     with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
-from profpipe.analysis.cluster import Nodes, differences_of_job
+from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
@@ -131,8 +131,7 @@ def _workload(
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
-    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
-    own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name), unlike)
+    own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name))
     targets = {name: own for name, own in (declared.targets if declared else ()) if own}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.

@@ -33,6 +33,8 @@ class Nodes:
     of_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     spread: NodeSpread | None = None
+    #: Of each case that one program ran on several nodes: the facts in which these differ.
+    within: Mapping[str, Differences] = field(default_factory=dict)
 
     @classmethod
     def of_workload(cls, tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
@@ -48,12 +50,13 @@ class Nodes:
             if place not in facts:
                 own = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
                 facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in own.items()}
-        return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
+        within = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
+        return cls(of_cases, facts, _find_spread(tables.metrics, of_cases), within)
 
     def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
 
-    def differences(self, cases: Iterable[CaseResult]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def differences(self, cases: Iterable[CaseResult]) -> Differences:
         """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
         return _differences([self.facts.get(node, {}) for node in self.of(cases)])
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -53,8 +52,6 @@ _EXPLAINS: Final = 0.5
 #: A profiler's overhead is known to this share of a step.
 _NEAR: Final = 0.02
 
-#: Facts with more than one value, and these values.
-Differences: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 #: Metric to subject to its row in `metrics`, of one case under one profiler.
 _Numbers: TypeAlias = "Mapping[str, Mapping[str, Number]]"
 
@@ -237,8 +234,6 @@ class CaseSteps:
     range_name: str
     #: The recurrences of a sequence of launches that are one step.
     stride: int
-    #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
-    unlike_nodes: Differences
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -380,12 +375,11 @@ def find_steps(
     params: Mapping[str, Mapping[str, Any]],
     declared: Workload | None,
     jobs: Iterable[JobEntry] = (),
-    unlike_nodes: Mapping[str, Differences] = MappingProxyType({}),
 ) -> StepFindings:
     """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
 
     ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline, and ``jobs`` are
-    its jobs. ``unlike_nodes`` are by case the facts in which the nodes that ran it differ, with their values.
+    its jobs.
     """
     table = _with_places(index.tables.steps)
     # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
@@ -398,8 +392,7 @@ def find_steps(
         # The times without a profiler come first.
         seen = set(by_case[case].loc[by_case[case]["state"] != StepState.OTHER.value, "profiler"])
         if shown := next((name for name in (profiler, "plain", *PREFERENCE) if name in seen), ""):
-            own_nodes = nodes.get((case, shown), {})
-            found[case] = _read(index, case, shown, by_case[case], own_nodes, unlike_nodes.get(case, ()))
+            found[case] = _read(index, case, shown, by_case[case], nodes.get((case, shown), {}))
     without = [case for case in cases if case not in found]
     recordings = {case: own for case in without if (own := dict(_recordings(index, case)))}
     # The most trusted profiler that recorded the kernels of a case.
@@ -439,14 +432,7 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:
         yield f"{rank}, GPU {device}" if has_device else rank, StepParts(parts)
 
 
-def _read(
-    index: CaseIndex,
-    case: str,
-    profiler: str,
-    table: pd.DataFrame,
-    nodes: Mapping[int, str],
-    unlike_nodes: Differences,
-) -> CaseSteps:
+def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:
     """Return the steps of one case, of which ``table`` has the rows and ``profiler`` recorded the parts."""
     every, times = ("plain", *PREFERENCE), index.step_times
     own = table[table["profiler"] == profiler]
@@ -473,7 +459,6 @@ def _read(
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
         stride=round(_of_case(numbers, STEP_STRIDE) or 1),
-        unlike_nodes=unlike_nodes,
     )
 
 
