@@ -519,7 +519,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """The allocated memory of a phase: when it began, its peak (nested phases included), and when it ended.
+    """The allocated memory of a phase: when it began, and its peak (nested phases included).
 
     ``course``: us since the iteration began, and the most bytes since the point before.
     """
@@ -527,7 +527,6 @@ class PhaseMemory:
     phase: str
     start: float | None
     peak: float
-    end: float | None
     course: tuple[tuple[float, float], ...] = ()
 
 

@@ -117,10 +117,10 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
 
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
-    start, end = (found[key].value if key in found else None for key in ("allocated_at_start", "allocated_at_end"))
+    start = found["allocated_at_start"].value if "allocated_at_start" in found else None
     points = ((match, number.value) for metric, number in found.items() if (match := _POINT.fullmatch(metric)))
     course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, found["peak_allocated"].value, end, tuple(course))
+    return PhaseMemory(name, start, found["peak_allocated"].value, tuple(course))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:

@@ -345,17 +345,16 @@ class StepFindings:
     """The steps of one workload, and the recordings in which none was found.
 
     ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
-    case and name, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums
-    only, and where its launches ran ``one_by_one`` for the profiler to read its counters.
+    case and name, as the mean over ranks of a command, else as sums. ``one_by_one``: the launches ran so, for the
+    profiler to read its counters.
     """
 
     cases: tuple[CaseSteps, ...] = ()
     without_steps: tuple[str, ...] = ()
     #: By case and rank, or GPU of a rank (``0, GPU 1``): the parts of the whole recording, from the first operation of
-    #: the GPU to its last.
+    #: the GPU to its last. Empty where a file has sums only, and where its launches ran ``one_by_one``.
     recordings: Mapping[str, Mapping[str, StepParts]] = field(default_factory=dict)
     copies: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
-    has_launches: bool = True
     one_by_one: bool = False
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
@@ -404,7 +403,6 @@ def find_steps(
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
         copies={case: _by_time(own.by_copy, {}) for case, own in totals.items() if own.by_copy},
-        has_launches=bool(recordings),
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},

@@ -64,7 +64,7 @@ def _is_of_everything(workload: WorkloadFindings) -> bool:
 def _reason(workload: WorkloadFindings) -> str:
     if workload.steps.one_by_one:
         return _ONE_BY_ONE
-    if not workload.steps.has_launches:
+    if not workload.steps.recordings:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
