@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
+    cluster,
     phases,
     profiler_agreement,
     roofline,
@@ -35,7 +36,6 @@ from profpipe.analysis.case_results import (
     with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
-from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
@@ -113,7 +113,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         breakdowns=breakdowns,
         basis=basis,
         kernel_profiler=profiler,
-        nodes=Nodes.of_workload(own, run, name, basis.profiler if basis else ""),
+        nodes=cluster.read_nodes(own, run, name, basis.profiler if basis else ""),
         peaks=peaks,
         rates=rates,
     )

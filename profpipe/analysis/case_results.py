@@ -34,11 +34,11 @@ from profpipe.analysis.case_index import (
     has_waited,
     worst_numbers,
 )
-from profpipe.analysis.cluster import Nodes
 from profpipe.analysis.findings import (
     CaseResult,
     Doubt,
     DoubtCause,
+    Nodes,
     Win,
     WinVerdict,
     WorkloadFindings,

@@ -6,7 +6,7 @@ Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -31,7 +31,6 @@ from profpipe.results.manifest import PeakRates
 from profpipe.results.tasks import TaskState
 
 if TYPE_CHECKING:
-    from profpipe.analysis.cluster import Nodes
     from profpipe.config.models import Plot, Table, Workload
     from profpipe.config.settings import Target
 
@@ -483,8 +482,54 @@ class Doubt:
     variants: tuple[str, ...]
     flags: tuple[str, ...] = ()
     clocks_hz: tuple[float, ...] = ()
-    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    differences: Differences = ()
     spread: NodeSpread | None = None
+
+
+#: Facts with more than one value among nodes, and these values.
+Differences = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that measured the cases of a workload. Without a cluster there are none.
+
+    ``of_cases`` has the nodes of each case, ``facts`` what decides whether two nodes are alike: GPU, driver, clocks,
+    torch. ``spread`` is None where no case ran on several nodes.
+    """
+
+    of_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    spread: NodeSpread | None = None
+    #: Of each case that one program ran on several nodes: the facts in which these differ.
+    within: Mapping[str, Differences] = field(default_factory=dict)
+
+    def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
+
+    def differences(self, cases: Iterable[CaseResult]) -> Differences:
+        """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
+        return differences_of([self.facts.get(node, {}) for node in self.of(cases)])
+
+    def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
+        """Return why cases cannot be compared at all: their nodes are unlike."""
+        own = list(cases)
+        if not (found := self.differences(own)):
+            return None
+        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
+
+    def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
+        """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
+        if len(self.of((best, other))) < 2 or not best.ns or not other.ns:
+            return
+        if self.spread is None or other.ns <= best.ns * (1 + self.spread.ratio):
+            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)
+
+
+def differences_of(every: Sequence[Mapping[str, str]]) -> Differences:
+    names = dict.fromkeys(name for facts in every for name in facts)
+    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
+    return tuple((name, found) for name, found in values if len(found) > 1)
 
 
 @dataclass(frozen=True)
