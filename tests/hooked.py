@@ -17,7 +17,7 @@ import pandas as pd
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, Tool
 from profpipe.results.schema import Tables
-from profpipe.runner import artifacts, environment
+from profpipe.runner import artifacts, process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,7 +91,7 @@ def run(
     given = {"hook": True, "steps": steps, "capture": None, "torch": {}, "collect": None, **options}
     job = Job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
     job = replace(job, command=argv, options=given)
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": environment.python_path(), **(env or {})}
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": process.python_path(), **(env or {})}
     variables |= artifacts.variables(job, variables)
     began = time.monotonic()
     done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)

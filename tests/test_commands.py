@@ -743,6 +743,6 @@ def test_an_error_of_the_operating_system_is_not_an_internal_error(project):
 def test_the_resume_command_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert execution.resume_command(tmp_path / "o ut" / "run") == "profpipe resume 'o ut/run'"
+    assert execution.command("resume", tmp_path / "o ut" / "run") == "profpipe resume 'o ut/run'"
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert execution.resume_command(tmp_path / "run") == f"{sys.executable} -m profpipe resume run"
+    assert execution.command("resume", tmp_path / "run") == f"{sys.executable} -m profpipe resume run"

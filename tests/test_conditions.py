@@ -28,12 +28,11 @@ def running(clocks_mhz: list[float], reasons: int = 0, others: int | None = None
 
 
 def test_an_undisturbed_gpu_has_no_mark() -> None:
-    assert running([1980, 1965, 1980], others=0).flags == []
-    assert running([1980, 1965, 1980], others=0).notes == []
+    assert running([1980, 1965, 1980], others=0).findings == {}
 
 
 def test_unknown_conditions_have_no_flag_and_no_metric() -> None:
-    assert Conditions().flags == []
+    assert Conditions().findings == {}
     assert Conditions().metrics() == {}
 
 
@@ -49,15 +48,15 @@ def test_unknown_conditions_have_no_flag_and_no_metric() -> None:
 )
 def test_throttling_is_flagged_with_its_reason(bit: int, name: str) -> None:
     seen = running([1980] * 4, reasons=bit)
-    assert seen.flags == ["throttled"]
-    assert seen.notes == [f"throttled: {name} in 100 % of 4 readings"]
+    assert list(seen.findings) == ["throttled"]
+    assert list(seen.findings.values()) == [f"throttled: {name} in 100 % of 4 readings"]
 
 
 def test_a_power_cap_close_to_the_highest_clock_sets_no_flag() -> None:
     near = Reading(1965 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
     capped = Reading(1860 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
-    assert Conditions((near,) * 20).flags == []
-    assert Conditions((near,) * 9 + (capped,)).notes == [
+    assert Conditions((near,) * 20).findings == {}
+    assert list(Conditions((near,) * 9 + (capped,)).findings.values()) == [
         "throttled: software power cap in 10 % of 10 readings",
         "SM clock between 1860 and 1965 MHz, median 1965 MHz",
     ]
@@ -65,33 +64,34 @@ def test_a_power_cap_close_to_the_highest_clock_sets_no_flag() -> None:
 
 @pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
 def test_clocks_set_by_a_user_are_not_flagged_as_throttled(bit: int) -> None:
-    assert running([1200] * 4, reasons=bit).flags == []
+    assert running([1200] * 4, reasons=bit).findings == {}
 
 
 def test_a_reason_in_one_of_a_hundred_readings_sets_no_flag() -> None:
     once = conditions.combine([running([1980] * 99), running([1980], reasons=0x4)])
     often = conditions.combine([running([1980] * 90), running([1980] * 10, reasons=0x4)])
-    assert once.flags == []
-    assert often.notes == ["throttled: software power cap in 10 % of 100 readings"]
+    assert once.findings == {}
+    assert list(often.findings.values()) == ["throttled: software power cap in 10 % of 100 readings"]
 
 
 def test_clocks_more_than_five_percent_apart_are_marked() -> None:
-    assert running([1980, 1890]).flags == []
-    assert running([1980, 1870]).flags == ["clock_spread"]
-    assert running([1980, 1500, 1980]).notes == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
+    assert running([1980, 1890]).findings == {}
+    assert list(running([1980, 1870]).findings) == ["clock_spread"]
+    (note,) = running([1980, 1500, 1980]).findings.values()
+    assert note == "SM clock between 1500 and 1980 MHz, median 1980 MHz"
 
 
 def test_a_clock_of_few_readings_is_not_taken_as_the_clock_of_the_case() -> None:
     capped = running([1980, 1980, *[1400] * 38])  # the first 40 ms, until power runs into its cap
-    assert capped.flags == []
+    assert capped.findings == {}
     assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
-    assert running([1980] * 3 + [1400] * 37).flags == ["clock_spread"]
-    assert running([1980] + [1400] * 18).flags == ["clock_spread"], "too few to leave one out"
+    assert list(running([1980] * 3 + [1400] * 37).findings) == ["clock_spread"]
+    assert list(running([1980] + [1400] * 18).findings) == ["clock_spread"], "too few to leave one out"
 
 
 def test_other_processes_are_marked_and_counted() -> None:
-    assert running([1980], others=2).flags == ["other_process"]
-    assert running([1980], others=2).notes == ["other processes on the GPU: 2"]
+    assert list(running([1980], others=2).findings) == ["other_process"]
+    assert list(running([1980], others=2).findings.values()) == ["other processes on the GPU: 2"]
 
 
 def test_metrics_carry_their_units() -> None:
@@ -382,11 +382,11 @@ def test_an_error_in_the_block_is_raised_and_ends_the_readings(nvml: Nvml) -> No
 def test_a_counted_clock_replaces_the_clock_of_nvml() -> None:
     seen = Conditions(tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,))
     assert seen.sm_clock_hz == seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1.8e9
-    assert seen.flags == ["throttled"], "NVML reports an older clock"
+    assert list(seen.findings) == ["throttled"], "NVML reports an older clock"
     late = Conditions(tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,))
-    assert late.flags == []
+    assert late.findings == {}
     both = conditions.combine([seen, late])
-    assert both.counted_hz == (1.8e9, 1.97e9) and both.flags == ["throttled", "clock_spread"]
+    assert both.counted_hz == (1.8e9, 1.97e9) and list(both.findings) == ["throttled", "clock_spread"]
 
 
 @pytest.mark.parametrize(
@@ -396,13 +396,13 @@ def test_a_clock_that_is_a_little_lower_most_of_the_time_is_throttling(median: f
     """2 % below is too little where it is a twentieth of the counts; half of them move the median time."""
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
     counts = (*[1.945e9] * 2, *[median] * 16, *[1.98e9] * 12)
-    assert Conditions(capped, counted_hz=counts).flags == found
+    assert list(Conditions(capped, counted_hz=counts).findings) == found
 
 
 def test_one_low_clock_count_of_many_is_not_flagged_as_throttled() -> None:
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
-    assert Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).flags == []
-    assert Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).flags == ["throttled"]
+    assert Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).findings == {}
+    assert list(Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).findings) == ["throttled"]
 
 
 def test_a_count_above_the_highest_clock_is_dropped() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from profpipe import masking
-from profpipe.runner import environment
+from profpipe.runner import process
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from profpipe.runner import environment
     ],
 )
 def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
-    assert environment.filter_variables({name: "1"}) == {name: "1"}
+    assert process.filter_variables({name: "1"}) == {name: "1"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
     ],
 )
 def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:
-    assert environment.filter_variables({name: "1"}) == {}
+    assert process.filter_variables({name: "1"}) == {}
 
 
 def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(

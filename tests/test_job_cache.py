@@ -20,7 +20,6 @@ from profpipe.job import Case, Command, Job, Missing, Tool
 from profpipe.results import folders, store
 from profpipe.results.manifest import Manifest
 from profpipe.runner import job_cache, plan
-from profpipe.runner.job_cache import CachedJob
 from profpipe.runner.request import RunRequest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -250,7 +249,7 @@ def done(out: Path, name: str, **entry: Any) -> tuple[Path, dict[str, Any]]:
 
 def test_the_newest_run_with_the_job_is_used(tmp_path: Path) -> None:
     newest, older = done(tmp_path, "2"), done(tmp_path, "1")
-    assert job_cache.find_cached_jobs([newest, older]) == {"k": CachedJob(newest[0] / "raw/w/nsys", "2")}
+    assert job_cache.find_cached_jobs([newest, older]) == {"k": (newest[0], newest[1].jobs[0])}
 
 
 def test_a_job_without_key_or_with_a_changed_file_is_not_reused(tmp_path: Path) -> None:
@@ -267,31 +266,27 @@ def test_a_job_whose_folder_was_removed_is_not_reused(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_copied_leaves_no_files(tmp_path: Path) -> None:
-    run, _ = done(tmp_path, "1")
+    run, manifest = done(tmp_path, "1")
     target = tmp_path / "2" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(run / "raw/w/gone", "1"), target)
+    job_cache.reuse(run, replace(manifest.jobs[0], folder="raw/w/gone"), target)
     (run / "raw/w/nsys/log.txt").unlink()
     (run / "raw/w/nsys/log.txt").symlink_to("nowhere")
-    job_cache.reuse(CachedJob(run / "raw/w/nsys", "1"), target)
+    job_cache.reuse(run, manifest.jobs[0], target)
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_job_that_was_reused_before_names_the_run_that_measured_it(tmp_path: Path) -> None:
-    (cached,) = job_cache.find_cached_jobs([done(tmp_path, "2", reused_from="1")]).values()
-    assert cached.run == "1"
-
-
 def test_large_files_are_linked_and_growing_files_are_copied(tmp_path: Path) -> None:
-    run, _ = done(tmp_path, "1")
+    run, manifest = done(tmp_path, "1")
     target = tmp_path / "2" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(run / "raw/w/nsys", "1"), target)
+    job_cache.reuse(run, manifest.jobs[0], target)
     assert job_cache.read_origin(target) == "1" and job_cache.read_origin(run / "raw/w/nsys") == ""
     assert (target / "capture.sqlite").samefile(run / "raw/w/nsys/capture.sqlite")
     with (target / "job.jsonl").open("a") as stream:
         stream.write("more")
     assert (run / "raw/w/nsys/job.jsonl").read_text() == "job.jsonl of 1"
+    # One that was reused before names the run that measured it.
     again = tmp_path / "3" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(target, "0"), again)
+    job_cache.reuse(tmp_path / "2", replace(manifest.jobs[0], reused_from="0"), again)
     assert (job_cache.read_origin(target), job_cache.read_origin(again)) == ("1", "0")
 
 

@@ -32,7 +32,7 @@ from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntr
 from profpipe.results.schema import Tables
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
-from profpipe.runner.slurm import step, submit
+from profpipe.runner.slurm import queue, submit
 
 #: Two ranks train together; the second one is late in each step.
 TRAIN = """
@@ -230,12 +230,12 @@ def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns() -> None:
     ]
     assert len(lines[0]) > 1 and max(map(len, lines[0])) < 1024  # bytes that srun passes on at a time
     mixed = ["srun: lines of srun", *itertools.chain.from_iterable(zip(*lines, strict=True))]
-    found = step.describe_nodes(2, lambda argv, env: "\n".join(mixed))
+    found = queue.describe_nodes(2, lambda argv, env: "\n".join(mixed))
     assert {name: len(entry.machine.gpus or ()) for name, entry in found.items()} == {"node1": 8, "node2": 8}
     # Descriptions that profpipe did not write, and one that lacks a part, are left out.
     wrong = ('{"node":"n1"}', "5", '{"gpus":5}', '{"node":"n4","machine":{"gpus":5},"packages":{}}')
     mixed[-1:] = [f"profpipe-node n{number} {text}" for number, text in enumerate(wrong, 1)]
-    assert list(step.describe_nodes(2, lambda argv, env: "\n".join(mixed))) == ["node1"]
+    assert list(queue.describe_nodes(2, lambda argv, env: "\n".join(mixed))) == ["node1"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from profpipe import profilers
 from profpipe.config.models import Pipeline
 from profpipe.job import Job, Missing, Tool, log_name, workload_argv
 from profpipe.measure import distributed, rounds
-from profpipe.measure.distributed import EndedByPeer, Ranks
+from profpipe.measure.distributed import CaseEnd, EndedByPeer, Ranks
 from profpipe.results import schema, store
 from profpipe.runner import plan
 
@@ -50,9 +50,9 @@ def together(*does: Any) -> list[Any]:
 def test_a_single_process_exchanges_nothing():
     alone = distributed.join(1)
     alone.barrier("built")
-    assert (alone.all_max(3.5), alone.agree_on_end("ok", "", ["noisy"]), alone.file_name("x")) == (
+    assert (alone.all_max(3.5), alone.agree_on_end(CaseEnd("ok", "", ["noisy"])), alone.file_name("x")) == (
         3.5,
-        ("ok", "", ("noisy",)),
+        CaseEnd("ok", "", ("noisy",)),
         "x",
     )
     alone.shutdown()
@@ -63,10 +63,9 @@ def test_the_largest_value_is_everybodys():
 
 
 def test_the_most_severe_end_counts_for_all_processes_and_names_the_rank():
-    found = together(
-        lambda r: r.agree_on_end("failed", "lost the others"), lambda r: r.agree_on_end("oom", "no more memory")
-    )
-    assert found == [("oom", "rank 1: no more memory", ())] * 2
+    ends = CaseEnd("failed", "lost the others"), CaseEnd("oom", "no more memory")
+    found = together(lambda r: r.agree_on_end(ends[0]), lambda r: r.agree_on_end(ends[1]))
+    assert found == [CaseEnd("oom", "rank 1: no more memory", ())] * 2
 
 
 def test_the_largest_of_all_processes_is_found_place_by_place():
@@ -76,29 +75,29 @@ def test_the_largest_of_all_processes_is_found_place_by_place():
 
 
 def test_an_end_that_all_processes_share_names_no_rank():
-    assert (
-        together(*[lambda r: r.agree_on_end("skipped", "no flash here")] * 2) == [("skipped", "no flash here", ())] * 2
-    )
+    end = CaseEnd("skipped", "no flash here", ())
+    assert together(*[lambda r: r.agree_on_end(end)] * 2) == [end] * 2
 
 
 def test_the_case_has_the_flags_of_all_processes():
-    found = together(lambda r: r.agree_on_end("ok", ""), lambda r: r.agree_on_end("ok", "", ["noisy"]))
-    assert [flags for _, _, flags in found] == [("noisy",)] * 2
+    ends = CaseEnd("ok"), CaseEnd("ok", "", ["noisy"])
+    found = together(lambda r: r.agree_on_end(ends[0]), lambda r: r.agree_on_end(ends[1]))
+    assert [end.flags for end in found] == [("noisy",)] * 2
 
 
 def test_who_comes_to_a_step_leaves_the_case_that_another_has_ended():
     def failing(own: Ranks) -> Any:
-        return own.agree_on_end("oom", "no more memory")
+        return own.agree_on_end(CaseEnd("oom", "no more memory"))
 
     waiting, ended = together(lambda r: r.barrier("built"), failing)
     assert isinstance(waiting, EndedByPeer)
-    assert (waiting.status, waiting.reason) == ended[:2] == ("oom", "rank 1: no more memory")
+    assert waiting.end == ended == CaseEnd("oom", "rank 1: no more memory", ())
 
 
 def test_processes_that_are_not_at_the_same_point_fail_the_case_and_say_where_they_are():
-    one, other = together(lambda r: r.barrier("batch"), lambda r: r.agree_on_end("ok", ""))
-    assert other[:2] == ("failed", "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'")
-    assert one.reason == other[1]
+    one, other = together(lambda r: r.barrier("batch"), lambda r: r.agree_on_end(CaseEnd("ok", "")))
+    where = "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'"
+    assert (other.status, other.reason) == ("failed", where) and one.end.reason == where
 
 
 def test_a_rank_that_waits_too_long_gets_an_error_and_a_late_rank_ends(monkeypatch):
@@ -107,13 +106,13 @@ def test_a_rank_that_waits_too_long_gets_an_error_and_a_late_rank_ends(monkeypat
 
     def early(own: Ranks) -> Any:
         try:
-            return own.agree_on_end("oom", "no more memory")
+            return own.agree_on_end(CaseEnd("oom", "no more memory"))
         finally:
             left.set()
 
     def late(own: Ranks) -> Any:
         left.wait(20)
-        return own.agree_on_end("failed", "connection lost")
+        return own.agree_on_end(CaseEnd("failed", "connection lost"))
 
     found = together(early, late)
     assert [type(each) for each in found] == [distributed.PeerTimeout, SystemExit]

@@ -234,7 +234,9 @@ def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: 
 def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path: Path, request_of: RunRequest) -> None:
     path = tmp_path / "out" / "run" / "pipeline.yaml"
     found = program.read_program(["touch", "mark"], path, profilers=["plain"])
-    run = session.create(RunRequest.of_program(found, path, tmp_path / "out"), ["profpipe", "run"]).folder
+    run = session.create(
+        RunRequest.create(found.pipeline, path, tmp_path / "out", program=found), ["profpipe", "run"]
+    ).folder
     for kind, name in (("parsers", "evil.py"), ("templates", "SUMMARY.md.j2")):
         (run / kind).mkdir()
         (run / kind / name).write_text("raise SystemExit('evil') {{ evil }}")
