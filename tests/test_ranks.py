@@ -10,13 +10,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from profpipe import profilers
 from profpipe.config.models import Pipeline
-from profpipe.job import Job, Missing, Tool, log_name, workload_argv
+from profpipe.job import Missing, Tool, log_name, workload_argv
 from profpipe.measure import distributed, rounds
 from profpipe.measure.distributed import CaseEnd, EndedByPeer, Ranks
 from profpipe.results import schema, store
@@ -29,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- meetings, of threads that share a store -------------------------------------------------------------------------
 
 
-def together(*does: Any) -> list[Any]:
+def together(*does):
     """What each of the processes, here threads, returned or raised."""
     shared, found = torch.distributed.HashStore(), [None] * len(does)
 
-    def one(rank: int) -> None:
+    def one(rank):
         try:
             found[rank] = does[rank](Ranks(rank, len(does), store=shared))
         except (Exception, SystemExit) as error:
@@ -86,7 +85,7 @@ def test_the_case_has_the_flags_of_all_processes():
 
 
 def test_who_comes_to_a_step_leaves_the_case_that_another_has_ended():
-    def failing(own: Ranks) -> Any:
+    def failing(own):
         return own.agree_on_end(CaseEnd("oom", "no more memory"))
 
     waiting, ended = together(lambda r: r.barrier("built"), failing)
@@ -104,13 +103,13 @@ def test_a_rank_that_waits_too_long_gets_an_error_and_a_late_rank_ends(monkeypat
     monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     left = threading.Event()
 
-    def early(own: Ranks) -> Any:
+    def early(own):
         try:
             return own.agree_on_end(CaseEnd("oom", "no more memory"))
         finally:
             left.set()
 
-    def late(own: Ranks) -> Any:
+    def late(own):
         left.wait(20)
         return own.agree_on_end(CaseEnd("failed", "connection lost"))
 
@@ -129,11 +128,11 @@ def test_fewer_gpus_than_processes_skip_the_case_and_a_machine_without_gpus_does
 # --- planned jobs ----------------------------------------------------------------------------------------------------
 
 
-def pipeline(**workload: Any) -> Pipeline:
+def pipeline(**workload):
     return Pipeline.model_validate({"version": 1, "workloads": {"w": {"script": "w", **workload}}})
 
 
-def planned(**workload: Any) -> dict[str, Job]:
+def planned(**workload):
     names = ("plain", "torch", "nsys", "ncu", "rocprof")
     jobs = plan.plan(
         pipeline(processes=2, profilers=list(names), **workload),
@@ -294,7 +293,7 @@ workloads:
 
 
 @pytest.fixture(scope="module")
-def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def run_of_two(tmp_path_factory):
     """A run whose cases end in every way that one of two processes can end them: (its folder, what was printed)."""
     home = tmp_path_factory.mktemp("two")
     (home / "workloads").mkdir()
@@ -313,7 +312,7 @@ def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def ends(run_of_two: tuple[Path, str]) -> dict[str, tuple[str, str]]:
+def ends(run_of_two):
     data, _ = store.load(run_of_two[0])
     rows = zip(data.cases["params"], data.cases["status"], data.cases["reason"], strict=True)
     return {json.loads(params)["what"]: (status, reason) for params, status, reason in rows}
