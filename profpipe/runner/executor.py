@@ -299,19 +299,14 @@ def _describe_case(case: Case, job: Job) -> dict[str, object]:
 
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
+    names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
-        "workload": job.workload,
-        "profiler": job.profiler,
+        **{name: getattr(job, name) for name in names},
         "script": str(job.script),
-        "cases": [_describe_case(case, job) for case in job.cases],
-        **({"secrets": dict(job.secrets)} if job.secrets else {}),
-        "warmup": job.warmup,
-        "repeats": job.repeats,
-        "processes": job.processes,
-        "options": dict(job.options),
-        "stem": job.stem,
-        "part": job.part,
         "folder": str(job.folder),
+        "cases": [_describe_case(case, job) for case in job.cases],
+        "options": dict(job.options),
+        **({"secrets": dict(job.secrets)} if job.secrets else {}),
     }
 
 
