@@ -166,15 +166,12 @@ def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_los
     assert [path.name for path in outcome.files] == ["capture-2.out", "job.jsonl"]
 
 
-def test_a_case_is_profiled_again_if_a_later_case_exits_with_code_zero(tmp_path):
-    outcome = carry_out(job_of(tmp_path, OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
-    assert statuses(outcome) == ["ok", "failed"]
-
-
 def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path):
     outcome = carry_out(job_of(tmp_path, "os._exit(0)", OK), fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["crashed", "ok"]
     assert fates(outcome)["case=1"][1].startswith("exit code 0")
+    again = carry_out(job_of(tmp_path / "b", OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
+    assert statuses(again) == ["ok", "failed"], "the first case is profiled again"
 
 
 def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tmp_path):
@@ -228,17 +225,12 @@ def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_agai
     assert [path.name for path in outcome.files] == ["capture.out", "job.jsonl"], "one part, not four"
 
 
-def test_a_command_is_started_again_after_a_false_start_of_its_tool(tmp_path):
-    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(1)))
+@pytest.mark.parametrize(("fails", "status", "count"), [(1, "ok", 2), (99, "failed", 4)])
+def test_a_command_is_started_again_after_a_false_start_of_its_tool_but_not_forever(tmp_path, fails, status, count):
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(fails)))
     outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
-    assert (outcome.status, processes(outcome)) == ("ok", 2)
-
-
-def test_a_tool_that_always_fails_to_start_is_not_started_forever(tmp_path):
-    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(99)))
-    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
-    assert (outcome.status, processes(outcome)) == ("failed", 4)
-    assert outcome.reason.startswith("exit code 1: lost my agent")
+    assert (outcome.status, processes(outcome)) == (status, count)
+    assert outcome.reason.startswith("exit code 1: lost my agent" if status == "failed" else "")
 
 
 def test_a_start_that_began_a_case_is_not_repeated(tmp_path):
@@ -275,12 +267,27 @@ def test_exit_code_zero_without_the_expected_file_is_a_failure(tmp_path):
     assert fates(outcome)["case=1"] == ("failed", f"no profile: {outcome.reason}")
 
 
-def test_a_file_from_before_does_not_count_as_made(tmp_path):
-    job = job_of(tmp_path, OK, env={"LAST": ""})
+HALF = "import sys; open(sys.argv[1], 'w').write('half'); sys.exit('cannot read the report')"
+
+
+@pytest.mark.parametrize(
+    ("last", "exports", "reason", "count"),
+    [
+        # A file from before, and an empty one.
+        ("", ("pass",), "capture.export was not made", 2),
+        ("(folder / 'capture.out').write_text('')", (), "capture.out was not made", 1),
+        # A missing report is not exported.
+        ("(folder / 'capture.out').unlink()", ("pass",), "capture.out was not made", 1),
+        ("", (HALF,), "exit code 1: cannot read the report", 2),
+    ],
+)
+def test_a_file_that_the_command_did_not_make_well_is_a_failure(tmp_path, last, exports, reason, count):
+    job = job_of(tmp_path, OK, env={"LAST": last})
     job.folder.mkdir(parents=True)
     (job.folder / "capture.export").write_text("of an earlier run")
-    outcome = carry_out(job, fake_profiler(tmp_path, exports=("pass",)))
-    assert outcome.reason.startswith("capture.export was not made")
+    outcome = carry_out(job, fake_profiler(tmp_path, exports=exports))
+    assert outcome.status == "failed" and outcome.reason.startswith(reason)
+    assert processes(outcome) == count
 
 
 def test_a_file_from_before_that_is_made_anew_counts(tmp_path):
@@ -288,23 +295,6 @@ def test_a_file_from_before_that_is_made_anew_counts(tmp_path):
     job.folder.mkdir(parents=True)
     (job.folder / "capture.out").write_text("measured")
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
-
-
-def test_an_empty_file_does_not_count_as_made(tmp_path):
-    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').write_text('')"})
-    assert carry_out(job, fake_profiler(tmp_path)).reason.startswith("capture.out was not made")
-
-
-def test_an_export_that_fails_after_writing_a_file_is_a_failure(tmp_path):
-    export = "import sys; open(sys.argv[1], 'w').write('half'); sys.exit('cannot read the report')"
-    outcome = carry_out(job_of(tmp_path, OK), fake_profiler(tmp_path, exports=(export,)))
-    assert outcome.status == "failed"
-    assert outcome.reason.startswith("exit code 1: cannot read the report")
-
-
-def test_a_missing_report_is_not_exported(tmp_path):
-    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').unlink()"})
-    assert processes(carry_out(job, fake_profiler(tmp_path, exports=("pass",)))) == 1
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -431,16 +421,13 @@ def sized(below, *sizes, **fields):
     return job_of(below, cases=cases, **fields)
 
 
-def test_a_case_larger_than_one_that_ran_out_of_memory_is_skipped(tmp_path):
-    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": True})
+@pytest.mark.parametrize(("skips", "expected"), [(True, ["oom", "skipped", "ok"]), (False, ["oom", "oom", "ok"])])
+def test_a_case_larger_than_one_that_ran_out_of_memory_is_skipped_unless_that_is_turned_off(tmp_path, skips, expected):
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": skips})
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
-    assert statuses(outcome) == ["oom", "skipped", "ok"]
-    assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
-
-
-def test_skipping_larger_cases_can_be_turned_off(tmp_path):
-    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": False})
-    assert statuses(carry_out(job, fake_profiler(tmp_path, makes_report=False))) == ["oom", "oom", "ok"]
+    assert statuses(outcome) == expected
+    if skips:
+        assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
 
 
 def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path):
