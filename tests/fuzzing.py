@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ class Fuzz:
     finds: list[str] = field(default_factory=list)
     dice: random.Random = field(default_factory=lambda: random.Random(SEED))
 
-    def rounds(self, at_least):
+    def rounds(self, at_least: int) -> Iterator[int]:
         end = time.monotonic() + self.share * SECONDS
         number = 0
         while number < at_least or time.monotonic() < end:
@@ -42,7 +43,7 @@ class Fuzz:
             number += 1
 
     @contextmanager
-    def measured(self, format):
+    def measured(self, format: str) -> Iterator[None]:
         costs = self.costs.setdefault(format, Costs())
         _reset_peak()
         before, begin = _resident(b"VmRSS"), time.process_time()
@@ -53,7 +54,7 @@ class Fuzz:
             costs.longest_s = max(costs.longest_s, time.process_time() - begin)
             costs.largest_bytes = max(costs.largest_bytes, _resident(b"VmHWM") - before)
 
-    def find(self, what, file=None):
+    def find(self, what: str, file: Path | None = None) -> None:
         """Note a defect, and keep the input that shows it. Equal defects count once."""
         if what in self.finds:
             return
@@ -63,7 +64,7 @@ class Fuzz:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(file.read_bytes())
 
-    def end(self):
+    def end(self) -> None:
         """Print the table by format. Raises AssertionError where an input showed a defect, or took too long."""
         print("\n| format | inputs | tracebacks | longest | largest memory |\n| --- | ---: | ---: | ---: | ---: |")
         for format, costs in sorted(self.costs.items()):
@@ -73,19 +74,29 @@ class Fuzz:
         assert max(costs.longest_s for costs in self.costs.values()) < 20
 
 
-def replaced(data, dice, texts, escape):
-    """Return ``data`` with one of its words or numbers replaced by one of ``texts``."""
-    begin = dice.randrange(len(data)) if data else 0
-    end = begin + dice.choice([1, 3, 10])
-    return data[:begin] + escape(dice.choice(texts)) + data[end:]
+def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> bytes:
+    """Return ``data`` with bytes set to some of ``bytes_set``, parts cut out or repeated, or its end cut off."""
+    changed = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 8])):
+        at, length = dice.randrange(max(len(changed), 1)), dice.choice([1, 1, 4, 200])
+        kind = dice.choice(["set", "cut", "repeat", "end"])
+        if kind == "set":
+            changed[at : at + 1] = bytes([dice.choice(bytes_set)])
+        elif kind == "cut":
+            del changed[at : at + length]
+        elif kind == "repeat":
+            changed[at:at] = changed[at : at + length]
+        elif dice.random() < ends:
+            del changed[max(at, 16) :]
+    return bytes(changed)
 
 
-def _reset_peak():
+def _reset_peak() -> None:
     with suppress(OSError):  # no Linux: the peak is that of the whole process
         Path("/proc/self/clear_refs").write_bytes(b"5")
 
 
-def _resident(name):
+def _resident(name: bytes) -> int:
     try:
         lines = Path("/proc/self/status").read_bytes().splitlines()
     except OSError:

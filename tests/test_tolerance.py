@@ -2,75 +2,78 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from report_study import ATTENTION, analyze, case_row, grid, kernel_row, metric_row, range_row, tables, write_page
+from report_study import ATTENTION, analyze, case_row, check_studies, kernel_row, metric_row, range_row, tables
 
 from profpipe import plugins
+from profpipe.analysis.findings import WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.measure import harness, rounds, workload_metrics
 from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
-from profpipe.report.document import Code, Details, Table, plain
-from profpipe.report.sections import cases, cases as case_numbers
+from profpipe.report.document import Placement
+from profpipe.report.sections import cases, headline, kernel_share, times
 from profpipe.report.sections.studies import study_table
+from profpipe.results.schema import Tables
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits():
+def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits() -> None:
     limits = {"error_max": 0.5, "cosine": 0.99}
     assert judge({"error_max": 0.5, "cosine": 0.99}, limits).mark == ""
     assert judge({"error_max": 0.51, "cosine": 0.99}, limits).mark == "inaccurate"
     assert judge({"error_max": 0.5, "cosine": 0.98}, limits).mark == "inaccurate"
 
 
-def test_a_limit_applies_to_gradients_without_a_limit():
+def test_a_limit_applies_to_gradients_without_a_limit() -> None:
     checked = {"error_max": 0.1, "error_max_dq": 0.3, "error_max_dk": 0.1}
     assert judge(checked, {"error_max": 0.2}).why == "error_max_dq is 0.3, at most 0.2"
     assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).mark == ""
 
 
-def test_the_worst_misses_are_named_first_and_the_rest_counted():
+def test_the_worst_misses_are_named_first_and_the_rest_counted() -> None:
     checked = {"error_max": 3.0, "error_mean": 9.0, "cosine": 0.5, "cosine_dq": 0.2}
     assert judge(checked, {"error_max": 1, "error_mean": 1, "cosine": 0.9}).why == (
         "error_mean is 9, at most 1; error_max is 3, at most 1; and 2 more"
     )
 
 
-def test_a_limit_is_shown_as_written():
+def test_a_limit_is_shown_as_written() -> None:
     assert judge({"cosine": 0.5}, {"cosine": 0.99999999}).why == "cosine is 0.500, at least 0.99999999"
     assert judge({"error_max": 0.5}, {"error_max": 1e-4}).why == "error_max is 0.5, at most 0.0001"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_nan_is_outside_every_limit(wrong):
+def test_a_nan_is_outside_every_limit(wrong: float) -> None:
     assert judge({"error_max": wrong}, {"error_max": 1e9}).mark == "inaccurate"
     assert judge({"cosine": -1.0}, {"cosine": 0.0}).mark == "inaccurate"
     assert judge({"cosine": math.nan}, {"cosine": 0.0}).mark == "inaccurate"
 
 
-def test_a_case_passes_only_limits_that_were_compared():
+def test_a_case_passes_only_limits_that_were_compared() -> None:
     assert judge({"flops": 1.0}, {"error_max": 1}).why == "nothing was compared for error_max"
     assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).mark == "unchecked"
     assert judge({}, {"error_max_dq": 1}).mark == "unchecked"
 
 
-def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass():
+def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass() -> None:
     assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).mark == ""
     assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).mark == "inaccurate"
     assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
 
 
-def test_without_limits_everything_passes_that_is_a_number():
+def test_without_limits_everything_passes_that_is_a_number() -> None:
     assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).mark == judge({}, {}).mark == ""
 
 
@@ -86,7 +89,7 @@ def test_without_limits_everything_passes_that_is_a_number():
         (-1.0, "-1"),
     ],
 )
-def test_a_cosine_has_enough_digits_to_differ_from_one(value, text):
+def test_a_cosine_has_enough_digits_to_differ_from_one(value: float, text: str) -> None:
     assert shown("cosine_dq", value) == text
 
 
@@ -95,7 +98,7 @@ def test_a_cosine_has_enough_digits_to_differ_from_one(value, text):
 WORKLOAD = "PARAMS = {'n': 1}\ndef build(params):\n    return lambda: None\n"
 
 
-def pipeline(folder, tolerance, place="workloads"):
+def pipeline(folder: Path, tolerance: str, place: str = "workloads") -> Any:
     (folder / "workloads").mkdir(exist_ok=True)
     (folder / "workloads" / "mine.py").write_text(WORKLOAD)
     defaults = f"defaults: {{tolerance: {tolerance}}}\n" if place == "defaults" else ""
@@ -104,7 +107,7 @@ def pipeline(folder, tolerance, place="workloads"):
     return loader.load_pipeline(folder / "p.yaml", env={})
 
 
-def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path):
+def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Path) -> None:
     for place in ("workloads", "defaults"):
         workload = pipeline(tmp_path, "{error_rel_l1: 0.05, cosine_dq: 0.99}", place).workloads["w"]
         assert dict(workload.tolerance) == {"error_rel_l1": 0.05, "cosine_dq": 0.99}
@@ -122,13 +125,15 @@ def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path):
         ("0.05", "workloads.w.tolerance", "is not a mapping"),
     ],
 )
-def test_a_limit_that_means_nothing_is_refused_with_its_place(tmp_path, tolerance, place, message):
+def test_a_limit_that_means_nothing_is_refused_with_its_place(
+    tmp_path: Path, tolerance: str, place: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         pipeline(tmp_path, tolerance)
     assert f"{place}: " in str(raised.value) and message in str(raised.value)
 
 
-def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path):
+def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         pipeline(tmp_path, "{cosin: 0.9}", "defaults")
     assert str(raised.value).count("Did you mean 'cosine'?") == 1
@@ -140,16 +145,16 @@ def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path):
 class Workload:
     """A workload whose check says what it was made with."""
 
-    def __init__(self, found):
+    def __init__(self, found: Any) -> None:
         self._found = found
 
-    def check(self, params):
+    def check(self, params: Any) -> Any:
         if isinstance(self._found, Exception):
             raise self._found
         return self._found
 
 
-def written(found, folder, limits):
+def written(found: Any, folder: Path, limits: dict[str, float]) -> tuple[list[str], list[str]]:
     """(marks, notes) of a case whose check gives ``found``."""
     events: list[dict[str, Any]] = []
     marks = workload_metrics.write(
@@ -158,7 +163,7 @@ def written(found, folder, limits):
     return marks, [event["text"] for event in events if event["event"] == "note"]
 
 
-def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path):
+def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path: Path) -> None:
     assert written({"error_rel_l1": 0.08}, tmp_path, {"error_rel_l1": 0.05}) == (
         ["inaccurate"], ["inaccurate: error_rel_l1 is 0.08, at most 0.05"],
     )  # fmt: skip
@@ -166,7 +171,7 @@ def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path):
     assert written({"error_rel_l1": 0.08}, tmp_path, {}) == ([], [])
 
 
-def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path):
+def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path: Path) -> None:
     assert written(MemoryError("too large"), tmp_path, {"error_max": 1}) == (["unchecked"], [])
     assert written({"loss": 0.5}, tmp_path, {"error_max": 1}) == (
         ["unchecked"], ["unchecked: nothing was compared for error_max"],
@@ -176,7 +181,7 @@ def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked
 
 
 @pytest.mark.parametrize("odd", ["x", None, [0.1]])
-def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_path, odd):
+def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_path: Path, odd: Any) -> None:
     limits = {"error_max": 1.0, "cosine": 0.9}
     assert written({"error_max": odd, "cosine": 0.99}, tmp_path, limits) == (
         ["unchecked"], [f"unchecked: error_max is not a number: {odd!r}"],
@@ -185,7 +190,9 @@ def test_a_measure_that_is_not_a_number_is_named_and_the_case_is_unchecked(tmp_p
     assert written({"error_max": odd}, tmp_path, {"cosine": 0.9})[0] == ["unchecked"]
 
 
-def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(tmp_path):
+def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(
+    tmp_path: Path,
+) -> None:
     assert written({"error_max": "x"}, tmp_path, {}) == (["unchecked"], ["unchecked: error_max is not a number: 'x'"])
     assert written({"error_max": [0.1], "cosine": 0.99}, tmp_path, {})[0] == ["unchecked"]
     assert written({"error_max": None}, tmp_path, {}) == ([], [])
@@ -195,16 +202,16 @@ def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(tmp_path):
 class OneNumber:
     """The common part of torch and numpy: ``item`` returns the number."""
 
-    def __init__(self, *values):
+    def __init__(self, *values: float) -> None:
         self._values = values
 
-    def item(self):
+    def item(self) -> float:
         if len(self._values) != 1:
             raise RuntimeError(f"a Tensor with {len(self._values)} elements cannot be converted to Scalar")
         return self._values[0]
 
 
-def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path):
+def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
     assert written({"error_max": OneNumber(math.nan)}, tmp_path, {}) == (
         ["inaccurate"], ["inaccurate: error_max is nan, at most a finite number"],
     )  # fmt: skip
@@ -225,7 +232,7 @@ def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path):
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def said_by(workload, folder):
+def said_by(workload: Any, folder: Path) -> list[dict[str, Any]]:
     """The events of a case of ``workload``."""
     recorded: list[dict[str, Any]] = []
     workload_metrics.write(workload, {}, folder, lambda event, **own: recorded.append({"event": event, **own}), {})
@@ -234,14 +241,14 @@ def said_by(workload, folder):
 
 @pytest.mark.parametrize("name", ["time", "time_p90", "iterations", "peak_allocated", "flops", "flops.int8", "power"])
 @pytest.mark.parametrize("function", ["facts", "check"])
-def test_a_number_with_a_reserved_name_is_an_error(tmp_path, function, name):
+def test_a_number_with_a_reserved_name_is_an_error(tmp_path: Path, function: str, name: str) -> None:
     numbers = {"facts": {"parameters": (3.0, "1"), name: (1.0, "ns")}, "check": {"loss": 3.0, name: 1.0}}[function]
     (event,) = said_by(SimpleNamespace(**{function: lambda params: numbers}), tmp_path)
     assert (event["event"], event["during"]) == ("error", function)
     assert f"'{name}' is a metric of profpipe" in event["reason"]
 
 
-def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path):
+def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None:
     """The names that measuring writes, and those that the parser makes of samples, are all of them refused."""
     record = tmp_path / "job.jsonl"
     with record.open("w") as stream:
@@ -272,7 +279,7 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path):
         ("phase_work", {"forward": {"flops": 1, "bytes_moved": -1}}),
     ],
 )
-def test_negative_work_is_left_out_with_the_reason(tmp_path, name, value):
+def test_negative_work_is_left_out_with_the_reason(tmp_path: Path, name: str, value: Any) -> None:
     recorded: list[dict[str, Any]] = []
     workload = SimpleNamespace(**{name: lambda params: value})
     workload_metrics.write(workload, {}, tmp_path, lambda event, **own: recorded.append({"event": event, **own}), {})
@@ -281,11 +288,11 @@ def test_negative_work_is_left_out_with_the_reason(tmp_path, name, value):
     assert re.search(r"ValueError: (flops|bytes_moved) is -\d", event["reason"])
 
 
-def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path):
+def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path: Path) -> None:
     recorded: dict[str, Any] = {}
     check = {"error_max": math.nan, "cosine_dq": math.nan, "error_max_dq": 0.01, "loss": math.nan}
 
-    def events(event, **fields):
+    def events(event: str, **fields: Any) -> None:
         recorded.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
 
     assert workload_metrics.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
@@ -295,7 +302,7 @@ def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_p
     assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged again when the run is analysed"
 
 
-def test_a_nan_never_passes_also_without_a_tolerance(tmp_path):
+def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:
     for wrong in (math.nan, math.inf):
         marks, notes = written({"error_max": wrong, "cosine": 0.9}, tmp_path, {})
         assert (marks, notes) == (["inaccurate"], [f"inaccurate: error_max is {wrong}, at most a finite number"])
@@ -311,11 +318,11 @@ def test_a_nan_never_passes_also_without_a_tolerance(tmp_path):
 LIMITS = {"error_rel_l1": 0.05}
 
 
-def run(**workload):
+def run(**workload: Any) -> dict[str, Any]:
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": LIMITS, **workload}}}}
 
 
-def study(shapes=("",), **impls):
+def study(shapes: tuple[str, ...] = ("",), **impls: tuple[float, float | None]) -> Tables:
     """Cases with a time and a relative error each; None where it was not compared."""
     names = [(f"impl={impl}{shape}", ns, error) for impl, (ns, error) in impls.items() for shape in shapes]
     metrics = [metric_row(name, "time", ns, n=30, ci_low=ns, ci_high=ns) for name, ns, _ in names]
@@ -324,107 +331,28 @@ def study(shapes=("",), **impls):
     return tables([case_row(name, flags=flags[name]) for name, _, _ in names], metrics=metrics)
 
 
-def only(data, **workload):
+def only(data: Tables, **workload: Any) -> WorkloadFindings:
     (found,) = analyze(data, run(**workload)).workloads
     return found
-
-
-@pytest.fixture
-def page(tmp_path):
-    """Return a function that writes the report of tables and returns SUMMARY.md."""
-
-    def render(data, **workload):
-        spec = run(**workload)
-        template = builtin_folder("templates") / "SUMMARY.md.j2"
-        return write_page(analyze(data, spec), data, spec, tmp_path, template).read_text(encoding="utf-8")
-
-    return render
 
 
 FAST_AND_WRONG = {"a": (4000.0, 0.001), "b": (2000.0, 0.01), "c": (1000.0, 0.08)}
 
 
-def test_the_win_is_that_of_the_fastest_accurate_one():
-    (shape,) = only(study(**FAST_AND_WRONG)).shapes
-    assert shape.win is not None and shape.fastest is shape.win.best
-    assert (shape.win.best.variant, shape.win.verdict) == ("b", "clear")
-    assert [point.variant for point in shape.win.disqualified] == ["c"]
-    assert [point.marks for point in shape.cases] == [("inaccurate",), (), ()]
-
-
-def test_no_number_says_how_much_faster_an_inaccurate_one_is(page):
-    points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).cases}
-    assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
-    row = next(line for line in page(study(**FAST_AND_WRONG)).splitlines() if line.startswith("| `c` | 1.00"))
-    assert "inaccurate" in row and "x" not in row.replace("inaccurate", "")
-
-
-def test_the_fastest_number_of_a_table_is_that_of_the_fastest_accurate_one():
-    times, *_ = case_numbers.by_shape(only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG)))
-    assert grid(times)[1:] == [
-        ["`a` (baseline)", "4.00", "4.00"],
-        ["`b`", "**2.00**", "**2.00**"],
-        ["`c`", "1.00 *inaccurate*", "1.00 *inaccurate*"],
-    ]
-
-
-def test_where_none_is_accurate_none_wins(page):
-    data = study(a=(4000.0, 0.2), b=(2000.0, 0.1))
-    (shape,) = only(data).shapes
-    assert shape.fastest is None
-    assert (
-        "`b` has the lowest time, 2.00 us per call, but is not called the fastest:"
-        " its result is inaccurate, and no other is accurate"
-    ) in page(data)
-
-
-def test_sums_of_kernels_win_nothing_either_for_a_result_that_plain_found_inaccurate():
+def sums_of_kernels() -> Tables:
     kernels = [kernel_row(f"impl={i}", ATTENTION, 10, ns) for i, ns in (("a", 4000.0), ("b", 1000.0))]
-    ranges = [range_row(f"impl={i}", 10) for i in "ab"]
     errors = [metric_row(f"impl={i}", "error_rel_l1", e, "1") for i, e in (("a", 0.0), ("b", 0.5))]
-    found = only(tables(kernels=kernels, ranges=ranges, metrics=errors))
-    assert found.basis is not None and found.basis.quantity == "kernel"
-    assert [s.win.best.variant for s in found.shapes if s.win] == ["a"]
-    assert all(not shape.switch_costs for shape in found.shapes)
-    assert {p.variant: p.kernel_speedup for p in found.cases} == {"a": 1.0, "b": None}
+    return tables(kernels=kernels, ranges=[range_row(f"impl={i}", 10) for i in "ab"], metrics=errors)
 
 
-def test_a_stored_flag_disqualifies_without_the_pipeline_too():
-    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
-    data = tables(rows, metrics=[metric_row(f"impl={i}", "time", ns) for i, ns in (("a", 2.0), ("b", 1.0))])
-    (found,) = analyze(data, {}).workloads
-    assert [shape.win.best.variant for shape in found.shapes if shape.win] == ["a"]
-
-
-def test_a_case_out_of_memory_does_not_miss_the_tolerance():
-    data = tables(
-        [case_row("impl=a"), case_row("impl=b", status="oom", reason="too large")],
-        metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_rel_l1", 0.0, "1")],
-    )
-    assert {point.variant: point.marks for point in only(data).cases} == {"a": (), "b": ()}
-
-
-def test_a_table_has_a_verdict_on_the_tolerance_for_each_tensor(page):
+def of_tensors() -> Tables:
     data = study(**FAST_AND_WRONG, d=(9000.0, None))
     more = {"error_rel_l1_dq": 0.06, "error_max": 0.25, "cosine": 0.99995, "cosine_dq": 0.9, "checked": 12.5}
     rows = [metric_row("impl=b", name, value, "1") for name, value in more.items()]
-    data = tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
-    section = page(data).partition("## Accuracy")[2].partition("\n## ")[0]
-    assert (
-        "Differences from the workload's reference. Allowed: error_rel_l1 at most 0.05, for gradients as for the"
-        " output. 1 of 3 compared cases is within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05) and `b`"
-        " (error_rel_l1_dq is 0.06, at most 0.05). Not compared: `d`.\n"
-    ) in section
-    assert [line for line in section.splitlines() if line.startswith("|")][2:] == [
-        "| `c` | out | – | 0.08 | – | – | **no**: relative L1 at most 0.05 |",
-        "| `b` | out | 0.25 | 0.01 | 0.999950 | 12.5 | yes |",
-        "| `b` | dQ | – | 0.06 | 0.900 | 12.5 | **no**: relative L1 at most 0.05 |",
-        "| `a` | out | – | 0.001 | – | – | yes |",
-        "| `d` | – | – | – | – | – | **unchecked** |",
-    ]
+    return tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
 
 
-def _with_gradients(cases, worst):
+def with_gradients(cases: int, worst: float) -> WorkloadFindings:
     """Cases with four tensors each, of which dK is the furthest from its reference."""
     errors = {"": 0.001, "_dq": 0.002, "_dk": worst, "_dv": 0.003}
     rows = [metric_row(f"impl=i{i}", "time", 1000.0 + i, n=30) for i in range(cases)]
@@ -433,95 +361,87 @@ def _with_gradients(cases, worst):
     return only(tables(metrics=rows), tolerance={"error_rel_l1": 0.05, "cosine": 0.99})
 
 
-def test_many_rows_within_the_tolerance_begin_with_the_worst_tensor_of_each_case():
-    found = _with_gradients(cases=8, worst=0.04)
-    table = cases.worst_tensors(found, found.cases)
-    assert table is not None and len(table.rows) == 8
-    assert [plain(column.title) for column in table.columns] == [
-        "impl", "worst", "relative L1", "cosine", "within tolerance",
-    ]  # fmt: skip
-    impl, tensor, error, cosine, verdict = table.rows[0]
-    assert (impl.text, tensor.text, error.value) == (Code("i0"), "dK", 0.04)
-    assert (cosine.text, verdict.text) == ("0.999900", "yes")
-    few, outside = _with_gradients(cases=7, worst=0.04), _with_gradients(cases=8, worst=0.06)
-    assert not cases.worst_tensors(few, few.cases) and not cases.worst_tensors(outside, outside.cases)
-    forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(40)}))
-    assert not cases.worst_tensors(forward, forward.cases)
+def of_types(*dtypes: str, reference: str = "fp32") -> WorkloadFindings:
+    rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
+    metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
+    metrics += [metric_row(f"dtype={d}", "time", 5.0) for d in dtypes]
+    return only(tables(rows, metrics=metrics), tolerance={})
 
 
-def test_all_tensors_of_cases_that_show_their_worst_are_folded():
-    worst, every = cases.accuracy(_with_gradients(cases=8, worst=0.04)).blocks
-    assert isinstance(worst, Table) and len(worst.rows) == 8
-    assert isinstance(every, Details) and every.summary == "Every tensor"
-    assert len(cases.accuracy(_with_gradients(cases=8, worst=0.06)).blocks) == 1
+def not_a_number(*more: dict[str, Any], flags: str = "inaccurate", **limits: float) -> WorkloadFindings:
+    rows = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
+    cases = [case_row("impl=a"), case_row("impl=b", flags=flags.split())]
+    return only(tables(cases, metrics=[*rows, *more]), tolerance=limits)
 
 
-def accuracy_summary(found):
-    return plain(cases.accuracy(found).summary)
-
-
-def test_only_compared_cases_count_as_within_the_tolerance_or_outside():
+def studies() -> Iterator[tuple[Any, ...]]:
+    wrong, oom = only(study(**FAST_AND_WRONG)), case_row("impl=b", status="oom", reason="too large")
+    yield ("The win is that of the fastest accurate one, and no number says how much faster an inaccurate one is",
+           headline.headline(wrong), times.times(wrong), cases.accuracy(wrong))  # fmt: skip
+    two = only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
+    yield "So is the fastest number of a table", next(iter(cases.by_shape(two)))
+    yield "Where none is accurate none wins", headline.headline(only(study(a=(4000.0, 0.2), b=(2000.0, 0.1))))
+    sums = only(sums_of_kernels())
+    yield ("Sums of kernels win nothing either", headline.headline(sums), kernel_share.kernel_share(sums),
+           kernel_share.switch_cost(sums))  # fmt: skip
+    flagged = tables([case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])],
+                     metrics=[metric_row("impl=a", "time", 2.0), metric_row("impl=b", "time", 1.0)])  # fmt: skip
+    (stored,) = analyze(flagged, {}).workloads
+    yield "A stored flag disqualifies without the pipeline too", headline.headline(stored)
+    accurate = [metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_rel_l1", 0.0, "1")]
+    lost = only(tables([case_row("impl=a"), oom], metrics=accurate))
+    yield "A case out of memory does not miss the tolerance", headline.headline(lost), cases.accuracy(lost)
+    yield "A table has a verdict for each tensor", cases.accuracy(only(of_tensors()))
+    yield ("Many rows within the tolerance begin with the worst tensor of each case",
+           cases.accuracy(with_gradients(cases=8, worst=0.04)))  # fmt: skip
+    yield "Few do not", cases.accuracy(with_gradients(cases=7, worst=0.04))
+    yield "Nor do those of which one is outside", cases.accuracy(with_gradients(cases=8, worst=0.06))
+    forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(31)}))
+    yield "Nor do those of one tensor each", cases.accuracy(forward)
     unchecked = {"c": (1.0, None), "d": (1.0, None)}
-    text = accuracy_summary(only(study(b=(1.0, 0.0), **unchecked)))
-    assert "1 of 1 compared case is within that. Not compared: c and d." in text
-    assert "No case was compared. Not compared: c and d." in accuracy_summary(only(study(**unchecked)))
-    assert "Every case is within that." in accuracy_summary(only(study(a=(1.0, 0.0), b=(1.0, 0.0))))
+    for name, data in (
+        ("Only compared cases count", study(b=(1.0, 0.0), **unchecked)), ("None was compared", study(**unchecked)),
+        ("Every case is within", study(a=(1.0, 0.0), b=(1.0, 0.0))),
+    ):  # fmt: skip
+        yield name, cases.accuracy(only(data))
+    yield "A difference from a reference of the same dtype is rounding", cases.accuracy(of_types("fp32"))
+    yield "So are those of the cases with that dtype", cases.accuracy(of_types("fp32", "fp16"))
+    yield "Others are not", cases.accuracy(of_types("fp16")), cases.accuracy(of_types("fp32", reference="fp64"))
+    yield "Without a tolerance there is no verdict", cases.accuracy(only(study(**FAST_AND_WRONG), tolerance={}))
+    largest = tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_max", 0.5, "1")])
+    yield "The largest error alone stands with the times", cases.accuracy(only(largest, tolerance={}))
+    compared = [metric_row(f"impl={impl}", "error_max", 0.1, "1") for impl in "ab"]
+    cosine = metric_row("impl=b", "cosine", -1.0, "1")
+    yield ("A NaN without a limit keeps the flag of the process", headline.headline(not_a_number(*compared, cosine)),
+           headline.headline(not_a_number(*compared, cosine, error_max=0.5)))  # fmt: skip
+    infinite = metric_row("impl=b", "error_max", math.inf, "1")
+    yield "A NaN without a tolerance is not called faster", headline.headline(not_a_number(infinite, flags=""))
 
 
-def test_a_difference_from_a_reference_of_the_same_dtype_is_labelled_as_rounding():
-    def summary(*dtypes, reference="fp32"):
-        rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
-        metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
-        metrics += [metric_row(f"dtype={d}", "time", 5.0) for d in dtypes]
-        return accuracy_summary(only(tables(rows, metrics=metrics), tolerance={}))
-
-    too = "reference is fp32 too: a relative L1 of about 1e-6 is rounding, in either of the two."
-    assert summary("fp32").endswith(f" The {too}")
-    assert summary("fp32", "fp16").endswith(f" For the cases in fp32 the {too}")
-    assert "rounding" not in summary("fp16") + summary("fp32", reference="fp64")
+def test_accuracy_reads_as_in_the_golden_file(regenerate: bool) -> None:
+    check_studies("accuracy.md", studies(), regenerate)
 
 
-def test_without_a_tolerance_differences_are_shown_without_a_verdict(page):
-    text = page(study(**FAST_AND_WRONG), tolerance={})
-    section = text.partition("## Accuracy")[2].partition("\n## ")[0]
-    assert "Differences from the workload's reference.\n" in section and "within" not in section
-    assert "| `c` | out | 0.08 |" in section
+def test_an_inaccurate_case_has_no_speedup() -> None:
+    points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).cases}
+    assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
+    assert {case.variant: case.kernel_speedup for case in only(sums_of_kernels()).cases} == {"a": 1.0, "b": None}
 
 
-def test_the_largest_error_alone_stands_with_the_times(page):
-    data = tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_max", 0.5, "1")])
-    assert "## Accuracy" not in page(data, tolerance={})
+@pytest.mark.parametrize(("errors", "placement"), [
+    ((0.001, 0.0011), Placement.DETAILS), ((0.001, 0.01), Placement.SUMMARY), ((0.08, 0.08), Placement.SUMMARY),
+])  # fmt: skip
+def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate(
+    errors: tuple[float, float], placement: Placement
+) -> None:
+    section = cases.accuracy(only(study(a=(100.0, errors[0]), b=(100.0, errors[1]))))
+    assert [table.placement for table in section.tables()] == [placement]
 
 
-def test_a_study_may_ask_whether_a_case_passed(page):
-    data, spec = study(**FAST_AND_WRONG, d=(9000.0, None)), run()
-    spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["passed"]}]
-    (table,) = analyze(data, json.loads(json.dumps(spec))).studies
-    values = {row[0]: cells[0].value for row, cells in zip(table.grids[0].rows, table.grids[0].cells, strict=True)}
-    assert values == {"a": "pass", "b": "pass", "c": "fail", "d": None}
-
-
-def test_a_study_table_shows_enough_digits_of_a_cosine():
+def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
     spec = run()
     spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["cosine_dq"]}]
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
     (table,) = analyze(data, spec).studies
     (written_table,) = study_table(table).tables()
     assert [row[1].text for row in written_table.rows] == ["0.999950", "1"]
-
-
-@pytest.mark.parametrize("limits", [{}, {"error_max": 0.5}])
-def test_a_nan_without_a_limit_keeps_the_flag_of_the_process(page, limits):
-    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
-    numbers += [metric_row(f"impl={impl}", "error_max", 0.1, "1") for impl in "ab"]
-    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
-    text = page(tables(rows, metrics=[*numbers, metric_row("impl=b", "cosine", -1.0, "1")]), tolerance=limits)
-    assert "`b` takes less time than the winner, but is **inaccurate** (`b`: not a number: cosine)." in text
-
-
-def test_a_nan_without_a_tolerance_is_not_called_faster(page):
-    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
-    wrong = metric_row("impl=b", "error_max", math.inf, "1")
-    text = page(tables(metrics=[*numbers, wrong]), tolerance={})
-    sentence = "takes less time than the winner, but is **inaccurate** (`b`: error_max is inf, at most a finite"
-    assert "Only `a` has a time and is accurate" in text and sentence in text
