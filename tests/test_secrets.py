@@ -11,7 +11,7 @@ from profpipe import errors
 from profpipe.commands import execution
 from profpipe.config import loader
 from profpipe.job import Command, JobOutcome, Tool
-from profpipe.results import manifest, manifest_entries, raw_files
+from profpipe.results import manifest_entries, raw_files
 from profpipe.runner import artifacts, plan
 from profpipe.runner.outcome import OK
 from profpipe.runner.request import RunRequest

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
+from profpipe.config import loader
 from profpipe.config.quantities import Grade
 from profpipe.config.settings import Target
-from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report.sections import cases as section
 
