@@ -16,7 +16,7 @@ from profpipe import plugins
 from profpipe.analysis.timeline import Event
 from profpipe.report import charts, document as doc
 from profpipe.report.document import DETAILS, SUMMARY
-from profpipe.report.markup import anchor, attribute, attributes, cut, element, escaped, flat, join, short
+from profpipe.report.markup import anchor, attributes, cut, element, finalize, flat, join, short
 from profpipe.report.scales import key_class, place, unit_on
 from profpipe.report.units import time_unit
 from profpipe.stdio import visible
@@ -153,13 +153,14 @@ class Html:
         # The last rows of a table that is not divisible are sums.
         can_sort = is_sortable and table.is_divisible and len(rows) > 1
         head = join(self.without_links()._head(column, can_sort) for column in table.columns)
-        body = [join(self._cell(*each, can_sort) for each in zip(row, table.columns, strict=True)) for row in rows]
+        cells = ((self._cell(*each, can_sort) for each in zip(row, table.columns, strict=True)) for row in rows)
+        body = join(element("tr", *row) for row in cells)
         is_wide, file = len(table.columns) > _NARROW, ""
         name = cut(flat(doc.plain(table.title)) or "Table", 200) if is_wide else ""
         if len(rows) < len(table.rows):
             file = _FILES.get(self.section_id, "metrics")
             file = f"{file}.{'csv' if self.exists(f'{file}.csv') else 'parquet'}"
-        return _write("table", self, table, id, body, head, can_sort, name, file)
+        return _write("table", self, table, id, len(rows), head, body, can_sort, name, file)
 
     def _head(self, column: doc.Column, can_sort: bool) -> Markup:
         unit = element("span", column.unit_name, class_="unit") if column.unit_name else ""
@@ -241,10 +242,8 @@ def _write(macro: str, *values: object) -> Markup:
 def _macros() -> object:
     source = (plugins.builtin_folder("templates") / "report.blocks.j2").read_text(encoding="utf-8")
     # Texts of the document are values of the macros, and never a template.
-    jinja = jinja2.Environment(
-        autoescape=True, finalize=lambda part: Markup(escaped(part)), undefined=jinja2.StrictUndefined
-    )
-    jinja.filters |= {"flat": flat, "cut": cut, "short": short, "attribute": attribute, "json": json.dumps}
+    jinja = jinja2.Environment(autoescape=True, finalize=finalize, undefined=jinja2.StrictUndefined)
+    jinja.filters |= {"flat": flat, "cut": cut, "short": short, "json": json.dumps}
     jinja.globals["attributes"] = attributes
     return jinja.from_string("".join(map(str.strip, source.splitlines()))).module
 
@@ -327,17 +326,17 @@ def _label(chart: doc.Chart, x: float) -> doc.Text:
 
 def _json(timeline: doc.Timeline) -> Markup:
     """Return the lanes for timeline.js: names and keys once, boxes as numbers in ns."""
-    names = list(dict.fromkeys(box.name for lane in timeline.lanes for box in lane.boxes))
+    names = list(dict.fromkeys(box.name for *_, lane in timeline.lanes for box in lane.events))
     keys = list(timeline.labels)
     name_at, key_at = ({text: i for i, text in enumerate(texts)} for texts in (names, keys))
     lanes = [
         {
-            "title": flat(lane.title),
-            "group": flat(lane.group),
+            "title": flat(title),
+            "group": flat(group),
             "kind": lane.kind.value,
-            "boxes": [_box(box, name_at[box.name], key_at[box.key]) for box in lane.boxes],
+            "boxes": [_box(box, name_at[box.name], key_at[box.key]) for box in lane.events],
         }
-        for lane in timeline.lanes
+        for group, title, lane in timeline.lanes
     ]
     document = {
         "duration": round(timeline.duration_ns),
@@ -364,8 +363,8 @@ def _box(box: Event, name: int, key: int) -> list[Any]:
 def _lane_table(timeline: doc.Timeline) -> doc.Table:
     """Return the operations and the time of each lane by key."""
     rows = [
-        (lane.group, lane.title, timeline.labels[key], float(count), ns)
-        for lane in timeline.lanes
+        (group, title, timeline.labels[key], float(count), ns)
+        for group, title, lane in timeline.lanes
         for key, (count, ns) in lane.totals.items()
     ]
     columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),

@@ -32,37 +32,46 @@ def _flat(text: str) -> str:
     return _BLANKS.sub(" ", own)
 
 
-def element(name: str, *content: object, **more: object) -> Markup:
+def element(name: str, *content: object, **attributes: object) -> Markup:
     """Return an element with its attributes."""
-    return Markup(f"<{name}{attributes(**more)}>{''.join(map(escaped, content))}</{name}>")
+    return Markup(f"<{name}{_written(attributes)}>{''.join(map(_escaped, content))}</{name}>")
 
 
-def empty(name: str, **more: object) -> Markup:
+def empty(name: str, **attributes: object) -> Markup:
     """Return an element of SVG or HTML that has no content."""
-    return Markup(f"<{name}{attributes(**more)}/>")
+    return Markup(f"<{name}{_written(attributes)}/>")
 
 
 def join(parts: Iterable[object], separator: str = "") -> Markup:
     """Return the parts, those that are no markup escaped, without empty ones."""
-    return Markup(separator.join(own for part in parts if (own := escaped(part))))
+    return Markup(separator.join(own for part in parts if (own := _escaped(part))))
 
 
-def escaped(part: object) -> str:
+def _escaped(part: object) -> str:
     """Return a part as text of HTML. Making a Markup of each would take most of the time of a page."""
     if type(part) is Markup:
         return part
     return "" if part is None else escape_text(str(part))
 
 
+def finalize(part: object) -> Markup:
+    """Return a value of a template as text of HTML."""
+    return part if type(part) is Markup else Markup(_escaped(part))
+
+
 def attributes(**values: object) -> Markup:
     """Return attributes, each after a blank. One that is None or False is left out; True is one without a value."""
+    return Markup(_written(values))
+
+
+def _written(attributes: dict[str, object]) -> str:
     words = []
-    for key, value in values.items():
+    for key, value in attributes.items():
         if value is None or value is False:
             continue
         shown = _NAMES.get(key) or key.replace("_", "-")
         words.append(f" {shown}" if value is True else f' {shown}="{_value(value)}"')
-    return Markup("".join(words))
+    return "".join(words)
 
 
 def _value(value: object) -> str:
@@ -70,13 +79,12 @@ def _value(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, int):
         return str(value)
-    return attribute(str(value))
+    return _attribute(str(value))
 
 
 @functools.lru_cache(maxsize=_MOST_CACHED)
-def attribute(text: str) -> Markup:
-    """Return ``text`` as the value of an attribute."""
-    return Markup(escape_text(visible(text)))
+def _attribute(text: str) -> str:
+    return escape_text(visible(text))
 
 
 def cut(text: str, most: int) -> str:
