@@ -363,7 +363,7 @@ def test_cases_with_an_unchanged_choice_stay_in_their_job():
     one, both = {"n_1": {"nsys": {"a": 300}}}, {"n_1": {"nsys": {"a": 300}}, "n_2": {"nsys": {"b": 300}}}
     first = guided_ncu.jobs([JOB], captured(**one), without_launches)
     assert [job.folder.name for job in first][1:] == ["unguided"]
-    earlier = {JOB.folder: [guided_ncu.Guide(guided_ncu.chosen(first[0]))]}
+    earlier = {JOB.folder: [guided_ncu.chosen(first[0])]}
     again = guided_ncu.jobs([JOB], captured(**both), without_launches, earlier)
     assert [[case.id for case in job.cases] for job in again] == [["n=1"], ["n=2"], ["n=3"]]
     assert again[0] == first[0]

@@ -146,7 +146,7 @@ _NO_GUIDE: Final = Missing(
 def guide_text(job: Job) -> str:
     """Return the text of ``guide.json`` with the choice for ``job``; empty for a job that is not guided."""
     choices = chosen(job)
-    return guide_file.to_json(Guide(choices)) if choices else ""
+    return guide_file.to_json(choices) if choices else ""
 
 
 def captured_kernels(data: Tables, job: Job, case: Case) -> pd.DataFrame:
@@ -208,7 +208,7 @@ def _unchanged_groups(chosen: _Group, earlier: Iterable[Guide]) -> list[_Group]:
     """Return the groups of ``earlier`` whose choice is the same now for each of their cases."""
     kept: list[_Group] = []
     for guide in earlier:
-        by_case = itertools.groupby(guide.choices, key=lambda choice: choice.case)
+        by_case = itertools.groupby(guide, key=lambda choice: choice.case)
         group = {case: tuple(choices) for case, choices in by_case}
         held = {case for other in kept for case in other}
         if group and not held & group.keys() and all(chosen.get(case) == own for case, own in group.items()):
@@ -232,9 +232,9 @@ def _groups(chosen: _Group, launched: Mapping[str, set[str]]) -> list[_Group]:
 
 def _narrow(job: Job, group: _Group) -> Job:
     """Return ``job`` for the cases of ``group`` and their chosen launches."""
-    guide = Guide(tuple(choice for choices in group.values() for choice in choices))
-    names = dict.fromkeys(choice.kernel for choice in guide.choices)
-    chosen = {"invocations": guide.invocations, "chosen": [asdict(choice) for choice in guide.choices]}
+    guide = tuple(choice for choices in group.values() for choice in choices)
+    names = dict.fromkeys(choice.kernel for choice in guide)
+    chosen = {"invocations": guide_file.invocations(guide), "chosen": [asdict(choice) for choice in guide]}
     ncu = {**job.options["ncu"], "pattern": pattern(names), **chosen}
     cases = tuple(case for case in job.cases if case.id in group)
     # The name contains the choice: a resumed run with another choice, from a new capture, needs another job.

@@ -387,7 +387,7 @@ class Session:
                 continue
             guide = _read_guide(folder)
             # A job for one missed kernel stays, as long as that kernel is still chosen.
-            if guide is None or not chosen.issuperset(guide.choices):
+            if guide is None or not chosen.issuperset(guide):
                 self.manifest = self.manifest.without_job(entry.folder)
                 self.data = job_tables.drop_folder(self.data, entry.folder)
         return guided
