@@ -178,7 +178,7 @@ ITERATIONS = pd.concat(
         (launched(*LENGTHS), (4, "32x4x1", [2, 4, 6, 8], 8, 489890 / 627555)),
         # The last iteration of one process.
         (
-            pd.concat([launched(*FIRST), launched(*LAST, iteration=1), OTHER_PROCESS]),
+            ITERATIONS,
             (2, "2x1x1", [2, 3], 3, 100 / 110),
         ),
         # Older traces of torch have whole microseconds, of which a short kernel takes none.
