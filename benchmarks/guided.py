@@ -80,7 +80,7 @@ def launches(run: Path) -> list[Launch]:
 def choices(run: Path) -> list[Choice]:
     """Each choice once: a kernel that ncu left out is profiled again, alone."""
     guides = [ncu.read_beside(report) for report in reports(run)]
-    return list(dict.fromkeys(choice for guide in guides if guide for choice in guide.choices))
+    return list(dict.fromkeys(choice for guide in guides if guide for choice in guide))
 
 
 def reports(run: Path) -> list[Path]:

@@ -154,7 +154,7 @@ def add_row(launch: ncu.Launch, cells: dict[str, str], mark: str) -> None:
     if rule := cells.get("Rule Name"):
         if cells.get("Rule Type") in ("OPT", "WRN"):
             is_local = cells.get("Estimated Speedup Type", "").lower() == "local"
-            launch.rules.append(ncu.Rule(rule, as_number(cells.get("Estimated Speedup", ""), mark), is_local))
+            launch.add_rule(rule, is_local, as_number(cells.get("Estimated Speedup", ""), mark))
         return
     unit = cells.get("Metric Unit", "")
     name, value = _metric(cells.get("Metric Name", ""), unit), as_number(cells["Metric Value"], mark)

@@ -61,7 +61,7 @@ def parse(path: Path) -> schema.Tables:
 
 def single_launches(path: Path) -> list[ncu.Launch]:
     """Return each launch that ``parse`` adds up, in the order in which ncu profiled them. Raises as ``parse`` does."""
-    return ncu.select(path, _read(path)[0]).launches
+    return ncu.select(path, _read(path)[0], schema.Origin())[0]
 
 
 def _read(path: Path) -> tuple[list[ncu.Launch], str, str]:
@@ -185,7 +185,7 @@ def _release(version: str) -> tuple[int, ...]:
 def _launch(action: Any) -> ncu.Launch:
     names = action.metric_names()
     found = {name: _value(action, name) for name in ncu.chosen(names)}
-    return ncu.Launch(
+    launch = ncu.Launch(
         name=kernel_classes.normalise(_clean(action.name(action.NameBase_DEMANGLED) or action.name())),
         device=_integer(action, "launch__device_id"),
         stream=_integer(action, "launch__stream_id"),
@@ -194,8 +194,12 @@ def _launch(action: Any) -> ncu.Launch:
         grid=_shape(action, "grid"),
         block=_shape(action, "block"),
         values={name: value for name, value in found.items() if value is not None},
-        rules=list(_rules(action)),
     )
+    for result in action.rule_results_as_dicts():
+        if result.get("rule_message", {}).get("type") in (_OPTIMIZATION, _WARNING):
+            estimate = result.get("speedup_estimation") or {}
+            launch.add_rule(result["rule_identifier"], estimate.get("type") == _LOCAL, estimate.get("speedup"))
+    return launch
 
 
 def _clean(text: str) -> str:
@@ -235,10 +239,3 @@ def _path(state: Any) -> tuple[str, ...]:
     started = [name for domain in domains for name in domain.start_end_ranges()]
     pushed = [name for domain in domains for name in domain.push_pop_ranges()]
     return tuple(map(_clean, started + pushed))
-
-
-def _rules(action: Any) -> Iterator[ncu.Rule]:
-    for result in action.rule_results_as_dicts():
-        if result.get("rule_message", {}).get("type") in (_OPTIMIZATION, _WARNING):
-            estimate = result.get("speedup_estimation") or {}
-            yield ncu.Rule(result["rule_identifier"], estimate.get("speedup"), estimate.get("type") == _LOCAL)

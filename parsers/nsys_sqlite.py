@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from profpipe.ingest.nsys_export import (
     read_rows,
     read_texts,
 )
+from profpipe.ingest.operations import Operations
 from profpipe.ingest.steps import reconcile
 from profpipe.results import schema
 
@@ -138,27 +139,36 @@ def _read(path: Path) -> events.Recording:
     with ThreadPoolExecutor(max_workers=1) as executor:
         # The reader of the two large tables needs no interpreter lock.
         reading = executor.submit(_read_calls, export, strings)
-        work = _read_work(export, strings)
+        work, dropped = _read_work(export, strings)
         calls = reading.result()
     latest = max(int(work.end.max(initial=_NULL)), int(calls.end.max(initial=_NULL)))
     ranges, notes = _read_ranges(export, strings, latest)
     launched = _launches(work, calls)
     warnings, details = _messages(export, work)
+    # Without the other columns of the launches: one of ten million kernels is 80 MB.
+    end, thread = launched.end, (launched.thread & _THREAD_BITS).astype(np.int32)
+    done = replace(
+        work,
+        launched=launched.start,
+        read_calls=lambda rows: (end[rows], thread[rows]),
+        read_sizes=functools.partial(_read_sizes, export, work.kind),
+        checks=_checks(export, work, calls),
+    )
     found = events.Recording(
-        _operations(export, work, launched, _checks(export, work, calls)),
+        done,
         launched,
         ranges,
         calls.called(calls.named(operations.is_waiting_call)),
         _pids,
         lambda threads: threads & _THREAD_BITS,
-        _origin(export, work, (*notes, *_notes(work, calls, launched), *warnings), tuple(details)),
+        _origin(export, work, (*notes, *_notes(work, dropped, calls, launched), *warnings), tuple(details)),
         functools.partial(_count_placements, work, len(ranges.start)),
         latest,
         read_shapes=functools.partial(_read_shapes, export),
         # Not the calls themselves: a gigabyte of ten million kernels, which the tables do not need.
         read_calls=functools.partial(_read_all_calls, export, strings, work.process, work.correlation),
     )
-    return events.corrected(found, work.correlation.astype(np.int64))
+    return events.corrected(found)
 
 
 def _pids(ids: Int64s) -> Int64s:
@@ -187,35 +197,13 @@ _LONGEST_NS: Final = 2**53
 _UNNAMED: Final = "(unnamed)"
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS.
-
-    ``grid`` is a number for the grid of a kernel, 0 for what is no kernel. ``dropped`` records had an impossible time.
-    """
-
-    kind: npt.NDArray[np.int8]
-    start: Int64s
-    end: Int64s
-    process: Int64s
-    device: npt.NDArray[np.int32]
-    stream: npt.NDArray[np.int32]
-    correlation: npt.NDArray[np.uint32]
-    grid: npt.NDArray[np.int32]
-    name: npt.NDArray[np.int32]
-    names: list[str]
-    dropped: int
-
-    def is_kind(self, *kinds: str) -> Bools:
-        return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
-
-
-def _read_work(export: Source, strings: Strings) -> _Work:
+def _read_work(export: Source, strings: Strings) -> tuple[Operations, int]:
+    """Return the activities of the GPU without their launches, and how many records had an impossible time."""
     number: dict[str, int] = {}
     parts = [_read_activity(export, table, kind, strings, number) for table, kind in _KINDS.items()]
     filled = [columns for columns in parts if len(columns["start"])] or parts[:1]
     # Each column is freed once it is joined: with ten million kernels two copies of all of them would not fit.
-    joined = {}
+    joined: dict[str, Any] = {}
     for key in list(filled[0]):
         first, *others = (columns.pop(key) for columns in filled)
         joined[key] = np.concatenate([first, *others]) if others else first
@@ -226,7 +214,7 @@ def _read_work(export: Source, strings: Strings) -> _Work:
     start, end = joined["start"], joined["end"]
     if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
         raise _Damaged("its times span more than 100 days: the file is damaged")
-    return _Work(**joined, names=list(number), dropped=dropped)
+    return Operations(**joined, names=list(number)), dropped
 
 
 def _are_possible(columns: dict[str, Ints]) -> Bools:
@@ -237,7 +225,7 @@ def _are_possible(columns: dict[str, Ints]) -> Bools:
 def _read_activity(
     export: Source, table: str, kind: str, strings: Strings, number: dict[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of ``_Work`` from one table; ``number`` has the number of each name, and gets new ones."""
+    """Return columns of ``Operations`` from one table; ``number`` has the number of each name, and gets new ones."""
     known = export.columns(_PREFIX + table)
     label, *others = [name for name in _NAMED_BY[kind] if name in known] or ["label"]
     read = read_numbers(
@@ -285,15 +273,15 @@ def _names_of(kind: str, labels: Ints, strings: Strings) -> list[str]:
 
 
 def _read_more(export: Source, table: str, *names: str) -> dict[str, Int64s]:
-    """Return more columns of the rows of ``table`` that ``_Work`` has."""
-    # Read with the times, which say what is in ``_Work`` and count the rows of a table without a column.
+    """Return more columns of the rows of ``table`` whose time is possible."""
+    # Read with the times, which say what is possible and count the rows of a table without a column.
     columns = read_numbers(export, _PREFIX + table, dict.fromkeys(("start", "end", *names), np.int64))
     possible = _are_possible(columns)
     return {name: columns[name][possible] for name in names}
 
 
 def _read_shapes(export: Source) -> pd.DataFrame | None:
-    """Return ``grid`` and ``block`` (``32x2x16``) of the kernels in ``_Work``, None where the export lacks them."""
+    """Return ``grid`` and ``block`` (``32x2x16``) of the kernels, None where the export lacks them."""
     sizes = [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
     if not set(sizes) <= set(export.columns(f"{_PREFIX}KERNEL")):
         return None
@@ -351,10 +339,10 @@ class _Calls:
         """Return the rows of the calls whose names are ``chosen``."""
         return np.flatnonzero(np.array([bool(chosen(name)) for name in self.names], dtype=bool)[self.name])
 
-    def called(self, rows: Any) -> operations.Calls:
+    def called(self, rows: Any) -> operations.Spans:
         thread = self.thread[rows]
-        place = thread & ~_THREAD_BITS, thread & _THREAD_BITS
-        return operations.Calls(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
+        place = thread & _THREAD_BITS, thread & ~_THREAD_BITS
+        return operations.Spans(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
 
 def _read_calls(export: Source, strings: Strings) -> _Calls:
@@ -385,7 +373,7 @@ def _read_all_calls(export: Source, strings: Strings, process: Int64s, correlati
     return calls.called(slice(None)), _join(process, correlation, calls)
 
 
-def _launches(work: _Work, calls: _Calls) -> attribution.Launches:
+def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
     """Return the call behind each activity; without one its start is ``operations.UNKNOWN``."""
     call = _join(work.process, work.correlation, calls)
     unknown = np.flatnonzero(call < 0)
@@ -430,28 +418,6 @@ def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
     return np.where(known[at] == wanted, rows[::-1][last[at]], -1)
 
 
-def _operations(
-    export: Source, work: _Work, called: attribution.Launches, checks: Sequence[reconcile.Row]
-) -> operations.Operations:
-    # Without the other columns of the launches: one of ten million kernels is 80 MB.
-    end, thread = called.end, (called.thread & _THREAD_BITS).astype(np.int32)
-    return operations.Operations(
-        kind=work.kind,
-        start=work.start,
-        end=work.end,
-        launched=called.start,
-        process=work.process,
-        device=work.device,
-        name=work.name,
-        names=work.names,
-        stream=work.stream,
-        read_calls=lambda rows: (end[rows], thread[rows]),
-        grid=work.grid,
-        read_sizes=functools.partial(_read_sizes, export, work.kind),
-        checks=checks,
-    )
-
-
 # --- ranges of NVTX --------------------------------------------------------------------------------------------------
 
 #: Push/pop and start/end ranges, and both kinds imported from NVTX text files.
@@ -461,7 +427,7 @@ _DOMAIN_EVENTS: Final = (75, 76)
 _LATEST_NS: Final = 2**61
 
 
-def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ranges, list[str]]:
+def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[operations.Spans, list[str]]:
     """Return the ranges of single threads, and notes about the others.
 
     A range without an end lasts to ``latest``, or to its start where this is later.
@@ -501,7 +467,7 @@ def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[attribu
     found = found[sane & one_thread]
     start, end, thread, name = (found[each].to_numpy() for each in ("start", "end", "globalTid", "name"))
     names = [schema.range_name(each) for each in recorded]
-    return attribution.Ranges(start, end, thread, thread & ~_THREAD_BITS, name, names, recorded), notes
+    return operations.Spans(start, end, thread, thread & ~_THREAD_BITS, name, names, recorded), notes
 
 
 def _range_names(
@@ -547,18 +513,18 @@ _CAUSES = (
 )
 
 
-def _notes(work: _Work, calls: _Calls, called: attribution.Launches) -> list[str]:
+def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.Launches) -> list[str]:
     """Return the reasons for doubt in kernels and CUDA calls."""
     graph = work.is_kind("graph")
     lost = work.is_kind("kernel") & (called.thread == attribution.NO_THREAD)
-    unnamed = work.names.index(_UNNAMED) if _UNNAMED in work.names else -1
+    unnamed = list(work.names).index(_UNNAMED) if _UNNAMED in work.names else -1
     graph_ms, lost_ms = ((work.end[rows] - work.start[rows]).sum() / 1e6 for rows in (graph, lost))
     counted = {
         f"records are whole CUDA graphs ({graph_ms:.3f} ms) and hide the kernels in them; record with "
         "--cuda-graph-trace=node to see these": graph.sum(),
         f"kernels ({lost_ms:.3f} ms) have no launch call in the file and lie in no range: they were "
         "launched before the capture began": lost.sum(),
-        "records end before they begin, or have no time, and were left out": work.dropped,
+        "records end before they begin, or have no time, and were left out": dropped,
         "kernels have no name in the file": (work.name == unnamed).sum(),
         "launches of CUDA graphs left no kernel in the file (nsys before 2024 does not export whole graphs), so their "
         "GPU time is missing; record with --cuda-graph-trace=node": _count_lost_graphs(work, calls),
@@ -574,7 +540,7 @@ def _notes(work: _Work, calls: _Calls, called: attribution.Launches) -> list[str
     return found
 
 
-def _count_lost_graphs(work: _Work, calls: _Calls) -> int:
+def _count_lost_graphs(work: Operations, calls: _Calls) -> int:
     rows = calls.named(lambda name: "GraphLaunch" in name)
     if not len(rows):
         return 0
@@ -583,7 +549,7 @@ def _count_lost_graphs(work: _Work, calls: _Calls) -> int:
     return int((~called.isin(pd.MultiIndex.from_arrays([work.process[near], work.correlation[near]]))).sum())
 
 
-def _messages(export: Source, work: _Work) -> tuple[list[str], list[str]]:
+def _messages(export: Source, work: Operations) -> tuple[list[str], list[str]]:
     """Return nsys's warnings about CUDA and NVTX: (reasons for doubt, harmless ones).
 
     A helper process without CUDA leaves messages too ("No CUDA events collected", "CUDA profiling might have not
@@ -606,7 +572,7 @@ def _messages(export: Source, work: _Work) -> tuple[list[str], list[str]]:
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
 
 
-def _checks(export: Source, work: _Work, calls: _Calls) -> list[reconcile.Row]:
+def _checks(export: Source, work: Operations, calls: _Calls) -> list[reconcile.Row]:
     """Return the launches without a kernel, and the replays of graphs that lack some."""
     found: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
@@ -640,7 +606,7 @@ def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
 # --- origin ----------------------------------------------------------------------------------------------------------
 
 
-def _origin(export: Source, work: _Work, notes: tuple[str, ...], details: tuple[str, ...]) -> schema.Origin:
+def _origin(export: Source, work: Operations, notes: tuple[str, ...], details: tuple[str, ...]) -> schema.Origin:
     meta = read_lookup(export, "META_DATA_EXPORT", "name", "value")
     meta |= read_lookup(export, "EXPORT_META_DATA", "name", "value")
     others = int(work.is_kind("memcpy", "memset").sum())
@@ -656,12 +622,12 @@ def _origin(export: Source, work: _Work, notes: tuple[str, ...], details: tuple[
     )
 
 
-def _count_placements(work: _Work, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:
+def _count_placements(work: Operations, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:
     is_kernel = work.is_kind("kernel")
     return events.count_kernels(placed, is_kernel) if ranges else {schema.Placement.NO_RANGES: int(is_kernel.sum())}
 
 
-def _device(export: Source, work: _Work) -> str:
+def _device(export: Source, work: Operations) -> str:
     """Return the names of the GPUs that ran something, empty where the file does not say."""
     _, firsts = combine(work.process, work.device)
     pids = _pids(work.process[firsts])

@@ -148,6 +148,7 @@ def _read(path: Path, trace: Trace) -> events.Recording:
         names=names,
         classes=classes,
         stream=work["stream"].fillna(-1).to_numpy().astype(np.int64),
+        correlation=work["correlation"].fillna(-1).to_numpy().astype(np.int64),
         read_calls=lambda rows: (returned[rows], trace.tids[thread[rows]]),
         grid=work["shape"].to_numpy().astype(int),
         read_sizes=lambda: work["bytes"].fillna(0).to_numpy().astype(np.int64),
@@ -167,8 +168,7 @@ def _read(path: Path, trace: Trace) -> events.Recording:
         read_shapes=functools.partial(_shapes, trace, work),
         read_calls=lambda: (_calls(trace, calls), work["call"].to_numpy().astype(int)),
     )
-    correlation = work["correlation"].fillna(-1).to_numpy().astype(np.int64)
-    return events.corrected(found, correlation)
+    return events.corrected(found)
 
 
 def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]]:
@@ -191,11 +191,11 @@ def _shapes(trace: Trace, work: pd.DataFrame) -> pd.DataFrame | None:
     return pd.DataFrame(found, columns=["grid", "block"]) if found.all() else None
 
 
-def _calls(trace: Trace, calls: pd.DataFrame) -> operations.Calls:
+def _calls(trace: Trace, calls: pd.DataFrame) -> operations.Spans:
     start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
-    place = trace.process_codes[thread], trace.tids[thread]
+    place = trace.tids[thread], trace.process_codes[thread]
     name = calls["name"].to_numpy().astype(int)
-    return operations.Calls(start, start + _ns(calls["dur"]), *place, name, trace.texts)
+    return operations.Spans(start, start + _ns(calls["dur"]), *place, name, trace.texts)
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
@@ -287,13 +287,13 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def _ranges(trace: Trace) -> attribution.Ranges:
+def _ranges(trace: Trace) -> operations.Spans:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
     recorded = [_decoded(text) for text in trace.texts]
     names = [trace.rows.step_names.get(text) or _range_name(text) for text in recorded]
     name, process = ranges["name"].astype(int).to_numpy(), trace.process_codes[thread]
-    return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, process, name, names, recorded)
+    return operations.Spans(start, start + _ns(ranges["dur"]), thread, process, name, names, recorded)
 
 
 def _decoded(text: str) -> str:

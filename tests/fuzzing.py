@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,11 +74,21 @@ class Fuzz:
         assert max(costs.longest_s for costs in self.costs.values()) < 20
 
 
-def replaced(data: str, dice: random.Random, texts: list[str], escape: Callable[[str], str]) -> str:
-    """Return ``data`` with one of its words or numbers replaced by one of ``texts``."""
-    begin = dice.randrange(len(data)) if data else 0
-    end = begin + dice.choice([1, 3, 10])
-    return data[:begin] + escape(dice.choice(texts)) + data[end:]
+def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> bytes:
+    """Return ``data`` with bytes set to some of ``bytes_set``, parts cut out or repeated, or its end cut off."""
+    changed = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 8])):
+        at, length = dice.randrange(max(len(changed), 1)), dice.choice([1, 1, 4, 200])
+        kind = dice.choice(["set", "cut", "repeat", "end"])
+        if kind == "set":
+            changed[at : at + 1] = bytes([dice.choice(bytes_set)])
+        elif kind == "cut":
+            del changed[at : at + length]
+        elif kind == "repeat":
+            changed[at:at] = changed[at : at + length]
+        elif dice.random() < ends:
+            del changed[max(at, 16) :]
+    return bytes(changed)
 
 
 def _reset_peak() -> None:

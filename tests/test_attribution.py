@@ -17,6 +17,7 @@ from nsys_exports import Export, thread_id
 
 from profpipe import plugins
 from profpipe.ingest import attribution, bounds, groupby, launch_tables
+from profpipe.ingest.operations import Spans
 from profpipe.results import schema
 
 
@@ -148,11 +149,11 @@ LAUNCHES = st.lists(
 )  # fmt: skip
 
 
-def arrays(ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[attribution.Ranges, attribution.Launches]:
+def arrays(ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[Spans, attribution.Launches]:
     names = sorted({r.name for r in ranges})
     as_int64 = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
     return (
-        attribution.Ranges(
+        Spans(
             start=as_int64(r.start for r in ranges),
             end=as_int64(r.end for r in ranges),
             thread=as_int64(thread_id(r.pid, r.tid) for r in ranges),

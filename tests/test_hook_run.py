@@ -19,6 +19,7 @@ from program import ROOT, profpipe, rows
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import attribution, launch_tables
+from profpipe.ingest.operations import Spans
 from profpipe.job import Case, Job, Tool
 from profpipe.profilers import ncu, nsys
 
@@ -66,7 +67,7 @@ def test_ncu_waits_for_the_step_that_the_hook_chooses(options: dict[str, object]
 
 
 def test_launches_of_a_command_are_counted_by_step() -> None:
-    ranges = attribution.Ranges(
+    ranges = Spans(
         start=np.array([100, 200]),
         end=np.array([200, 300]),
         thread=np.array([1, 1]),

@@ -6,13 +6,11 @@ import csv
 import gzip
 import io
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from damage import mutated
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
@@ -358,18 +356,3 @@ def test_csv_of_other_tools_is_not_taken_for_that_of_ncu(parser: ModuleType, pri
         "",
     ]
     assert not any(parser.sniff(printed(text)) for text in others)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("source", [pytest.param(RAW, id="raw"), pytest.param(DETAILS, id="details")])
-def test_mutated_output_is_refused_or_adds_up(parser: ModuleType, printed: Write, source: Path) -> None:
-    dice = random.Random(20260713)
-    lines = gzip.decompress(source.read_bytes()).splitlines(keepends=True)
-    text = b"".join(lines[:12] if source is RAW else lines[:170])
-    refused = 0
-    for _ in range(100):
-        try:
-            check_sums(parser.parse(printed(mutated(text, dice, b'0123456789-.",:()<>\n\r\x00\xff', ends=0.3))))
-        except UnreadableFile:
-            refused += 1
-    assert 0 < refused < 100

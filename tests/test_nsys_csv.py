@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
-from random import Random
 from types import ModuleType
 
 import pandas as pd
@@ -433,52 +431,6 @@ def test_a_row_that_contradicts_itself_is_refused(parser: ModuleType, tmp_path: 
     assert "times mean are not the total in the row of 'g'" in refusal(
         parser, tmp_path, SUMMARY.replace("25.0,1000,1", "25.0,9000,1")
     )
-
-
-SEEDS = [SUMMARY, TRACE, OLD_TEXT, SUMMARY + "\n" + TRACE, SUMMARY.replace(",", "\t")]
-
-
-def mutated(text: str, random: Random) -> bytes:
-    """``text`` cut short, with bytes changed, removed, repeated or blanked."""
-    data = bytearray(text.encode())
-    at, length = random.randrange(len(data)), random.choice([1, 5, 60])
-    match random.randrange(5):
-        case 0:
-            del data[at:]
-        case 1:
-            for _ in range(length):
-                data[random.randrange(len(data))] = random.randrange(256)
-        case 2:
-            del data[at : at + length]
-        case 3:
-            data[at:at] = data[random.randrange(len(data)) :][:length]
-        case 4:
-            data[at : at + length] = bytes(len(data[at : at + length]))
-    return bytes(data)
-
-
-@pytest.mark.exhaustive
-def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
-    random = Random(1)
-    path = tmp_path / "x.csv"
-    outcomes: Counter[str] = Counter()
-    for _ in range(300):
-        path.write_bytes(mutated(random.choice(SEEDS), random))
-        if not parser.sniff(path):
-            outcomes["not ours"] += 1
-            continue
-        try:
-            parsed = parser.parse(path)
-        except UnreadableFile as refused:
-            assert str(refused).isprintable()
-            outcomes["refused"] += 1
-            continue
-        own = parsed.kernels[parsed.kernels["kind"] == "kernel"]
-        assert own["total_ns"].sum() == (parsed.origin.total_ns or 0)
-        assert own["calls"].sum() == parsed.origin.launches
-        outcomes["read"] += 1
-    print(dict(outcomes))
-    assert set(outcomes) == {"read", "refused", "not ours"}
 
 
 def test_a_file_with_api_calls_only_has_no_kernels(parser: ModuleType, tmp_path: Path) -> None:

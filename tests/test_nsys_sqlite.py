@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from random import Random
 from types import ModuleType
 
 import pandas as pd
@@ -647,48 +646,6 @@ def test_tables_may_have_a_key_instead_of_numbers_of_rows(parser: ModuleType, tm
     parsed = parser.parse(path)
     check_sums(parsed)
     assert parsed.origin.launches == 3
-
-
-def mutated(content: bytes, random: Random) -> bytes:
-    """``content`` cut short, with bytes changed, removed, copied elsewhere or zeroed."""
-    data = bytearray(content)
-    at, length = random.randrange(len(data)), random.choice([1, 8, 100, 4096])
-    match random.randrange(5):
-        case 0:
-            del data[at:]
-        case 1:
-            for _ in range(random.choice([1, 30, 300])):
-                data[random.randrange(len(data))] = random.randrange(256)
-        case 2:
-            del data[at : at + length]
-        case 3:
-            source = random.randrange(len(data))
-            data[at : at + length] = data[source : source + length]
-        case 4:
-            data[at : at + length] = bytes(len(data[at : at + length]))
-    return bytes(data)
-
-
-@pytest.mark.exhaustive
-def test_damaged_exports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
-    random = Random(1)
-    seeds = [path.read_bytes() for path in sorted(RECORDED.rglob("*.sqlite"))]
-    path = tmp_path / "x.sqlite"
-    outcomes: Counter[str] = Counter()
-    for _ in range(150):
-        path.write_bytes(mutated(random.choice(seeds), random))
-        if not parser.sniff(path):
-            outcomes["not ours"] += 1
-            continue
-        try:
-            check_sums(parser.parse(path))
-            outcomes["read"] += 1
-        except UnreadableFile as refused:
-            assert str(refused).isprintable()
-            outcomes["refused"] += 1
-    print(dict(outcomes))
-    assert outcomes["read"] > 10
-    assert outcomes["refused"] > 50
 
 
 def test_an_export_that_was_killed_lacks_its_first_page(parser: ModuleType, tmp_path: Path) -> None:

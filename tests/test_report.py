@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, strategies as st
@@ -17,7 +17,7 @@ from report_study import (
     DATA,
     analyze,
     case_row,
-    check_studies,
+    check_golden,
     example,
     kernel_row,
     made_up,
@@ -49,11 +49,8 @@ def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPL
     return read_pages(folder)
 
 
-def compare(text: str, golden: Path, regenerate: bool) -> None:
-    if regenerate:
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8"), "pytest --regenerate writes the golden files again"
+#: The tables and the record of a run.
+Study: TypeAlias = "tuple[Tables, dict[str, Any]]"
 
 
 # --- golden pages ----------------------------------------------------------------------------------------------------
@@ -74,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["recorded", "made-up"])
 def test_the_pages_are_the_golden_ones_and_whole(folders: dict[str, Path], regenerate: bool, name: str) -> None:
     text = read_pages(folders[name])
-    compare(text, Path(__file__).parent / "golden" / f"pages-{name}.md", regenerate)
+    check_golden(f"pages-{name}.md", text, regenerate)
     for lines in tables_of(text):
         assert len({cells(line) for line in lines}) == 1, lines[0]
     assert "an older page" not in text
@@ -106,7 +103,8 @@ def test_any_key_of_run_json_may_be_absent(absent: str | None) -> None:
 def test_the_text_files_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
     data, run = made_up(["flash", "cudnn"], [512, 2048])
     page(data, run, tmp_path)
-    compare((tmp_path / f"{name}.txt").read_text(encoding="utf-8"), DATA / "report-made-up" / f"{name}.txt", regenerate)
+    text = (tmp_path / f"{name}.txt").read_text(encoding="utf-8")
+    check_golden(f"../data/report-made-up/{name}.txt", text, regenerate)
 
 
 def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
@@ -134,98 +132,101 @@ def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
 
 
-def shown(data: Tables, run: dict[str, Any], *ids: str) -> list[Any]:
-    """Return the title of the page, and its sections ``ids``."""
-    document = render.build(analyze(data, run), data, Manifest.parse(run))
-    return [document.title, *(section for section in document.sections if section.id in ids)]
-
-
-def twice_measured(**unlike: Any) -> tuple[Tables, dict[str, Any]]:
-    """A slow host passed for a call that synchronises in one of two workloads: 30.6 ms for a forward pass of 8.5."""
+def twice(sizes: dict[str, Any], contexts: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> Study:
+    """A case with a slow host in one of two workloads: 30.6 ms for a forward pass of 8.5."""
 
     def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
         return metric_row(case, "time", ms * 1e6, ci_low=ms * 0.98e6, ci_high=ms * 1.02e6) | {"workload": workload}
 
-    rows = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
-    rows += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
+    metrics = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
+    metrics += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
     entry = {"script": "lm", "matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}
-    return tables(metrics=rows), {"pipeline": {"workloads": {"sizes": {**entry, **unlike}, "contexts": entry}}}
+    workloads = {"sizes": {**entry, **sizes}, "contexts": {**entry, **contexts}}
+    return tables(rows, metrics=metrics), {"pipeline": {"workloads": workloads}}
 
 
-def doubts() -> Tables:
-    """The clock of a case without a flag counts too."""
+def in_doubt() -> Study:
+    """Several wins in doubt. The clock of a case without a flag counts too."""
     clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
     numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
                for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
     numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
     rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
             for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
-    return tables(rows, metrics=numbers)
+    return tables(rows, metrics=numbers), with_baseline("b")
 
 
-def clocked(clock: str = "") -> Tables:
-    """ncu calls the clock that it counts either the GPC's or the SM's."""
+def counted(clock: str) -> Study:
     ncu = {"profiler": "ncu", "subject": ATTENTION}
     metrics = [
-        metric_row("impl=a", "iterations", 10, "1"), metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
-    ]  # fmt: skip
-    metrics += [metric_row("impl=a", f"{clock}__cycles_elapsed.avg.per_second", 1.79e9, "Hz", **ncu)] if clock else []
+        metric_row("impl=a", "iterations", 10, "1"),
+        metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
+    ]
+    metrics += [metric_row("impl=a", clock, 1.79e9, "Hz", **ncu)] if clock else []
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
-    return tables((), kernels, [range_row("impl=a", 10)], metrics)
+    return tables((), kernels, [range_row("impl=a", 10)], metrics), {}
 
 
-def small_pages() -> Iterator[tuple[Any, ...]]:
-    top = ("overview", "headline", "times", "warnings")
-    data, run = twice_measured()
-    yield "A case with different times in two workloads cannot win", *shown(data, run, *top)
-    for unlike in ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}}):
-        yield f"Not where one has {unlike}", *shown(*twice_measured(**unlike), "warnings")
-    # Of environments only the names are kept: these two may well have unlike values.
-    both = {name: {**own, "env": {"OMP_WAIT": None}} for name, own in run["pipeline"]["workloads"].items()}
-    yield "Nor where both have an unknown environment", *shown(data, {"pipeline": {"workloads": both}}, "warnings")
+def studies() -> Iterator[tuple[str, Study]]:
+    own, pair, cycles = metric_row, times(a=2000.0, b=1000.0), "cycles_elapsed.avg.per_second"
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
+    both = [f"impl={i},seqlen={n}" for i in "ab" for n in (1, 2)]
+    yield "different times in two workloads", twice({}, {})
+    unlike = ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}})
+    yield from ((f"no warning: {next(iter(each))}", twice(each, {})) for each in unlike)
+    hidden = {"env": {"OMP_WAIT": None}}
+    yield "no warning: of environments only the names are kept, and values may be unlike", twice(hidden, hidden)
     other = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
-    disturbed = tables([other], metrics=data.metrics.to_dict("records"))
-    yield "Nor where another process ran", *shown(disturbed, run, "warnings")
-    data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
-    unexpected = with_baseline("a", expects={"w": {"impl=b": "cudnn"}})
-    yield "A case with unexpected kernels cannot win", *shown(data, unexpected, *top)
-    yield "Of several wins in doubt each has its reason in its row", *shown(doubts(), with_baseline("b"), *top)
-    rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
-    named = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
-    yield "A study of several workloads has the name of its pipeline", *shown(tables(metrics=rows), named)
-    yield "One has that of its workload", *shown(tables(metrics=rows[:1]), named)
-    yield "Files from elsewhere have those of theirs", *shown(tables(metrics=rows), {"name": "out"})
-    for samples in ((31, 32), (30, 30)):
-        rows = [metric_row(f"n={n}", "time", 5.0, n=own) for n, own in enumerate(samples, start=1)]
-        yield f"An axis of {samples} samples", *shown(tables(metrics=rows), {}, "times", "cases")
-    on_cpu = with_baseline("a", machine={"gpus": []})
-    yield "Times of a machine without a GPU are labelled", *shown(tables(metrics=times(a=1.0, b=2.0)), on_cpu, "times")
-    data = tables(metrics=[*times(a=1000.0, b=2000.0), metric_row("impl=a", "flops", 1e6, "flop")])
-    yield "A missing value is neither zero nor NaN", *shown(data, with_baseline("a"), "cases")
-    data = tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)])
-    yield "Sums over all iterations are labelled as such", *shown(data, {}, *top, "kernel_share", "kernels")
-    data = tables(kernels=[kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)])
-    yield "The ranges of a single capture are all listed", *shown(data, {}, "phases")
-    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
-    bmm = [kernel_row("impl=a", "aten::bmm", 2, 5000.0, **cpu)]
-    some = {"machine": {"gpus": [], "cpu": "Some CPU"}}
-    data = tables(kernels=bmm, ranges=[range_row("impl=a", 2, "torch")])
-    yield "CPU operators are called what they are", *shown(data, some, *top, "kernel_share", "kernels")
+    yield "no warning: another process", twice({}, {}, [other])
+    yield (
+        "a case with unexpected kernels cannot win",
+        (
+            tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=pair),
+            with_baseline("a", expects={"w": {"impl=b": "cudnn"}}),
+        ),
+    )
+    yield "several wins in doubt", in_doubt()
+    named = [own("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
+    run = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
+    yield "several workloads have the name of their pipeline", (tables(metrics=named), run)
+    yield "one workload has its own name", (tables(metrics=named[:1]), run)
+    yield "files from elsewhere", (tables(metrics=named), {"name": "out"})
+    for what, n in (("", 1), ("no ", 0)):
+        rows = [own(f"n={i}", "time", 5.0, n=30 + n * i) for i in (1, 2)]
+        yield f"{what}column of samples", (tables(metrics=rows), {})
+    yield "a machine without a GPU", (tables(metrics=pair), with_baseline("a", machine={"gpus": []}))
+    missing = [*times(a=1000.0, b=2000.0), own("impl=a", "flops", 1e6, "flop")]
+    yield "a missing value is neither zero nor nan", (tables(metrics=missing), with_baseline("a"))
+    lone = [kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]
+    yield "sums over all iterations", (tables(kernels=lone), {})
+    steps = [kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)]
+    yield "the ranges of a single capture", (tables(kernels=steps), {})
+    bmm = kernel_row("impl=a", "aten::bmm", 2, 5000.0, **{**cpu, "kernel_class": "gemm"})
+    yield (
+        "CPU operators",
+        (
+            tables(kernels=[bmm], ranges=[range_row("impl=a", 2, "torch")]),
+            {"machine": {"gpus": [], "cpu": "Some CPU"}},
+        ),
+    )
     for n in (1, 2):
-        calls = tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)])
-        loops = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
-        yield f"Over {n}", *shown(calls, {}, "times"), *shown(loops, {}, "times")
-    cpu |= {"kernel_class": "other"}
-    for name, kernel, more in (("operators", "mystery", cpu), ("kernels", ATTENTION, {})):
-        rows = [kernel_row(f"impl={i},seqlen={n}", kernel, 2, 5000.0, **more) for i in "ab" for n in (1, 2)]
-        yield (f"The {name} of the other cases are called so",
-               *shown(tables(kernels=rows), with_baseline("a"), "classification", "kernels"))  # fmt: skip
-    for clock in ("gpc", "smsp", ""):
-        yield f"The clock that ncu counts: {clock or 'none'}", *shown(clocked(clock), {}, "kernels")
+        yield f"{n} samples", (tables(metrics=[own("impl=a", "time", 5.0, n=n)]), {})
+        one = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
+        yield f"{n} iterations", (one, {})
+    operators = [kernel_row(case, "mystery", 2, 5000.0, **cpu) for case in both]
+    yield "operators of the other cases", (tables(kernels=operators), with_baseline("a"))
+    kernels = [kernel_row(case, ATTENTION, 2, 5000.0) for case in both]
+    yield "kernels of the other cases", (tables(kernels=kernels), with_baseline("a"))
+    for name in (f"gpc__{cycles}", f"smsp__{cycles}", ""):
+        yield f"clock that ncu counts: {name or 'none'}", counted(name)
 
 
-def test_small_pages_read_as_in_the_golden_file(regenerate: bool) -> None:
-    check_studies("pages-small.md", small_pages(), regenerate)
+def test_pages_of_small_runs_are_the_golden_ones(tmp_path: Path, regenerate: bool) -> None:
+    texts = []
+    for number, (name, (data, run)) in enumerate(studies()):
+        (tmp_path / str(number)).mkdir()
+        texts.append(f"<!-- {name} -->\n\n{page(data, run, tmp_path / str(number))}")
+    check_golden("report.md", "\n".join(texts), regenerate)
 
 
 @pytest.mark.parametrize(("text", "expected"), [

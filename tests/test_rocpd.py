@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -274,19 +273,3 @@ def test_reading_a_read_only_file_leaves_no_other_file(parser: ModuleType, rocpd
     path.chmod(0o444)
     parser.parse(path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.slow
-def test_damaged_pages_are_refused_or_read_but_never_break_the_parser(parser: ModuleType, rocpd: Rocpd) -> None:
-    path = rocpd.range(CASE, 5, 100).launch(10, 20, SQ_WAVES=3.0).launch(30, 40).written()
-    data, dice = path.read_bytes(), random.Random(3)
-    for _ in range(100):
-        changed = bytearray(data)
-        for _ in range(dice.randrange(1, 30)):
-            changed[dice.randrange(100, len(changed))] = dice.randrange(256)
-        path.write_bytes(bytes(changed[: dice.choice([len(changed), dice.randrange(len(changed))])]))
-        if parser.sniff(path):
-            try:
-                parser.parse(path)
-            except UnreadableFile as refused:
-                assert refused.what

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -439,57 +438,6 @@ def test_other_texts_are_not_taken_for_rocprofs(parsers: list[ModuleType], tmp_p
     path = tmp_path / "x.csv"
     path.write_text(text)
     assert chosen(parsers, path) is None
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    """``data`` with a few bytes changed, a part of it doubled or taken out, or its end cut off."""
-    place, other = sorted(dice.randrange(len(data)) for _ in range(2))
-    choice = dice.randrange(4)
-    if choice == 0:
-        return data[:place]
-    if choice == 1:
-        return data[:place] + data[other:]
-    if choice == 2:
-        return data[:other] + data[place:]
-    changed = bytearray(data)
-    for _ in range(dice.randrange(1, 8)):
-        changed[dice.randrange(len(changed))] = dice.choice(b'0123456789,"\n\0\xff-eA')
-    return bytes(changed)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ROCm__rocprofiler-sdk/counter_collection.csv",
-        "ROCm__rocprofiler-sdk/kernel_trace_2024-10_threadid.csv",
-        "ROCm__rocprofiler-sdk/hip_stats.csv",
-        "amd__HPCTrainingExamples/seismic_R4_results.stats.csv",
-        "jyohukuchan__sLLM/aq4-p3-diagnostic_marker_api_trace.csv",
-        "vjelic__aiter-glog-fork/results.csv",
-        "vjelic__aiter-glog-fork/results_430889.csv",
-        "vjelic__aiter-glog-fork/results.json",
-        "vjelic__aiter-glog-fork/results.db",
-    ],
-)
-def test_damaged_files_are_refused_or_read_but_never_break_the_parser(
-    parsers: list[ModuleType], shared_data: Path, tmp_path: Path, name: str
-) -> None:
-    data = (shared_data / "rocprof" / name).read_bytes()
-    dice = random.Random(name)
-    path = tmp_path / "damaged"
-    for _ in range(40):
-        path.write_bytes(mutated(data, dice))
-        parser = chosen(parsers, path)
-        if parser is None:
-            continue
-        try:
-            found = parser.parse(path)
-        except UnreadableFile as refused:
-            assert refused.what and refused.remedy
-        else:
-            assert len(found.kernels) or len(found.ranges)
-            assert (found.kernels["total_ns"].dropna() >= 0).all()
 
 
 @pytest.mark.parametrize(("name", "step_range"), [("profpipe.step:marker:%d", ""), ("batch %d", r"batch (?P<n>\d+)")])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
-import random
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -285,37 +283,3 @@ def test_a_cut_file_is_refused(parser: ModuleType, tmp_path: Path) -> None:
 def test_a_file_without_kernels_says_what_to_pass(parser: ModuleType, tmp_path: Path, processes: list[Record]) -> None:
     with pytest.raises(UnreadableFile, match=r"no kernels were recorded.*--kernel-trace"):
         parser.parse(v3(tmp_path / "x.json", *processes))
-
-
-def damaged(value: Any, dice: random.Random) -> Any:
-    """``value`` with one of its parts, however deep, replaced or taken out."""
-    if isinstance(value, (dict, list)) and value and dice.random() < 0.85:
-        changed = copy.copy(value)
-        key = dice.choice(list(changed)) if isinstance(changed, dict) else dice.randrange(len(changed))
-        if dice.random() < 0.1:
-            del changed[key]
-        else:
-            changed[key] = damaged(changed[key], dice)
-        return changed
-    return dice.choice([None, "x", -1, 2**70, [], {}, 1.5, True])
-
-
-@pytest.mark.slow
-def test_malformed_records_are_refused_or_read_but_never_break_the_parser(parser: ModuleType, tmp_path: Path) -> None:
-    dice = random.Random(11)
-    counted = {"dispatch_data": dispatch(40, 50), "records": [{"counter_id": {"handle": 8}, "value": 1}]}
-    moved = record(10, 25, kind=2, operation=1, src_agent_id={"handle": 10}, dst_agent_id={"handle": 20})
-    newer = process(
-        messages={1: CASE}, kernel_dispatch=[dispatch(310, 350, 5)], hip_api=[record(120, 130, 5)],
-        marker_api=[marker(100, 200, 1)], memory_copy=[moved], counters=[counted],
-    )  # fmt: skip
-    older = json.loads(v1(tmp_path / "v1", event(0, CASE, 1, 90), event(6, "k", 9, 20, gpu_id=0)).read_text())
-    path = tmp_path / "x.json"
-    for _ in range(120):
-        whole = {"rocprofiler-sdk-tool": [damaged(newer, dice)]}
-        path.write_text(json.dumps(whole if dice.random() < 0.7 else damaged(older, dice)))
-        if parser.sniff(path):
-            try:
-                parser.parse(path)
-            except UnreadableFile as refused:
-                assert refused.what

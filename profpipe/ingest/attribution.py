@@ -14,7 +14,6 @@ All times are integers of nanoseconds on one clock of any origin.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,28 +21,13 @@ import pandas as pd
 
 from profpipe.ingest import bounds
 from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.ingest.operations import Spans
 from profpipe.results import schema
 
 #: The thread of a launch without a call in the file.
 NO_THREAD = np.iinfo(np.int64).min
 
 _NEVER = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Instances of ranges; ``name`` indexes ``names``. Threads of different processes must have different ids.
-
-    ``recorded`` are the names as the program gave them, with the numbers of steps; empty: those of ``names``.
-    """
-
-    start: Int64s
-    end: Int64s
-    thread: Int64s
-    process: Int64s
-    name: Ints
-    names: Sequence[str]
-    recorded: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +181,7 @@ class _Timeline:
         return path, opened
 
 
-def attribute(ranges: Ranges, launches: Launches) -> Attribution:
+def attribute(ranges: Spans, launches: Launches) -> Attribution:
     """Return the path of each launch and range: the ranges around it in the order of their opening."""
     paths = Paths()
     range_path = np.zeros(len(ranges.start), dtype=np.int32)
@@ -217,7 +201,7 @@ def attribute(ranges: Ranges, launches: Launches) -> Attribution:
     return Attribution(paths, path, range_path, by_time)
 
 
-def _timeline(ranges: Ranges, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
+def _timeline(ranges: Spans, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
     """Return the timeline of one thread, and the path of each of its ranges."""
     opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
     start, end = ranges.start[rows][opening], ranges.end[rows][opening]

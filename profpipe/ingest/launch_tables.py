@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest.attribution import NO_THREAD, Attribution, Launches, Ranges
+from profpipe.ingest.attribution import NO_THREAD, Attribution, Launches
 from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, combine_columns, groups, union
-from profpipe.ingest.operations import Operations
+from profpipe.ingest.operations import Operations, Spans
 from profpipe.ingest.steps import windows
 from profpipe.results import schema
 from profpipe.results.schema import StepRule
@@ -89,7 +89,7 @@ def _sorted_within(
 
 
 def range_rows(
-    ranges: Ranges,
+    ranges: Spans,
     launches: Launches,
     placed: Attribution,
     start_ns: Int64s,
@@ -294,7 +294,7 @@ def shape(sizes: Sequence[Any]) -> str:
 
 
 def in_order(
-    ranges: Ranges, calls: Launches, placed: Attribution, rows: Ints, seen: pd.DataFrame, start_ns: Int64s
+    ranges: Spans, calls: Launches, placed: Attribution, rows: Ints, seen: pd.DataFrame, start_ns: Int64s
 ) -> pd.DataFrame:
     """Return the launches ``rows`` in the order of their calls, as ``COLUMNS``.
 
@@ -309,7 +309,7 @@ def in_order(
     return frame[list(COLUMNS)].iloc[order].reset_index(drop=True)
 
 
-def _iterations(ranges: Ranges, placed: Attribution, case: Ints, process: Int64s, when: Int64s) -> Int64s:
+def _iterations(ranges: Spans, placed: Attribution, case: Ints, process: Int64s, when: Int64s) -> Int64s:
     """Return the instance of its case's range that each launch lies in: the last one that its process opened."""
     paths = placed.paths
     own = [name if not phase else "" for name, phase in zip(paths.case, paths.phase, strict=True)]
@@ -328,7 +328,7 @@ def _iterations(ranges: Ranges, placed: Attribution, case: Ints, process: Int64s
     return found
 
 
-def _steps(ranges: Ranges, process: Int64s, when: Int64s) -> Int64s:
+def _steps(ranges: Spans, process: Int64s, when: Int64s) -> Int64s:
     """Return the step of a command in which each launch lies, -1 between steps; 0 for a process without steps.
 
     Only the steps count around which the start-up hook or a mark of the program opened a range: ncu records these.

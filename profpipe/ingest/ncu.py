@@ -97,15 +97,6 @@ CHOSEN_FAMILIES: Final = re.compile(
 
 
 @dataclass
-class Rule:
-    """Advice of ncu: the estimated speed-up in percent, if any, of the whole kernel or of a part (local)."""
-
-    name: str
-    speedup: float | None = None
-    is_local: bool = False
-
-
-@dataclass
 class Launch:
     """One profiled launch. ``name`` is normalised: ncu prints the same kernel demangled or mangled.
 
@@ -124,7 +115,11 @@ class Launch:
     values: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: Metrics that the user named on ncu's command line.
     requested: set[str] = field(default_factory=set)
-    rules: list[Rule] = field(default_factory=list)
+    #: The estimated speed-ups in % of each rule that advises; of the whole kernel or of a part (local).
+    rules: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
+
+    def add_rule(self, name: str, is_local: bool, speedup: float | None) -> None:
+        self.rules.setdefault((name, is_local), []).extend([] if speedup is None else [speedup])
 
     @property
     def duration_ns(self) -> float:
@@ -255,12 +250,8 @@ def _numbers(launch: Launch) -> Iterator[tuple[str, float, str]]:
         if not math.isnan(value):
             yield metric, value, unit
     # A rule may give several estimates for one launch (of DRAM, of L1, of L2): the largest counts.
-    estimates: dict[tuple[str, bool], list[float]] = {}
-    for rule in launch.rules:
-        known = estimates.setdefault((rule.name, rule.is_local), [])
-        known += [] if rule.speedup is None else [rule.speedup]
-    for (name, is_local), known in estimates.items():
-        yield f"rule:{name}", max(known, default=math.nan), "% local" if is_local else "%"
+    for (name, is_local), speedups in launch.rules.items():
+        yield f"rule:{name}", max(speedups, default=math.nan), "% local" if is_local else "%"
 
 
 # --- guided ncu ------------------------------------------------------------------------------------------------------
@@ -290,30 +281,17 @@ class Choice:
     share: float | None = None
 
 
-@dataclass(frozen=True)
-class Guide:
-    """The launches requested from one process of ncu."""
-
-    choices: tuple[Choice, ...]
-
-    @property
-    def invocations(self) -> list[int]:
-        """Return the list that ncu was given."""
-        return sorted({choice.invocation for choice in self.choices})
+#: The launches requested from one process of ncu.
+Guide = tuple[Choice, ...]
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The requested launches, and the notes on their choice for ``schema.Origin``."""
-
-    launches: list[Launch]
-    notes: tuple[str, ...] = ()
-    details: tuple[str, ...] = ()
-    read_with: tuple[str, ...] = ()
+def invocations(guide: Guide) -> list[int]:
+    """Return the list that ncu was given."""
+    return sorted({choice.invocation for choice in guide})
 
 
 def to_json(guide: Guide) -> str:
-    document = {_MARK: 1, "invocations": guide.invocations, "kernels": [asdict(choice) for choice in guide.choices]}
+    document = {_MARK: 1, "invocations": invocations(guide), "kernels": [asdict(choice) for choice in guide]}
     return json.dumps(document, indent=1)
 
 
@@ -327,7 +305,7 @@ def read_beside(report: Path) -> Guide | None:
         # pydantic takes 0.1 s to load.
         from pydantic import TypeAdapter
 
-        return Guide(TypeAdapter(tuple[Choice, ...]).validate_json(json.dumps(document["kernels"]), strict=True))
+        return TypeAdapter(Guide).validate_json(json.dumps(document["kernels"]), strict=True)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -336,29 +314,29 @@ def read_beside(report: Path) -> Guide | None:
         raise UnreadableFile(report, what, remedy) from error
 
 
-def select(report: Path, launches: Sequence[Launch]) -> Selection:
-    """Select the launches that the guide beside ``report`` asks for, all without a guide. Raises ``UnreadableFile``."""
+def select(report: Path, launches: Sequence[Launch], origin: schema.Origin) -> tuple[list[Launch], schema.Origin]:
+    """Select the launches that the guide beside ``report`` asks for, all without one; note this in ``origin``.
+
+    Raises ``UnreadableFile``.
+    """
     guide = read_beside(report)
     if guide is None:
-        return Selection(list(launches))
+        return list(launches), origin
     kernels = [launch for launch in launches if launch.kind == "kernel"]
     cases = {_case_of(launch) for launch in kernels}
     # A report that was made after a crash has only the remaining cases. The range of a case is missing in a command.
-    choices = [choice for choice in guide.choices if choice.case in cases or "" in cases]
+    choices = [choice for choice in guide if choice.case in cases or "" in cases]
     matches = [_match(choice, kernels, guide) for choice in choices]
     found = {id(launch) for launch, _, _ in matches if launch}
     if not found:
         note = f"none of the kernels in {FILE} is in the report: every launch is kept"
-        return Selection(list(launches), notes=(note,))
+        return list(launches), replace(origin, notes=(note, *origin.notes))
     details = [text for _, text, is_expected in matches if is_expected]
     if more := len(launches) - len(found):
         details.append(f"launches left out: {more}, which ncu took with one list of invocations for all kernels")
-    return Selection(
-        [launch for launch in launches if id(launch) in found],
-        notes=tuple(text for _, text, is_expected in matches if not is_expected),
-        details=tuple(details),
-        read_with=(FILE,),
-    )
+    notes = [text for _, text, is_expected in matches if not is_expected]
+    origin = replace(origin, notes=(*notes, *origin.notes), details=tuple(details), read_with=(FILE,))
+    return [launch for launch in launches if id(launch) in found], origin
 
 
 def tables_of(
@@ -368,10 +346,7 @@ def tables_of(
 
     ``origin`` and ``placement`` are those of ``sum_up``.
     """
-    selection = select(report, launches)
-    notes = (*selection.notes, *origin.notes)
-    origin = replace(origin, notes=notes, details=selection.details, read_with=selection.read_with)
-    parsed = sum_up(selection.launches, origin, placement)
+    parsed = sum_up(*select(report, launches, origin), placement)
     return replace(parsed, kernels=kernel_classes.annotate(parsed.kernels))
 
 
@@ -384,7 +359,7 @@ def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[La
     name = f"{choice.kernel[:half]}…{choice.kernel[-half:]}" if is_long else choice.kernel
     if not of_kernel:
         return None, f"not in the report: {name}, of which launch {choice.invocation} was requested", False
-    rank = guide.invocations.index(choice.invocation)
+    rank = invocations(guide).index(choice.invocation)
     counted = of_kernel[rank] if rank < len(of_kernel) else None
     if counted and _has_shape(counted, choice):
         return counted, _describe(choice, name), True

@@ -31,25 +31,28 @@ def is_waiting_call(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Calls of the CUDA or HIP API on the host, times in ns; ``name`` indexes ``names``.
+class Spans:
+    """Ranges of the program, or calls of the CUDA or HIP API, on the host; times in ns, ``name`` indexes ``names``.
 
-    ``thread`` is the thread of each call as the tool numbers it, negative where that is unknown.
+    ``thread`` of a call is a number of the tool, negative where that is unknown. Threads of ranges must have different
+    numbers in different processes. ``recorded`` are the names of ranges as the program gave them, with the numbers of
+    steps; empty: those of ``names``.
     """
 
     start: Int64s
     end: Int64s
-    process: Int64s
     thread: Int64s
+    process: Int64s
     name: Ints
     names: Sequence[str]
+    recorded: Sequence[str] = ()
 
-    def of(self, rows: Ints) -> Calls:
-        place = self.process[rows], self.thread[rows]
-        return Calls(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
+    def of(self, rows: Ints) -> Spans:
+        place = self.thread[rows], self.process[rows]
+        return Spans(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
     @classmethod
-    def none(cls) -> Calls:
+    def none(cls) -> Spans:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(nothing, nothing, nothing, nothing, nothing, ())
 
@@ -64,24 +67,30 @@ class Operations:
     identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
     each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
     ``read_calls`` the ends of the launch calls of some rows and their threads, as the tool numbers them, negative where
-    they are unknown; both are called only if they are needed. ``checks`` are what the parser has found (``reconcile``).
+    they are unknown; both are called only if they are needed. ``correlation`` numbers the launch calls, and is not
+    positive where they are unknown; it is needed until the ends are corrected. ``checks`` are what the parser has found
+    (``reconcile``).
     """
 
     kind: Ints
     start: Int64s
     end: Int64s
-    launched: Int64s
     process: Int64s
     device: Ints
     name: Ints
     names: Sequence[str]
     stream: Ints
-    read_calls: Callable[[Ints], tuple[Int64s, Ints]]
+    correlation: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    launched: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    read_calls: Callable[[Ints], tuple[Int64s, Ints]] = lambda rows: (rows, rows)
     classes: Sequence[str] = ()
     in_case: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     grid: Ints | None = None
     read_sizes: Callable[[], Ints] | None = None
     checks: Sequence[Mapping[str, Any]] = ()
+
+    def is_kind(self, *kinds: str) -> Bools:
+        return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
 
     @cached_property
     def sizes(self) -> Ints | None:

@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables
-from profpipe.ingest.attribution import Attribution, Launches, Ranges
+from profpipe.ingest.attribution import Attribution, Launches
 from profpipe.ingest.groupby import Int64s, Ints, factorize, labelled
-from profpipe.ingest.operations import Calls, Operations
+from profpipe.ingest.operations import Operations, Spans
 from profpipe.ingest.steps import reconcile, search
 from profpipe.results import schema
 
+_NOTHING: Final = np.zeros(0, dtype=np.int64)
 _KERNEL: Final = schema.KINDS.index("kernel")
 
 
@@ -43,8 +44,8 @@ class Recording:
 
     operations: Operations
     launches: Launches
-    ranges: Ranges
-    waits: Calls
+    ranges: Spans
+    waits: Spans
     pids: Callable[[Int64s], Any]
     tids: Callable[[Int64s], Any]
     origin: schema.Origin
@@ -54,9 +55,9 @@ class Recording:
     finds_steps: bool = True
     offset_ns: int = 0
     read_shapes: Callable[[], pd.DataFrame | None] = lambda: None
-    read_calls: Callable[[], tuple[Calls, Ints]] = lambda: (Calls.none(), np.zeros(0, dtype=np.int64))
-    calls: Calls = field(default_factory=Calls.none)
-    call: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    read_calls: Callable[[], tuple[Spans, Ints]] = lambda: (Spans.none(), _NOTHING)
+    calls: Spans = field(default_factory=Spans.none)
+    call: Ints = field(default_factory=lambda: _NOTHING)
 
     @cached_property
     def placed(self) -> Attribution:
@@ -64,22 +65,21 @@ class Recording:
         return attribution.attribute(self.ranges, self.launches)
 
 
-def corrected(found: Recording, launch: Ints) -> Recording:
-    """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound.
-
-    ``launch`` numbers the call of each operation, and is not positive where the call is unknown.
-    """
+def corrected(found: Recording) -> Recording:
+    """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound."""
     work, origin = found.operations, found.origin
     rows = np.flatnonzero(work.kind == _KERNEL)
     place = [values[rows] for values in (found.launches.process, work.device, work.stream)]
     end = work.end[rows]
-    late, removed = reconcile.clip_late_ends(work.start[rows], end, place, launch[rows])
+    late, removed = reconcile.clip_late_ends(work.start[rows], end, place, work.correlation[rows].astype(np.int64))
     work.end[rows[late]] = end[late]
     checks = [*reconcile.of_late_ends(removed, work.name[rows[late]], work.names), *work.checks]
     name, names, folded = bounds.fold_names(work.name, list(work.names), work.end - work.start)
     if folded:
         origin = replace(origin, notes=(*origin.notes, bounds.note_of_names(folded)))
-    return replace(found, operations=replace(work, name=name, names=names, checks=checks), origin=origin)
+    # The ids of the launches are not needed any more: of ten million kernels 40 MB.
+    done = replace(work, name=name, names=names, checks=checks, correlation=_NOTHING)
+    return replace(found, operations=done, origin=origin)
 
 
 def tables(found: Recording, step_range: str = "") -> schema.Tables:

@@ -215,14 +215,15 @@ def _recording(
         name=name,
         names=[str(text) for text in names],
         stream=_whole(launches["stream"]),
+        correlation=_whole(launches["correlation"]),
         read_calls=lambda rows: (returned[rows], caller[rows]),
     )
     is_kernel = (launches["kind"] == "kernel").to_numpy(dtype=bool)
     found = events.Recording(
         work,
         attribution.Launches(called, returned, thread_of[0], process_of[0], is_kernel),
-        _ranges(ranges, process_of[1], thread_of[1]),
-        _calls(waits, process_of[2]),
+        _spans(ranges, thread_of[1], process_of[1]),
+        _spans(waits, _whole(waits["thread"]), process_of[2]),
         lambda codes: pids[codes],
         lambda threads: threads,
         origin,
@@ -230,7 +231,7 @@ def _recording(
         on_gpu=len(launches) > 0,
         finds_steps=finds_steps and len(launches) > 0,
     )
-    return events.corrected(found, _whole(launches["correlation"]))
+    return events.corrected(found)
 
 
 def _whole(column: pd.Series[Any]) -> Any:
@@ -238,16 +239,10 @@ def _whole(column: pd.Series[Any]) -> Any:
     return column.fillna(-1).to_numpy(dtype=np.int64).copy()
 
 
-def _ranges(ranges: pd.DataFrame, process: Ints, thread: Ints) -> attribution.Ranges:
-    name, names = pd.factorize(ranges["name"])
-    times = _whole(ranges["start"]), _whole(ranges["end"])
-    return attribution.Ranges(*times, thread, process, name, [str(text) for text in names])
-
-
-def _calls(calls: pd.DataFrame, process: Ints) -> operations.Calls:
-    name, names = pd.factorize(calls["name"])
-    times = _whole(calls["start"]), _whole(calls["end"])
-    return operations.Calls(*times, process, _whole(calls["thread"]), name, [str(text) for text in names])
+def _spans(frame: pd.DataFrame, thread: Ints, process: Ints) -> operations.Spans:
+    name, names = pd.factorize(frame["name"])
+    times = _whole(frame["start"]), _whole(frame["end"])
+    return operations.Spans(*times, thread, process, name, [str(text) for text in names])
 
 
 def _count_placements(placed: attribution.Attribution, how: pd.Series[Any]) -> dict[schema.Placement, int]:

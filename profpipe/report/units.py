@@ -102,24 +102,24 @@ NO_UNIT, COUNT = Unit(), Unit(write=count)
 RATIO, PERCENT = Unit(write=ratio), Unit("%", write=percent)
 SIGNED_PERCENT, PLUS_MINUS = Unit(write=signed_percent), Unit(write=plus_minus)
 
-_TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
-_SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))
+TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
+SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))
 
 
 def time_unit(values_ns: Iterable[float | None]) -> Unit:
     """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
-    return _unit(_TIMES, values_ns)
+    return _unit(TIMES, values_ns)
 
 
 def step_unit(values_ns: Iterable[float | None]) -> Unit:
     """The unit in which times of steps read best: as other times, but ms from 1 ms on."""
     known = sorted(value for value in values_ns if value)
     unit = time_unit(known)
-    return _TIMES[2] if known and unit is _TIMES[1] and known[-1] >= _TIMES[2].size else unit
+    return TIMES[2] if known and unit is TIMES[1] and known[-1] >= TIMES[2].size else unit
 
 
 def size_unit(values: Iterable[float | None]) -> Unit:
-    return _unit(_SIZES, values)
+    return _unit(SIZES, values)
 
 
 def _unit(units: tuple[Unit, ...], values: Iterable[float | None]) -> Unit:

@@ -51,7 +51,6 @@ from profpipe.results.tasks import Task
 from profpipe.runner import (
     artifacts,
     checkout,
-    environment,
     executor,
     fingerprint,
     guided_ncu,
@@ -64,7 +63,7 @@ from profpipe.runner import (
 from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
-from profpipe.runner.slurm import step
+from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
 
@@ -81,16 +80,12 @@ def begin_run(
     request: RunRequest, machine: Machine, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
-    return manifest_entries.begin_run(
-        request.pipeline,
-        now=manifest.utc_now(),
-        machine=machine.described,
+    begun = manifest_entries.begin_run(request.pipeline, machine.tools, command, planned, request.secrets)
+    return replace(
+        begun,
+        machine=manifest.parse(manifest.Machine, machine.described),
         packages=machine_info.packages(),
-        tools=machine.tools,
         git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
-        command=command,
-        planned=planned,
-        secrets=request.secrets,
     )
 
 
@@ -294,7 +289,7 @@ class Session:
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
-        described, variables = self.machine.described, environment.filter_variables(os.environ)
+        described, variables = self.machine.described, process.filter_variables(os.environ)
         return {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
@@ -303,7 +298,7 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = step.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
+            found = queue.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
@@ -344,11 +339,11 @@ class Session:
         others = (run for run in folders.list_runs(self.request.out) if run[0] != self.folder)
         cached_jobs = job_cache.find_cached_jobs(others)
         for job in jobs:
-            cached = cached_jobs.get(keys[job.folder])
-            if cached is None or job.folder.exists():
+            if keys[job.folder] not in cached_jobs or job.folder.exists():
                 continue
-            if not job.group or self._slots is None or self._slots.assign_name(job.group, cached.lane):
-                job_cache.reuse(cached, job.folder)
+            run, entry = cached_jobs[keys[job.folder]]
+            if not job.group or self._slots is None or self._slots.assign_name(job.group, entry.lane or ""):
+                job_cache.reuse(run, entry, job.folder)
 
     def _name(self, folder: Path) -> str:
         return str(folder.relative_to(self.folder))
@@ -387,7 +382,7 @@ class Session:
                 continue
             guide = _read_guide(folder)
             # A job for one missed kernel stays, as long as that kernel is still chosen.
-            if guide is None or not chosen.issuperset(guide.choices):
+            if guide is None or not chosen.issuperset(guide):
                 self.manifest = self.manifest.without_job(entry.folder)
                 self.data = job_tables.drop_folder(self.data, entry.folder)
         return guided
@@ -431,17 +426,15 @@ class Session:
         self.data = self._merged(job, fresh)
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
-        variables = {**environment.filter_variables(os.environ), **job.env}
+        variables = {**process.filter_variables(os.environ), **job.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
-        entry = manifest_entries.job_entry(
-            outcome,
-            _commands(job),
-            self.folder,
+        entry = replace(
+            manifest_entries.job_entry(outcome, _commands(job), self.folder),
             key=key if _is_reusable(outcome, fresh) else "",
             reused_from=job_cache.read_origin(job.folder),
-            devices=devices,
+            devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
-            rank_nodes=job_tables.read_rank_nodes(job.records) if job.nodes > 1 else {},
+            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)

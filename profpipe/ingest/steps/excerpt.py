@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, groups
-from profpipe.ingest.operations import Calls, Operations, Timeline, timeline
+from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps.accounting import gaps
 from profpipe.results import schema
 from profpipe.results.schema import EventKind, StepState
@@ -101,7 +100,7 @@ _LARGEST: Final = 2.0**63 - 1024
 class Excerpts:
     """Collects the rows of `timeline` of one recording."""
 
-    def __init__(self, operations: Operations, waits: Calls) -> None:
+    def __init__(self, operations: Operations, waits: Spans) -> None:
         self._operations = operations
         self._waits = {process: waits.of(rows) for process, rows in groups(waits.process)}
         self._waiting = {process: Union(own.start, own.end) for process, own in self._waits.items()}
@@ -128,7 +127,7 @@ class Excerpts:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
-        waits = self._waits.get(place["process"], Calls.none())
+        waits = self._waits.get(place["process"], Spans.none())
         rows = (
             _rows(window, np.array([window.begin]), np.array([end]), window.kind.value),
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),
@@ -138,7 +137,7 @@ class Excerpts:
         )
         self._parts += [{**own, **place} for own in rows if len(own["start_ns"])]
 
-    def add_cases(self, ranges: attribution.Ranges) -> None:
+    def add_cases(self, ranges: Spans) -> None:
         """Add an iteration of each case on each device. An iteration is an instance of the range of its case.
 
         The one whose time on the host is the median is shown, from its first operation to the first one of the next.
@@ -198,7 +197,7 @@ def _named(operations: Operations, name: Ints) -> Rows:
     return {"name": texts, "kernel_class": np.array(operations.classes, dtype=object)[name]}
 
 
-def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints, waits: Calls) -> Rows:
+def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints, waits: Spans) -> Rows:
     """Return the launch calls of ``rows``: one of a graph with many operations, none that waits as well."""
     start, firsts = np.unique(line.launched[rows], return_index=True)
     is_alone = ~np.isin(start, waits.start)
@@ -208,7 +207,7 @@ def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints
     return _rows(window, start, np.maximum(end, start), EventKind.LAUNCH.value, **named, thread=thread)
 
 
-def _wait_rows(window: Window, waits: Calls, shown: Bools) -> Rows:
+def _wait_rows(window: Window, waits: Spans, shown: Bools) -> Rows:
     rows = np.flatnonzero(shown)[: window.most]
     names = np.array([*waits.names, ""], dtype=object)[waits.name[rows]]
     start, end, thread = waits.start[rows], waits.end[rows], waits.thread[rows]

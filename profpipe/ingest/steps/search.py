@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import attribution, bounds
+from profpipe.ingest import bounds
 from profpipe.ingest.groupby import Int64s
-from profpipe.ingest.operations import Calls, Operations, Timeline, timeline
+from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconcile, windows
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.windows import Segments
@@ -26,8 +26,8 @@ Place = tuple[int, int]
 
 def find(
     operations: Operations,
-    ranges: attribution.Ranges,
-    waits: Calls,
+    ranges: Spans,
+    waits: Spans,
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
     own: str = "",
@@ -118,7 +118,7 @@ def _of_processes(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.Data
 
 def _choose(
     operations: Operations,
-    ranges: attribution.Ranges,
+    ranges: Spans,
     sorts: Sequence[Segments],
     process: int,
     lines: Mapping[int, Timeline],
@@ -206,7 +206,7 @@ def _agree(chosen: Segments, by_pattern: Segments) -> bool:
     return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
 
 
-def find_on_host(ranges: attribution.Ranges, pids: Callable[[Int64s], Any], own: str = "") -> schema.Tables:
+def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], own: str = "") -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
     by_process = windows.find(ranges, own=own)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.ingest.operations import Spans
 from profpipe.results import schema
 from profpipe.results.schema import StepRule
 
@@ -105,7 +105,7 @@ _DIGITS: Final = 18
 _DOMAIN: Final = r"(?:[^:]+:)?"
 
 
-def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> dict[int, list[Segments]]:
+def find(ranges: Spans, unclosed: int | None = None, own: str = "") -> dict[int, list[Segments]]:
     """Return the ranges of each process that are steps, by sort: the first that holds launches applies.
 
     A step has the number in the name of its range.
@@ -129,9 +129,7 @@ def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "")
     return found
 
 
-def recurring(
-    ranges: attribution.Ranges, process: int, launched: Int64s, duration: Int64s
-) -> tuple[str, float, Segments] | None:
+def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -> tuple[str, float, Segments] | None:
     """Return the program's own range that is a step: its name, % of the kernel time, and instances; None without one.
 
     It opens at least three times, holds most of the time of the process's kernels, and its instances are alike. The
