@@ -31,6 +31,8 @@ def test_launches_and_total_time_equal_the_truth(name, record_property):
         record_property("table", [name, "refused", result.what])
         return
     assert isinstance(result, Read), str(result)
+    able = [reader.name_of(parser) for parser in reader.parsers() if parser.sniff(EXPECT.parent / name)]
+    assert able == [result.parser]
     launches, total_ns = kernel_sums(result.tables)
     origin = result.tables.origin
     assert launches == origin.launches == expected["kernels"]

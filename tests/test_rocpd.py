@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from seed_files import ROCPD
 
-from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.results import schema
 from profpipe.results.schema import Placement
@@ -21,11 +20,6 @@ from profpipe.results.schema import Placement
 CASE = "profpipe:impl=fa2"
 GUID = "00000000-0000-0000-0000-00000000000a"
 OTHER_GUID = "00000000-0000-0000-0000-00000000000b"
-
-
-@pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    return plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
 
 
 class Rocpd:
@@ -252,11 +246,6 @@ def test_v1_kernels_without_time_stamps_are_only_counted(parser: ModuleType, tmp
 def test_a_database_without_kernels_says_what_to_pass(parser: ModuleType, rocpd: Rocpd) -> None:
     with pytest.raises(UnreadableFile, match=r"no kernels were recorded.*--kernel-trace"):
         parser.parse(rocpd.region("HIP_RUNTIME_API_EXT", "hipMalloc", 1, 2).written())
-
-
-def test_another_projects_database_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path: Path) -> None:
-    path = v1(tmp_path / "x.db", StringIds=("id value", [(1, "x")]))
-    assert not parser.sniff(path)
 
 
 def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_data: Path, tmp_path: Path) -> None:
