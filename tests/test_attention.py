@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "attention.py"
 attention = plugins.load_module(SCRIPT)
-from profpipe.workload_lib import accuracy, attention as attention_lib, implementations, requirements  # noqa: E402
+from profpipe.workload_lib import accuracy, attention as attention_lib, attention_config, implementations, requirements  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled
@@ -189,7 +189,7 @@ def test_the_reference_in_blocks_equals_autograd_in_fp64(
         {**attention.PARAMS, **SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"}
     )
     monkeypatch.setattr(accuracy, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
-    q, k, v, g = (tensor.double().requires_grad_() for tensor in case.draw())
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention_config.draw(case))
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)

@@ -340,7 +340,7 @@ def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypat
 
 def _local(**params: Any) -> list[Any]:
     shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
-    return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", **shape), "local", 0)
+    return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", inputs="local", **shape))
 
 
 def test_local_tokens_have_the_size_of_normal_ones() -> None:
@@ -369,9 +369,9 @@ def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None
     def largest_share(kind: str) -> float:
         """Of the softmax, in the tenth of the keys that weigh most; the mean over queries and heads."""
         case = attention_config.AttentionConfig(
-            impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32"
+            impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32", inputs=kind
         )
-        q, k, _ = (tensor.transpose(1, 2) for tensor in attention_config.draw(case, kind, 0))
+        q, k, _ = (tensor.transpose(1, 2) for tensor in attention_config.draw(case))
         weights = (q @ k.mT / math.sqrt(128)).softmax(-1)
         return weights.topk(100).values.sum(-1).mean().item()
 

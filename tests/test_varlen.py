@@ -159,7 +159,7 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
 def _let_run(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
     """Lets a row of the table run on the CPU."""
     row = implementations.IMPLEMENTATIONS[impl]
-    row = replace(row, dense=replace(row.dense, on_cpu=True, dtypes=("fp32",), distribution=""))
+    row = replace(row, on_cpu=True, dtypes=("fp32",), distribution="")
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, impl: row})
 
 
