@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +237,20 @@ def check_golden(name: str, text: str, regenerate: bool) -> None:
     if regenerate:
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --regenerate writes it again"
+
+
+def check_studies(name: str, studies: Iterable[tuple[Any, ...]], regenerate: bool) -> None:
+    """Compare sections, tables and texts, which follow the name of their study, with the golden file ``name``."""
+    parts = [[f"# {study}", *map(written, shown)] for study, *shown in studies]
+    check_golden(name, "\n\n".join(text for part in parts for text in part) + "\n", regenerate)
+
+
+def written(shown: Any) -> str:
+    """Return a section, a table, a text, or a list of texts as Markdown."""
+    if isinstance(shown, Section):
+        return Markdown().section(shown) or "(no section)"
+    if isinstance(shown, TableBlock):
+        return Markdown().table(shown) or "(no table)"
+    if isinstance(shown, (str, tuple)):
+        return Markdown().text(shown)
+    return "\n".join(f"- {Markdown().text(text)}" for text in shown) or "(nothing)"

@@ -1,4 +1,4 @@
-"""The sections on kernels, accuracy and processes, from recorded and made-up findings."""
+"""The sections on kernels and processes, from recorded and made-up findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_r
 
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Code, Details, Placement, Section, Table, plain
-from profpipe.report.sections import cases, kernels, step_times
+from profpipe.report.sections import kernels, step_times
 
 
 def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
@@ -53,35 +53,6 @@ def test_the_metrics_of_ncu_are_in_the_row_of_their_kernel() -> None:
     named = {column.id for column in first.columns}
     assert {"memory %", "SM %", "tensor %", "occupancy %"} <= named
     assert {t.id for t in section.tables()} >= {"ncu_figures", "ncu_rules", "full_names"}
-
-
-def judged(errors: dict[str, float], limit: float | None = 0.05) -> WorkloadFindings:
-    rows = [metric_row(f"impl={i}", "time", 100.0, n=9) for i in errors]
-    rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items()]
-    tolerance = {"error_rel_l1": limit} if limit else {}
-    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": tolerance}}}}
-    return only((tables(metrics=rows), run))
-
-
-def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate() -> None:
-    def placement(**errors: float) -> Placement:
-        return table(cases.accuracy(judged(errors)), "errors").placement
-
-    assert placement(a=0.001, b=0.0011) is Placement.DETAILS
-    assert placement(a=0.001, b=0.01) is Placement.SUMMARY
-    assert placement(a=0.08, b=0.08) is Placement.SUMMARY
-
-
-def test_the_section_on_accuracy_says_which_cases_miss_the_tolerance() -> None:
-    section = cases.accuracy(judged({"a": 0.001, "b": 0.2}))
-    text = plain(section.summary)
-    assert "Allowed: error_rel_l1 at most 0.05. 1 of 2 cases is within that. Not: b (error_rel_l1 is 0.2" in text
-    verdicts = {plain(row[0].text): plain(row[-1].text) for row in table(section, "errors").rows}
-    assert verdicts == {"a": "yes", "b": "no: relative L1 at most 0.05"}
-
-
-def test_without_errors_there_is_no_section_on_accuracy() -> None:
-    assert not cases.accuracy(only(recorded()))
 
 
 def test_each_process_has_a_row_below_its_case() -> None:

@@ -1,111 +1,70 @@
-"""The times of profilers compared: how far they differ, and the causes. All numbers but those of the last
-test are made up.
+"""The times of profilers compared: how far they differ, and the causes. All numbers but a real run's are made up.
+
+golden/differences.md says of each study by how much each profiler differs, and why.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from report_study import ADD, ATTENTION, COPY, analyze, case_row, example, kernel_row, metric_row, range_row, tables
+from report_study import (
+    ADD,
+    ATTENTION,
+    COPY,
+    analyze,
+    case_row,
+    check_golden,
+    example,
+    kernel_row,
+    metric_row,
+    range_row,
+    tables,
+)
 
-from profpipe.analysis.findings import Agreement, Reason, WorkloadFindings
+from profpipe.analysis.findings import Reason, WorkloadFindings
 from profpipe.report.document import Cell, Code, plain
 from profpipe.report.sections import agreement
 from profpipe.report.sections.agreement import WORDING, describe
 from profpipe.report.text import write_section, write_table
-from profpipe.report.units import MISSING
+from profpipe.report.units import MISSING, signed_percent
 from profpipe.results.schema import Tables
 
 
-class Compared(NamedTuple):
-    """The figure of one profiler: its difference, its causes, and whether something remains unexplained."""
-
-    difference: float | None
-    causes: tuple[str, ...] = ()
-    is_unexplained: bool = False
-    numbers: Mapping[str, float | str] = {}
-
-
-def declared(**workload: Any) -> dict[str, Any]:
-    return {"pipeline": {"workloads": {"w": workload}}}
-
-
-def agreement_of(data: Tables, run: dict[str, Any] | None = None, case: str = "") -> Agreement:
+def only(data: Tables, run: dict[str, Any] | None = None) -> WorkloadFindings:
     (workload,) = analyze(data, run or {}).workloads
-    (found,) = [each for each in workload.agreements if not case or each.case == case]
-    return found
+    return workload
 
 
-def figures(data: Tables, run: dict[str, Any] | None = None, case: str = "") -> dict[str, Compared]:
-    """The figures by profiler; ``numbers`` are those of all their reasons."""
-    return {
-        figure.profiler: Compared(
-            None if figure.difference is None else round(figure.difference, 3),
-            tuple(reason.cause for reason in figure.reasons),
-            figure.is_unexplained,
-            {name: n for reason in figure.reasons for name, n in reason.numbers.items()},
-        )
-        for figure in agreement_of(data, run, case).figures
-    }
+def called(kernels: list[dict[str, Any]], *metrics: dict[str, Any], flags: str = "", **calls: Any) -> WorkloadFindings:
+    """Ten calls of a case with these kernels."""
+    cases = [case_row("impl=a", flags=flags.split())]
+    return only(tables(cases, kernels, [range_row("impl=a", 10, **calls)], metrics))
 
 
-UNKNOWN = ((), True)
+def time(us: float) -> dict[str, Any]:
+    return metric_row("impl=a", "time", 1e3 * us)
 
 
-def verdict(found: Compared) -> tuple[tuple[str, ...], bool]:
-    return found.causes, found.is_unexplained
+def issue(us: float) -> dict[str, Any]:
+    return metric_row("impl=a", "issue", 1e3 * us)
 
 
 def captured(ns: float = 100_000.0, **nsys: Any) -> list[dict[str, Any]]:
     return [kernel_row("impl=a", ATTENTION, 10, 10 * ns, **nsys)]
 
 
-def test_events_a_little_above_the_kernels_are_explained_by_launch_gaps() -> None:
-    data = tables(
-        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 106_000.0)]
-    )
-    gaps = pytest.approx({"ns": 6000.0, "kernels": 1.0})
-    assert figures(data) == {
-        "nsys": Compared(None),
-        "plain": Compared(0.06, ("launch gaps",), numbers=gaps),
-    }
-
-
-def test_a_difference_that_nothing_explains_is_flagged() -> None:
-    data = tables(
-        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 190_000.0)]
-    )
-    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)
-
-
-@pytest.mark.parametrize(
-    ("busy_us", "numbers", "is_explained"),
-    [
-        (112, {"ns": 88_000.0, "streams": 2}, True),
-        (104, {"ns": 96_000.0, "streams": 2}, True),  # and 6 us are launch gaps
-        (130, {"ns": 70_000.0, "of_ns": 90_000.0}, False),
-        (60, {"excess_ns": 50_000.0}, False),
-        (None, {}, False),
-    ],
-)
-def test_overlapping_streams_explain_a_call_that_takes_as_long_as_some_kernel_runs(
-    busy_us: float | None, numbers: dict[str, float], is_explained: bool
-) -> None:
-    kernels = [*captured(stream=7), kernel_row("impl=a", ADD, 10, 1e6, stream=8)]
+def two_streams(busy_us: float | None) -> WorkloadFindings:
+    """Of a call of 110 us, two streams with 100 us of kernels each."""
     busy = {} if busy_us is None else {"wall_ns": 3e6, "busy_ns": 1e4 * busy_us}
-    ranges = [range_row("impl=a", 10, **busy)]
-    data = tables(kernels=kernels, ranges=ranges, metrics=[metric_row("impl=a", "time", 110_000.0)])
-    causes = ("overlap",) if numbers else ()
-    assert figures(data)["plain"] == Compared(-0.45, causes, not is_explained, pytest.approx(numbers))
+    return called([*captured(stream=7), kernel_row("impl=a", ADD, 10, 1e6, stream=8)], time(110), **busy)
 
 
 def two_gpus(
     time_us: float, *, busy_us: float, waits_us: float, own_us: float | None = None, communicate: bool = True
-) -> Compared:
+) -> WorkloadFindings:
     """The time of a call of two GPUs: 100 us of attention each, 20 us of communication at least.
 
     ``waits_us`` are those that GPU 1 communicates beyond that, ``busy_us`` the mean time in which some kernel runs.
@@ -120,93 +79,23 @@ def two_gpus(
                 for gpu, waits in ((0, 0), (1, waits_us)) if communicate
                 for name, value, unit in (("communication_busy", 1e3 * (20 + waits), "ns"),
                                           ("communication_overlap", 0.0, "%"))]  # fmt: skip
-    return figures(tables([case_row("impl=a")], kernels, ranges, metrics))["plain"]
+    return only(tables([case_row("impl=a")], kernels, ranges, metrics))
 
 
-def test_a_gpu_that_waits_for_another_makes_the_mean_of_their_kernels_longer() -> None:
-    waiting = two_gpus(125, busy_us=220, waits_us=200)
-    assert verdict(waiting) == (("waiting in communication",), False)
-    assert waiting.numbers == {"slow": "1", "slow_ns": 220_000.0, "fast": "0", "fast_ns": 20_000.0}
-    assert two_gpus(101, busy_us=200, waits_us=200).causes == ("waiting in communication", "overlap")
+def beside_copies(us: float) -> WorkloadFindings:
+    """Ten launches of 100 us together in a call of 400, beside a memset."""
+    memset = kernel_row("impl=a", "memset", 10, 1e4 * us, kind="memset")
+    return called([kernel_row("impl=a", ADD, 100, 1e6), memset], time(400))
 
 
-def test_a_wait_far_longer_than_the_difference_is_not_its_cause() -> None:
-    """The call waits as well: the kernels are 20 us longer than it, and one GPU waits for 200."""
-    assert verdict(two_gpus(200, busy_us=220, waits_us=200)) == UNKNOWN
-    assert verdict(two_gpus(200, busy_us=210, waits_us=200)) == (("overlap",), True)
-
-
-def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited() -> None:
-    slowest = two_gpus(400, busy_us=120, waits_us=0, own_us=120)
-    assert verdict(slowest) == (("slowest process",), False)
-    assert slowest.numbers == {"slow": "0", "slow_ns": 400_000.0, "fast": "1", "fast_ns": 120_000.0}
-    assert "slowest process" not in two_gpus(400, busy_us=120, waits_us=0, own_us=200).causes
-
-
-def test_the_time_of_processes_that_do_not_communicate_is_that_of_the_slowest_gpu() -> None:
-    slowest = two_gpus(112, busy_us=100, waits_us=0, own_us=98, communicate=False)
-    assert slowest == Compared(0.12, ("slowest process",), numbers=slowest.numbers)
-    assert slowest.numbers == {"slow": "0", "slow_ns": 112_000.0, "fast": "1", "fast_ns": 98_000.0}
-    other = two_gpus(112, busy_us=100, waits_us=0, own_us=104, communicate=False)
-    assert "slowest process" not in other.causes, "the fastest takes longer than the kernels as well"
-    other = two_gpus(500, busy_us=100, waits_us=0, own_us=99, communicate=False)
-    assert "slowest process" not in other.causes, "the kernels do not take as long in the slowest process"
-
-
-def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> None:
-    def reasons(copies_us: float) -> list[Reason]:
-        kernels = [
-            kernel_row("impl=a", ADD, 100, 1e6),
-            kernel_row("impl=a", "memset", 10, 1e4 * copies_us, kind="memset"),
-        ]
-        metrics = [metric_row("impl=a", "time", 400_000.0)]
-        found = agreement_of(tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics))
-        return list(next(figure for figure in found.figures if figure.profiler == "plain").reasons)
-
-    gaps = Reason("launch gaps", {"ns": 30_000.0, "kernels": 10.0})
-    assert reasons(270) == [Reason("copies and sets", {"ns": 270_000.0}), gaps]
-    assert reasons(290) == [Reason("copies and sets", {"ns": 290_000.0})]
-
-
-def test_ncu_is_compared_over_the_kernels_that_it_profiled() -> None:
-    kernels = [
-        *captured(),
-        kernel_row("impl=a", COPY, 10, 1e6),
-        kernel_row("impl=a", ATTENTION, 1, 110_000.0, profiler="ncu"),
-    ]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
-                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
-    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control", "none"]]}]}
-    assert figures(data, run)["ncu"] == Compared(0.1, ("cold cache",))
-    assert agreement_of(data, run).figures[-1].covered == 0.5
-
-
-@pytest.mark.parametrize(("counted", "compared"), [(1, False), (7, True)])
-def test_one_launch_of_many_that_differ_stands_for_none_of_them(counted: int, compared: bool) -> None:
+def one_of_many(counted: int, is_alone: bool = False) -> WorkloadFindings:
     """Guided ncu takes one: of six copies of 10 us and one of 60 us a call, the large one, whose time is nsys's."""
     copies = [60_000.0, *[10_000.0] * 6] * 10
-    spread = {"stddev_ns": statistics.stdev(copies)}
-    kernels = [*captured(), kernel_row("impl=a", COPY, 70, sum(copies), **spread)]
-    kernels += [kernel_row("impl=a", ATTENTION, 1, 100_000.0, profiler="ncu")]
+    kernels = [kernel_row("impl=a", COPY, 70, sum(copies), stddev_ns=statistics.stdev(copies))]
     kernels += [kernel_row("impl=a", COPY, counted, 60_000.0 if counted == 1 else 120_000.0, profiler="ncu")]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
-                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
-    assert figures(data)["ncu"] == Compared(0.0)
-    assert agreement_of(data).figures[-1].covered == pytest.approx(1.0 if compared else 100 / 220)
-    alone = [row for row in kernels if row["kernel"] == COPY]
-    data = tables(kernels=alone, ranges=[range_row("impl=a", 10)], metrics=data.metrics.to_dict("records"))
-    (workload,) = analyze(data, {}).workloads
-    assert bool(workload.agreements) is compared
-
-
-def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
-    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 190_000.0, profiler="ncu")]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
-                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
-    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control=none"]]}]}
-    assert figures(data, run)["ncu"] == Compared(0.9, is_unexplained=True)
-    run["jobs"][0]["argv"] = [["ncu"]]
-    assert figures(data, run)["ncu"] == Compared(0.9, ("locked clock",))
+    if not is_alone:
+        kernels += [*captured(), kernel_row("impl=a", ATTENTION, 1, 100_000.0, profiler="ncu")]
+    return called(kernels, metric_row("impl=a", "iterations", 1, "1", profiler="ncu"))
 
 
 def held_back(
@@ -216,8 +105,8 @@ def held_back(
     bytes_moved: float = 1.0,
     argv: str = "--clock-control=none",
     **others: Any,
-) -> Compared:
-    """The figure of ncu, else of the events, for a call of 1.2 ms at 1860 MHz whose kernel takes ``ns`` under nsys."""
+) -> WorkloadFindings:
+    """A call of 1.2 ms at 1860 MHz whose kernel takes ``ns`` under nsys."""
     clocks = {"sm_clock": 1.86e9, "sm_clock_min": 1.785e9, "sm_clock_max": 1.98e9}
     metrics = [metric_row("impl=a", name, value, "Hz") for name, value in clocks.items()]
     metrics += [
@@ -238,118 +127,18 @@ def held_back(
         },
         "jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", argv]]}],
     }
-    found = figures(tables(cases, kernels, [range_row("impl=a", 10)], metrics), run)
-    return found["ncu" if ncu_ns else "plain"]
+    return only(tables(cases, kernels, [range_row("impl=a", 10)], metrics), run)
 
 
-THROTTLED = ("throttled clock", "derived clock")
+def queued(launches: int, issue_ms: float, flags: str = "host_bound") -> WorkloadFindings:
+    """Launches of 100 us together in a call of 5.1 ms."""
+    return called([kernel_row("impl=a", ADD, 10 * launches, 1e6)], time(5100), issue(1e3 * issue_ms), flags=flags)
 
 
-def mhz(found: Compared, *names: str) -> tuple[int, ...]:
-    return tuple(round(float(found.numbers[name]) / 1e6) for name in names)
-
-
-def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_clock() -> None:
-    found = held_back(1_129_000.0)
-    assert (found.difference, *verdict(found)) == (0.063, THROTTLED, False)
-    assert (found.numbers["marks"], found.numbers["profiler"]) == ("throttled", "nsys")
-    assert mhz(found, "hz", "highest_hz", "low", "high") == (1860, 1980, 1962, 1977)
-
-
-@pytest.mark.parametrize(
-    ("launches", "issue_ms", "explained"),
-    [(1500, 5.0, True), (1500, 2.0, False), (900, 5.0, False), (1500, 30.0, False)],
-)
-def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
-    launches: int, issue_ms: float, explained: bool
-) -> None:
-    kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 0.1e6)]
-    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
-    data = tables([case_row("impl=a", flags=["host_bound"])], kernels, [range_row("impl=a", 10)], metrics)
-    found = figures(data)["plain"]
-    assert verdict(found) == ((("host-bound",), False) if explained else UNKNOWN)
-    assert found.numbers == ({"issue_ns": issue_ms * 1e6, "launches": launches, "queue": 1024} if explained else {})
-
-
-@pytest.mark.parametrize(
-    ("issue_ms", "flags", "explained"),
-    [(4.0, ["noisy"], True), (3.3, ["noisy"], False), (4.0, [], False)],
-    ids=["scattered", "scattered, and far off", "not scattered"],
-)
-def test_a_scattered_call_may_differ_more_from_the_time_that_the_host_needs(
-    issue_ms: float, flags: list[str], explained: bool
-) -> None:
-    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
-    kernels = [kernel_row("impl=a", ATTENTION, 10 * 1500, 10 * 0.1e6)]
-    data = tables([case_row("impl=a", flags=flags)], kernels, [range_row("impl=a", 10)], metrics)
-    assert verdict(figures(data)["plain"]) == ((("host-bound",), False) if explained else UNKNOWN)
-
-
-def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
-    # By the medians the call took 0.6 % more cycles; by the range alone the kernel's clock may have been 1962 MHz.
-    found = held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9))
-    assert verdict(found) == (("clock",), False)
-    assert mhz(found, "hz", "reference_hz") == (1860, 1965) and found.numbers["cycles"] == pytest.approx(
-        0.006, abs=5e-4
-    )
-    found = held_back(1_129_000.0, under_nsys=(1.86e9, 1.875e9, 1.98e9))
-    assert verdict(found) == (THROTTLED, False)
-    assert mhz(found, "low", "high", "recorded_low", "recorded_high") == (1962, 1977, 1860, 1980)
-    assert verdict(held_back(1_129_000.0, under_nsys=(1.84e9, 1.875e9, 1.89e9))) == UNKNOWN
-
-
-def test_recorded_clocks_are_the_cause_also_without_a_flag() -> None:
-    def slower_under_nsys(ns: float, hz: float, **others: Any) -> Compared:
-        return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
-
-    found = slower_under_nsys(1_250_000.0, 1.77e9)
-    assert (found.difference, *verdict(found)) == (-0.04, ("clock",), False)
-    assert mhz(found, "hz", "reference_hz") == (1860, 1770)
-    assert verdict(slower_under_nsys(1_250_000.0, 1.83e9)) == UNKNOWN  # less than half of it
-    assert verdict(slower_under_nsys(1_350_000.0, 1.77e9)) == UNKNOWN  # nor that much
-    assert verdict(slower_under_nsys(1_250_000.0, 1.95e9)) == UNKNOWN  # the other way
-    assert verdict(slower_under_nsys(1_250_000.0, 1.77e9, bytes_moved=5.5e9)) == UNKNOWN  # memory has its own clock
-
-
-def test_equal_times_need_no_clock() -> None:
-    clocks = {"flags": [], "under_nsys": (1.85e9, 1.85e9, 1.85e9)}
-    assert held_back(1_200_000.0, **clocks) == Compared(0.0)
-    assert held_back(1_200_000.0, 1_200_000.0, **clocks) == Compared(0.0)
-
-
-def test_ncu_is_shorter_where_the_reference_ran_below_the_highest_clock() -> None:
-    def under(hz: float, ncu_ns: float, **others: Any) -> Compared:
-        return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
-
-    found = under(1.86e9, 1_134_000.0)
-    assert (found.difference, *verdict(found)) == (-0.055, ("clock below its highest",), False)
-    assert mhz(found, "hz", "highest_hz") == (1860, 1980)
-    assert verdict(under(1.86e9, 1_080_000.0)) == UNKNOWN  # the highest would not do
-    assert verdict(under(1.95e9, 1_134_000.0)) == UNKNOWN
-    assert verdict(under(1.86e9, 1_134_000.0, argv="--set=basic")) == UNKNOWN  # ncu locks a lower clock
-    assert verdict(under(1.86e9, 1_134_000.0, bytes_moved=5.5e9)) == UNKNOWN
-
-
-def test_a_clock_above_the_highest_of_the_gpu_is_not_a_cause() -> None:
-    assert verdict(held_back(1_080_000.0)) == UNKNOWN  # it would take 2051 MHz
-    assert verdict(held_back(1_300_000.0)) == UNKNOWN  # 1717 MHz, and the case never ran below 1785
-
-
-def test_a_clock_is_the_cause_only_where_it_was_throttled_and_arithmetic_limits_the_call() -> None:
-    assert verdict(held_back(1_129_000.0, flags=[])) == UNKNOWN
-    assert verdict(held_back(1_129_000.0, bytes_moved=5.5e9)) == UNKNOWN
-
-
-def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forbade_to_the_others() -> None:
-    found = held_back(1_200_000.0, 1_134_000.0)
-    assert (found.difference, *verdict(found)) == (-0.055, (*THROTTLED, "derived clock"), False)
-    assert found.numbers["profiler"] == "ncu" and mhz(found, "low", "high") == (1953, 1968)
-    assert verdict(held_back(1_200_000.0, 1_080_000.0)) == UNKNOWN  # 2051 MHz at least
-    assert verdict(held_back(1_200_000.0, 1_134_000.0, argv="--set=basic")) == UNKNOWN  # ncu locks a lower clock
-
-
-def short_and_long(short: float, long: float, slow_hz: float = 1.73e9, under_nsys: float | None = None) -> Compared:
-    """ncu's figure of a kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns.
+def short_and_long(
+    short: float, long: float, slow_hz: float = 1.73e9, under_nsys: float | None = None
+) -> WorkloadFindings:
+    """A kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns.
 
     ``under_nsys`` is the clock in the other case, in Hz.
     """
@@ -366,39 +155,31 @@ def short_and_long(short: float, long: float, slow_hz: float = 1.73e9, under_nsy
     data = tables(kernels=kernels, ranges=[range_row("impl=a", 10), range_row("impl=b", 10)], metrics=metrics)
     jobs = [{"workload": "w", "profiler": profiler, "argv": [["--clock-control=none"]]} for profiler in ("nsys", "ncu")]
     run = {"jobs": jobs, "machine": {"gpus": [{"max_sm_clock_hz": 1_980_000_000}]}}
-    return figures(data, run, "impl=a")["ncu"]
+    return only(data, run)
 
 
-def test_ncu_is_longer_where_it_counts_a_lower_clock_than_in_longer_launches_that_agree() -> None:
-    found = short_and_long(103_700.0, 1_001_000.0)
-    assert (found.difference, *verdict(found)) == (0.037, ("lower clock under ncu",), False)
-    assert mhz(found, "hz", "longer_hz") == (1730, 1790)
-    assert found.numbers["share"] == pytest.approx(0.035, abs=5e-4)
-    assert verdict(short_and_long(110_000.0, 1_001_000.0)) == UNKNOWN  # the clock makes a third of it
-    assert verdict(short_and_long(103_700.0, 1_100_000.0)) == UNKNOWN  # the long ones do not agree either
-    assert verdict(short_and_long(103_700.0, 1_001_000.0, 1.79e9)) == UNKNOWN
+def first_kernel(
+    *jobs: str, argv: str = "--clock-control=none", ns: float = 105_000.0, **workload: Any
+) -> WorkloadFindings:
+    """A kernel of 100 us that takes ``ns`` under ncu."""
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, ns, profiler="ncu")]
+    metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+    run: dict[str, Any] = {"jobs": [{"workload": "w", "profiler": name, "argv": [argv.split()]} for name in jobs]}
+    run |= {"pipeline": {"workloads": {"w": workload}}} if workload else {}
+    return only(tables((), kernels, [range_row("impl=a", 10)], metrics), run)
 
 
-def test_a_longer_launch_that_would_agree_at_the_highest_clock_gives_ncus_clock_as_well() -> None:
-    """ncu's launch is the faster one, for under nsys the power cap held the clock at 1.80 of 1.98 GHz."""
-    assert verdict(short_and_long(103_700.0, 920_000.0)) == UNKNOWN
-    found = short_and_long(103_700.0, 920_000.0, under_nsys=1.8e9)
-    assert found.causes == ("lower clock under ncu",) and mhz(found, "hz", "longer_hz") == (1730, 1790)
+def half_seen() -> WorkloadFindings:
+    """ncu profiled one of two kernels."""
+    kernels = [*captured(), kernel_row("impl=a", COPY, 10, 1e6)]
+    kernels.append(kernel_row("impl=a", ATTENTION, 1, 110_000.0, profiler="ncu"))
+    return of_ncu(kernels, 10)
 
 
-def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_cold_cache() -> None:
-    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 105_000.0, profiler="ncu")]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
-                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
-    jobs = [{"workload": "w", "profiler": name, "argv": [["--clock-control=none"]]} for name in ("nsys", "ncu")]
-    assert figures(data, {"jobs": jobs})["ncu"] == Compared(0.05, is_unexplained=True)
-    of_a_command = {**declared(command=["./a.out"]), "jobs": jobs}
-    cold = Compared(0.05, ("cold cache",))
-    assert figures(data, of_a_command)["ncu"] == figures(data, {"jobs": jobs[1:]})["ncu"] == cold
-
-
-def of_ncu(kernels: list[dict[str, Any]], calls: int, dram: float | None = None, caches: str = "none") -> Compared:
-    """ncu's figure for kernels under nsys, which saw ``calls`` calls, and under ncu, for which ``caches`` is set.
+def of_ncu(
+    kernels: list[dict[str, Any]], calls: int, dram: float | None = None, caches: str = "none"
+) -> WorkloadFindings:
+    """Kernels under nsys, which saw ``calls`` calls, and under ncu, for which ``caches`` is set.
 
     ``dram`` is the share of the memory's peak bandwidth that ncu counts in the kernel, in %.
     """
@@ -408,45 +189,18 @@ def of_ncu(kernels: list[dict[str, Any]], calls: int, dram: float | None = None,
     if dram is not None:
         name = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
         metrics.append(metric_row("impl=a", name, dram, "%", profiler="ncu", subject=ATTENTION))
-    return figures(tables((), kernels, [range_row("impl=a", calls)], metrics), run)["ncu"]
+    return only(tables((), kernels, [range_row("impl=a", calls)], metrics), run)
 
 
-def added_by_ncu(ns: float, added_ns: float, launches: int = 1) -> Compared:
+def added_by_ncu(ns: float, added_ns: float, launches: int = 1) -> WorkloadFindings:
     """Kernels of ``ns`` that take ``added_ns`` longer under ncu, in calls of so many launches."""
     under_ncu = kernel_row("impl=a", ATTENTION, launches, launches * (ns + added_ns), profiler="ncu")
     return of_ncu([kernel_row("impl=a", ATTENTION, 10 * launches, 10 * launches * ns), under_ncu], 10)
 
 
-def test_what_ncu_adds_to_a_launch_is_a_cause_where_it_makes_half_of_the_difference() -> None:
-    found = added_by_ncu(10_000.0, 1_210.0)
-    assert found == Compared(0.121, ("launch under ncu",), numbers={"limit_ns": 1500.0})
-    assert verdict(added_by_ncu(10_000.0, 1_210.0, launches=7)) == (("launch under ncu",), False)
-    assert verdict(added_by_ncu(10_000.0, 1_790.0)) == (("launch under ncu",), False), "less than 3 % are left"
-    assert verdict(added_by_ncu(10_000.0, 1_810.0)) == UNKNOWN, "more than 3 % are left"
-    assert verdict(added_by_ncu(60_000.0, 2_990.0)) == (("launch under ncu",), False)
-    assert verdict(added_by_ncu(60_000.0, 3_010.0)) == UNKNOWN, "less than half of it"
-    assert verdict(added_by_ncu(10_000.0, -1_210.0)) == UNKNOWN, "ncu adds time"
-    assert added_by_ncu(5_000.0, 290.0).causes == ("short kernels",), "a mean varies by as much"
-
-
-def test_ncu_is_shorter_where_it_empties_caches_that_hold_data_to_write_back() -> None:
-    kernels = [
-        kernel_row("impl=a", ATTENTION, 30, 30 * 29_730.0),
-        kernel_row("impl=a", ATTENTION, 1, 27_100.0, profiler="ncu"),
-    ]
-    found = of_ncu(kernels, 30, dram=44.0, caches="all")
-    numbers = pytest.approx({"reference": "nsys", "limit_ns": 0.44 * 27_100.0}, abs=0.1)
-    assert found == Compared(-0.088, ("clean cache under ncu",), numbers=numbers)
-    assert verdict(of_ncu(kernels, 30, dram=9.0, caches="all")) == UNKNOWN, (
-        "its traffic takes 2.4 us, and 2.6 are missing"
-    )
-    assert verdict(of_ncu(kernels, 30, dram=44.0)) == UNKNOWN, "ncu left the caches alone"
-    assert verdict(of_ncu(kernels, 30, caches="all")) == UNKNOWN, "the traffic is not known"
-
-
 def one_launch(
     ncu: list[float], nsys: tuple[float, float] = (91_200.0, 106_560.0), calls: int = 30, **other: Any
-) -> Compared:
+) -> WorkloadFindings:
     """ncu's launches, in ns, against those of nsys, 93 us in the mean and within ``nsys``."""
     of_nsys = {"min_ns": nsys[0], "max_ns": nsys[1], "stddev_ns": 3_500.0}
     kernels = [kernel_row("impl=a", ATTENTION, calls, 93_000.0 * calls, **of_nsys)]
@@ -456,31 +210,178 @@ def one_launch(
         spread = {"min_ns": 95_000.0, "max_ns": 110_000.0, "stddev_ns": 4_000.0}
         kernels.append(kernel_row("impl=a", name, calls, 100_000.0 * calls, **spread))
         kernels.append(kernel_row("impl=a", name, 1, ns, profiler="ncu"))
-    found = of_ncu(kernels, calls)
-    assert found.difference is not None and found.difference > 0.03
-    return found
+    return of_ncu(kernels, calls)
 
 
-def test_a_single_launch_of_ncu_within_the_range_of_the_reference_is_a_cause() -> None:
-    found = one_launch([98_560.0])
-    assert verdict(found) == (("single launch",), False)
-    assert found.numbers == {"ns": 98_560.0, "low": 91_200.0, "high": 106_560.0, "launches": 30.0, "reference": "nsys"}
-    assert verdict(one_launch([99_700.0], nsys=(91_200.0, 99_600.0))) == UNKNOWN, "longer than any"
-    assert verdict(one_launch([100_500.0])) == UNKNOWN, "more than two standard deviations from the mean"
-    assert verdict(one_launch([98_560.0] * 2)) == UNKNOWN, "two that are both longer are no chance"
-    assert verdict(one_launch([98_560.0], calls=1)) == UNKNOWN, "as many"
+def to_write_back(**ncu: Any) -> WorkloadFindings:
+    """ncu is 2.6 us shorter. 44 % of the traffic take more than that."""
+    kernels = [
+        kernel_row("impl=a", ATTENTION, 30, 30 * 29_730.0),
+        kernel_row("impl=a", ATTENTION, 1, 27_100.0, profiler="ncu"),
+    ]
+    return of_ncu(kernels, 30, **ncu)
 
 
-def test_two_kernels_that_are_both_longer_are_not_explained_by_single_launches() -> None:
-    assert verdict(one_launch([98_560.0], b=107_000.0)) == UNKNOWN
-    found = one_launch([99_900.0], b=99_900.0)
-    assert found.causes == ("single launch",) and found.numbers["ns"] == 99_900.0, "the shorter one makes none"
+def operators(**interval: float) -> WorkloadFindings:
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
+    kernels = [kernel_row("n=1", "aten::bmm", 2, 50.0, **cpu)]
+    call = metric_row("n=1", "time", 100.0, **{"ci_low": 40.0, "ci_high": 200.0, "n": 9, **interval})
+    return only(tables([case_row("n=1")], kernels, [range_row("n=1", 1, "torch")], [call]))
 
 
-def test_launches_without_a_shortest_and_longest_time_explain_nothing() -> None:
-    under_ncu = kernel_row("impl=a", ATTENTION, 1, 98_560.0, profiler="ncu")
-    found = of_ncu([kernel_row("impl=a", ATTENTION, 30, 2_790_000.0), under_ncu], 30)
-    assert found == Compared(0.06, is_unexplained=True)
+def moved(mark: str, ns: float) -> WorkloadFindings:
+    """A call of 100 us whose samples lie between 98 and 110."""
+    spread = [metric_row("impl=a", "time_p10", 98_000.0), metric_row("impl=a", "time_p90", 110_000.0)]
+    call = metric_row("impl=a", "time", 100_000.0, ci_low=99_500.0, ci_high=100_500.0, n=83)
+    return called(captured(ns), call, *spread, flags=mark)
+
+
+def under_nsys(hz: float, ns: float = 1_250_000.0, **others: Any) -> WorkloadFindings:
+    return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+
+def below_highest(hz: float, ncu_ns: float, **others: Any) -> WorkloadFindings:
+    return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+
+#: A call that copies so much that memory limits it, which has a clock of its own.
+MEMORY: dict[str, Any] = {"bytes_moved": 5.5e9}
+LOCKED: dict[str, Any] = {"argv": "--set=basic"}
+IDLE: dict[str, Any] = {"wall_ns": 4e6, "busy_ns": 1e6}
+
+
+def studies() -> Iterator[tuple[str, dict[str, WorkloadFindings]]]:
+    yield "The time of a call", {
+        "6 us more than the kernel": called(captured(), time(106)), "90 us more": called(captured(), time(190)),
+        "within the interval": operators(), "outside": operators(ci_low=90.0),
+        "within the spread of a clock that moved": moved("clock_spread", 105_000.0),
+        "beyond it": moved("clock_spread", 115_000.0), "of a clock that did not": moved("throttled", 105_000.0),
+        "copies of 270 of 300 us": beside_copies(270), "of 290": beside_copies(290),
+    }  # fmt: skip
+    yield (
+        "Two streams of 100 us in a call of 110",
+        {f"some kernel runs for {us} us": two_streams(us) for us in (112, 104, 130, 60, None)},
+    )
+    yield "Two GPUs that communicate", {
+        "one waits 200 us": two_gpus(125, busy_us=220, waits_us=200),
+        "and its streams overlap": two_gpus(101, busy_us=200, waits_us=200),
+        "the call waits as well": two_gpus(200, busy_us=220, waits_us=200),
+        "and its streams overlap a little": two_gpus(200, busy_us=210, waits_us=200),
+        "the slowest process waited": two_gpus(400, busy_us=120, waits_us=0, own_us=120),
+        "it is not far slower than the other": two_gpus(400, busy_us=120, waits_us=0, own_us=200),
+    }  # fmt: skip
+    yield "Two GPUs that do not", {
+        "the slowest of them": two_gpus(112, busy_us=100, waits_us=0, own_us=98, communicate=False),
+        "the fastest takes longer than the kernels as well":
+            two_gpus(112, busy_us=100, waits_us=0, own_us=104, communicate=False),
+        "the kernels do not take as long in the slowest process":
+            two_gpus(500, busy_us=100, waits_us=0, own_us=99, communicate=False),
+    }  # fmt: skip
+    yield "A host that issues launches", {
+        "more than can be queued": queued(1500, 5.0), "and is faster than the call": queued(1500, 2.0),
+        "fewer than can be queued": queued(900, 5.0), "and takes far longer than the call": queued(1500, 30.0),
+        "in scattered calls": queued(1500, 4.0, "noisy"), "far off": queued(1500, 3.3, "noisy"),
+        "in others": queued(1500, 4.0, ""), "in an idle range": called(captured(), time(190), **IDLE),
+        "ahead": called(captured(), time(190), issue(400), flags="host_bound", **IDLE),
+        "far longer than a call that waits": called(captured(), time(190), issue(400), flags="synchronises", **IDLE),
+        "as long as a call that waits": called(captured(), time(190), issue(200), flags="synchronises", **IDLE),
+    }  # fmt: skip
+    capped = held_back(1_129_000.0)
+    yield "A call that the power cap slowed", {
+        "its kernel ran at a higher clock": capped,
+        "by the recorded medians": held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9)),
+        "by their range alone": held_back(1_129_000.0, under_nsys=(1.86e9, 1.875e9, 1.98e9)),
+        "the recorded clock was lower": held_back(1_129_000.0, under_nsys=(1.84e9, 1.875e9, 1.89e9)),
+        "it would take 2051 MHz": held_back(1_080_000.0),
+        "1717 MHz, and the case never ran below 1785": held_back(1_300_000.0),
+        "without the flag": held_back(1_129_000.0, flags=[]), "limited by memory": held_back(1_129_000.0, **MEMORY),
+        "ncu's kernel ran at a clock that the cap forbade": held_back(1_200_000.0, 1_134_000.0),
+        "2051 MHz at least": held_back(1_200_000.0, 1_080_000.0),
+        "ncu locks a lower clock": held_back(1_200_000.0, 1_134_000.0, **LOCKED),
+    }  # fmt: skip
+    yield "A lower clock under nsys", {
+        "1770 MHz": under_nsys(1.77e9), "less than half of it": under_nsys(1.83e9),
+        "nor that much": under_nsys(1.77e9, 1_350_000.0), "the other way": under_nsys(1.95e9),
+        "limited by memory": under_nsys(1.77e9, **MEMORY),
+        "the same time": under_nsys(1.85e9, 1_200_000.0),
+        "the same time under ncu": under_nsys(1.85e9, 1_200_000.0, ncu_ns=1_200_000.0),
+    }  # fmt: skip
+    yield "ncu is shorter where the reference ran below the highest clock", {
+        "1860 MHz": below_highest(1.86e9, 1_134_000.0), "the highest would not do": below_highest(1.86e9, 1_080_000.0),
+        "1950 MHz": below_highest(1.95e9, 1_134_000.0),
+        "ncu locks a lower clock": below_highest(1.86e9, 1_134_000.0, **LOCKED),
+        "limited by memory": below_highest(1.86e9, 1_134_000.0, **MEMORY),
+    }  # fmt: skip
+    yield "ncu counts a lower clock than in longer launches", {
+        "that agree": short_and_long(103_700.0, 1_001_000.0),
+        "the clock makes a third of it": short_and_long(110_000.0, 1_001_000.0),
+        "that do not agree": short_and_long(103_700.0, 1_100_000.0),
+        "it does not": short_and_long(103_700.0, 1_001_000.0, 1.79e9),
+        # ncu's launch is the faster one, for under nsys the power cap held the clock at 1.80 of 1.98 GHz.
+        "that are shorter": short_and_long(103_700.0, 920_000.0),
+        "that would agree at the highest clock": short_and_long(103_700.0, 920_000.0, under_nsys=1.8e9),
+    }  # fmt: skip
+    yield "ncu and its caches", {
+        "it profiled one of two kernels": half_seen(), "it is far longer": first_kernel("ncu", ns=190_000.0),
+        "and locks the clock": first_kernel("ncu", ns=190_000.0, argv="ncu"),
+        "the harness empties the caches for both": first_kernel("nsys", "ncu"),
+        "a command empties none": first_kernel("nsys", "ncu", command=["./a.out"]),
+        "ncu alone empties them": first_kernel("ncu"),
+        "data to write back": to_write_back(dram=44.0, caches="all"),
+        "its traffic takes 2.4 us": to_write_back(dram=9.0, caches="all"),
+        "ncu left the caches alone": to_write_back(dram=44.0), "unknown traffic": to_write_back(caches="all"),
+    }  # fmt: skip
+    yield (
+        "One launch of many that differ",
+        {
+            "stands for none": one_of_many(1),
+            "all do": one_of_many(7),
+            "alone": one_of_many(1, is_alone=True),
+            "all alone": one_of_many(7, is_alone=True),
+        },
+    )
+    yield "What ncu adds to a launch", {
+        f"{added} ns to {launches} of {ns:.0f}": added_by_ncu(ns, added, launches)
+        for ns, added, launches in (
+            (1e4, 1210, 1), (1e4, 1210, 7), (1e4, 1790, 1), (1e4, 1810, 1), (6e4, 2990, 1), (6e4, 3010, 1),
+            (1e4, -1210, 1), (5e3, 290, 1),
+        )
+    }  # fmt: skip
+    unknown_ends = [kernel_row("impl=a", ATTENTION, 30, 2_790_000.0)]
+    unknown_ends.append(kernel_row("impl=a", ATTENTION, 1, 98_560.0, profiler="ncu"))
+    yield "A single launch of ncu", {
+        "within the range of the reference": one_launch([98_560.0]),
+        "longer than any": one_launch([99_700.0], nsys=(91_200.0, 99_600.0)),
+        "more than two standard deviations from the mean": one_launch([100_500.0]),
+        "two that are both longer are no chance": one_launch([98_560.0] * 2),
+        "as many under either": one_launch([98_560.0], calls=1),
+        "beside another kernel that is longer": one_launch([98_560.0], b=107_000.0),
+        "beside a shorter one": one_launch([99_900.0], b=99_900.0),
+        "a reference without a shortest and longest time": of_ncu(unknown_ends, 30),
+    }  # fmt: skip
+    yield (
+        "Profilers that agree with each other",
+        {
+            "the reference is the outlier": workload(a=(100.0, 80.0, 100.0, 81.0)),
+            "a call that takes as long makes none": workload(a=(100.0, 80.0, 81.0)),
+        },
+    )
+
+
+def said(workload: WorkloadFindings) -> str:
+    """Return by how much each profiler differs from the reference, and why."""
+    rows = [(plain(row[1].text), row[2].value, plain(row[3].text)) for row in agreement.differences(workload).rows]
+    told = [f"{who} {'' if by is None else signed_percent(by)}: {why}" for who, by, why in rows]
+    covered = [figure.covered for found in workload.agreements for figure in found.figures]
+    return " | ".join(told) or (f"within 3 %, of {min(covered):.0%} of the time" if covered else "not compared")
+
+
+def test_each_difference_has_its_reasons_as_in_the_golden_file(regenerate: bool) -> None:
+    parts = [
+        "\n".join([f"# {name}", "", *(f"- {which}: {said(workload)}" for which, workload in variants.items())])
+        for name, variants in studies()
+    ]
+    check_golden("differences.md", "\n\n".join(parts) + "\n", regenerate)
 
 
 def test_short_launches_of_the_real_run_that_are_longer_than_any_under_nsys_are_explained_by_what_ncu_adds() -> None:
@@ -497,45 +398,6 @@ def test_short_launches_of_the_real_run_that_are_longer_than_any_under_nsys_are_
     seen, under_nsys = kernels.loc[(cudnn, "ncu")], kernels.loc[(cudnn, "nsys")]
     assert seen["total_ns"] > under_nsys["mean_ns"] + 2 * under_nsys["stddev_ns"]
     assert kernels.loc[(xformers, "ncu"), "total_ns"] > kernels.loc[(xformers, "nsys"), "max_ns"]
-
-
-def test_a_call_that_was_queued_ahead_is_not_longer_because_of_the_host() -> None:
-    times = [metric_row("impl=a", "time", 190_000.0), metric_row("impl=a", "issue", 400_000.0)]
-    idle = range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6)
-    found = figures(tables(kernels=captured(), ranges=[idle], metrics=times[:1]))["plain"]
-    assert found == Compared(0.9, ("host-bound",), numbers={"idle": 0.75})
-    data = tables([case_row("impl=a", flags=["host_bound"])], captured(), [idle], times)
-    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)
-    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
-    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)  # the host takes far longer than the call
-    times[1] = metric_row("impl=a", "issue", 200_000.0)
-    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
-    assert figures(data)["plain"] == Compared(0.9, ("synchronisation",), numbers={"issue_ns": 200_000.0})
-
-
-def test_a_difference_within_the_interval_of_the_calls_time_is_spread() -> None:
-    cpu = {"kind": "cpu_op", "profiler": "torch"}
-    kernels = [kernel_row("n=1", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm")]
-    wide = metric_row("n=1", "time", 100.0, ci_low=40.0, ci_high=200.0, n=9)
-    for metric, cause in ((wide, "spread"), ({**wide, "ci_low": 90.0}, "between operators")):
-        data = tables([case_row("n=1")], kernels, [range_row("n=1", 1, "torch")], [metric])
-        assert agreement_of(data).figures[1].reasons[0].cause == cause
-
-
-@pytest.mark.parametrize(
-    ("mark", "ns", "explained"),
-    [("clock_spread", 105_000.0, True), ("clock_spread", 115_000.0, False), ("throttled", 105_000.0, False)],
-)
-def test_a_difference_within_the_spread_of_the_samples_is_explained_where_the_clock_moved(
-    mark: str, ns: float, explained: bool
-) -> None:
-    spread = [metric_row("impl=a", "time_p10", 98_000.0), metric_row("impl=a", "time_p90", 110_000.0)]
-    time = metric_row("impl=a", "time", 100_000.0, ci_low=99_500.0, ci_high=100_500.0, n=83)
-    rows = [case_row("impl=a", flags=[mark])]
-    found = figures(tables(rows, captured(ns), [range_row("impl=a", 10)], [time, *spread]))["plain"]
-    assert found.difference == round(100_000 / ns - 1, 3)
-    assert verdict(found) == ((("spread",), False) if explained else UNKNOWN)
-    assert found.numbers == ({"p10": 98_000.0, "p90": 110_000.0} if explained else {})
 
 
 EVERY_REASON = [
@@ -576,11 +438,7 @@ EVERY_REASON = [
 
 
 def test_every_reason_is_worded_as_in_the_golden_file(regenerate: bool) -> None:
-    golden = Path(__file__).parent / "golden" / "reasons.md"
-    text = "".join(f"- {plain(describe(reason))}\n" for reason in EVERY_REASON)
-    if regenerate:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    check_golden("reasons.md", "".join(f"- {plain(describe(reason))}\n" for reason in EVERY_REASON), regenerate)
     assert {reason.cause for reason in EVERY_REASON} == WORDING.keys()
 
 
@@ -604,52 +462,12 @@ EVERYTHING = {"a": (100.0, 101.0, 105.0, 130.0), "b": (100.0, 90.0, 101.0), "sho
 
 
 def test_the_section_reads_as_in_the_golden_file(regenerate: bool) -> None:
-    golden = Path(__file__).parent / "golden" / "agreement.txt"
-    text = write_section(agreement.agreement(workload(**EVERYTHING))) + "\n"
-    if regenerate:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    check_golden("agreement.txt", write_section(agreement.agreement(workload(**EVERYTHING))) + "\n", regenerate)
 
 
 def test_one_profiler_alone_makes_no_section() -> None:
     (found,) = analyze(tables((), [kernel_row("impl=a", ATTENTION, 1, 5.0)], [range_row("impl=a", 1)]), {}).workloads
     assert not agreement.agreement(found)
-
-
-def test_short_calls_are_counted_apart() -> None:
-    within = {row[0].text: [plain(cell.text) for cell in row[1::2]] for row in by_profiler().rows}
-    assert within["torch, kernels"] == ["1 of 3", "1 of 2", "no known reason 2"]
-
-
-def by_profiler() -> agreement.Table:
-    return agreement.by_profiler(workload(**EVERYTHING))
-
-
-def reasons(found: WorkloadFindings) -> dict[str, str]:
-    return {plain(row[1].text): plain(row[3].text) for row in agreement.differences(found).rows}
-
-
-def test_where_the_others_agree_with_each_other_the_reference_is_called_the_outlier() -> None:
-    assert reasons(workload(a=(100.0, 80.0, 100.0, 81.0))) == {
-        "torch, kernels": "no known reason; ncu within 3 % of it: nsys is the outlier",
-        "ncu, kernels": "no known reason; torch within 3 % of it: nsys is the outlier",
-    }
-
-
-def test_a_call_that_takes_as_long_as_other_kernels_makes_no_outlier() -> None:
-    found = reasons(workload(a=(100.0, 80.0, 81.0)))
-    assert found == dict.fromkeys(("CUDA events", "torch, kernels"), "no known reason")
-
-
-@pytest.mark.parametrize(("busy_us", "part"), [(130, "70 us of the 90 us"), (60, "50 us shorter than it is")])
-def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, part: str) -> None:
-    """Of a call of 110 us, two streams with 100 us of kernels each."""
-    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, stream=stream) for stream in (7, 8)]
-    ranges = [range_row("impl=a", 10, wall_ns=3e6, busy_ns=1e4 * busy_us)]
-    metrics = [metric_row("impl=a", "time", 110_000.0)]
-    (found,) = analyze(tables((), kernels, ranges, metrics), {}).workloads
-    (reason,) = reasons(found).values()
-    assert reason.startswith("no known reason beyond this: overlap: ") and reason.endswith(part)
 
 
 def test_the_smallest_and_the_largest_profiler_overhead_are_shown() -> None:

@@ -1,8 +1,12 @@
-"""Times, flags, kernel shares, costs of switching and numbers by case, each from a few made-up numbers."""
+"""Times, flags, kernel shares, costs of switching and numbers by case, each from a few made-up numbers.
+
+golden/times.md and golden/flags.md hold their words.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,14 +17,13 @@ from report_study import (
     analyze,
     case_row,
     check_golden,
+    check_studies,
     example,
-    grid,
     kernel_row,
     metric_row,
     range_row,
     records,
     tables,
-    texts,
 )
 
 from profpipe.analysis import kernels
@@ -35,93 +38,107 @@ from profpipe.report.sections import cases as cases_section, kernel_share, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 
-CHANGES = "other changes per call"
 
-
-def only(data: Tables, baseline: str) -> WorkloadFindings:
+def only(data: Tables, baseline: str = "a") -> WorkloadFindings:
     run: dict[str, Any] = {"pipeline": {"workloads": {"w": {"baseline": {"impl": baseline}}}}}
     (workload,) = analyze(data, run).workloads
     return workload
 
 
-def times_of(workload: WorkloadFindings) -> list[dict[str, str]]:
-    """Return the rows of the table with the fastest case of each shape."""
-    return records(times.fastest_by_shape(workload))
+def timed(
+    half: float = 0.1, baseline: str = "a", flags: Mapping[str, list[str]] = {}, **ns: float
+) -> WorkloadFindings:  # fmt: skip
+    """Implementations with these times in ns, with an interval of ``half`` to either side."""
+    cases = [case_row(f"impl={impl}", flags=flags.get(impl, [])) for impl in ns]
+    rows = [metric_row(f"impl={impl}", "time", n, ci_low=(1 - half) * n, ci_high=(1 + half) * n)
+            for impl, n in ns.items()]  # fmt: skip
+    return only(tables(cases, metrics=rows), baseline)
 
 
-def test_a_win_of_the_baseline_shows_the_flags_of_the_next() -> None:
-    cases = [case_row("impl=a"), case_row("impl=b", flags=["noisy", "synchronises"]), case_row("impl=c")]
-    rows = [metric_row(f"impl={impl}", "time", ns, ci_low=0.9 * ns, ci_high=1.1 * ns)
-            for impl, ns in (("a", 1000.0), ("b", 2000.0), ("c", 3000.0))]  # fmt: skip
-    data = tables(cases, metrics=rows)
-    assert times_of(only(data, "a"))[0]["flags"] == "`b`: **noisy**, **synchronises**"
-    assert "flags" not in times_of(only(data, "c"))[0]
+def clocks() -> WorkloadFindings:
+    """Clocks in Hz: the lowest, the median and the highest; ``d`` has a median alone."""
+    own = {"a": (1.938e9, 1.98e9, 1.98e9), "b": (1.938e9, 1.98e9, 1.98e9), "c": (1.8e9, 1.9e9, 1.98e9)}
+    own["e"] = (1.95e9, 1.95e9, 1.95e9)
+    rows = [metric_row(f"impl={impl}", "time", 1000.0) for impl in (*own, "d")]
+    rows += [metric_row(f"impl={impl}", name, hz, "Hz") for impl, each in own.items()
+             for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), each, strict=True)]  # fmt: skip
+    rows.append(metric_row("impl=d", "sm_clock", 1.95e9, "Hz"))
+    cases = [case_row(f"impl={impl}", flags=["throttled"] if impl in "ade" else []) for impl in (*own, "d")]
+    return only(tables(cases, metrics=rows))
 
 
-def test_flags_that_the_baseline_shares_with_the_fastest_are_those_of_both() -> None:
-    def row(**ns: float) -> tuple[str, str]:
-        cases = [case_row(f"impl={impl}", flags=["host_bound"] if impl in ("base", "a") else []) for impl in ns]
-        rows = [metric_row(f"impl={impl}", "time", n, ci_low=n - 10, ci_high=n + 10) for impl, n in ns.items()]
-        (found,) = times_of(only(tables(cases, metrics=rows), "base"))
-        return found["fastest"], found["flags"]
-
-    assert row(base=2000.0, a=1000.0, b=3000.0) == ("`a`", "winner and baseline: **host_bound**")
-    assert row(base=1005.0, a=1000.0, b=3000.0) == ("tie: `a` and `base`", "winner and baseline: **host_bound**")
+def ends() -> WorkloadFindings:
+    rows = [metric_row("impl=a", name, ns) for name, ns in (("time", 4e3), ("time_min", 2e3), ("time_max", 9e3))]
+    return only(tables([case_row("impl=a")], metrics=[*rows, metric_row("impl=a", "flops", 8e6, "flop")]))
 
 
-def test_disqualified_cases_with_the_same_flags_share_them() -> None:
-    ns = {"base": 9000.0, **{name: 1000.0 * n for n, name in enumerate("abcd", start=1)}}
-    cases = [case_row(f"impl={impl}", flags=["inaccurate"] if impl != "base" else []) for impl in ns]
-    data = tables(cases, metrics=[metric_row(f"impl={impl}", "time", n) for impl, n in ns.items()])
-    assert times_of(only(data, "base"))[0]["flags"] == "`a`, `b` and 2 more: **inaccurate**"
+def switched(**own: float) -> WorkloadFindings:
+    """An attention kernel of 1000 us in place of the same and of kernels of some us, class -> us."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e7), kernel_row("impl=b", ATTENTION, 10, 1e7)]
+    kernels += [kernel_row("impl=b", name, 10, 1e4 * us, kernel_class=name) for name, us in own.items()]
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]))
+
+
+def set_before(us: float) -> WorkloadFindings:
+    """A kernel of 10 us in place of one of 15, and a memset before it."""
+    kernels = [kernel_row("impl=a", ATTENTION, 30, 450_000.0), kernel_row("impl=b", ATTENTION, 30, 300_000.0)]
+    kernels.append(kernel_row("impl=b", "[CUDA memset]", 30, 30_000.0 * us, kind="memset"))
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]))
+
+
+def other_classes() -> WorkloadFindings:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 10e6), kernel_row("impl=b", ATTENTION, 10, 5e6)]
+    kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]))
+
+
+def studies() -> Iterator[tuple[Any, ...]]:
+    noisy = {"b": ["noisy", "synchronises"]}
+    fastest, every, switch = times.fastest_by_shape, times.times, kernel_share.switch_cost
+    yield "A win of the baseline shows the flags of the next", fastest(timed(flags=noisy, a=1e3, b=2e3, c=3e3))
+    yield (
+        "A win over the baseline shows none of the next",
+        fastest(timed(baseline="c", flags=noisy, a=1e3, b=2e3, c=3e3)),
+    )
+    shared = {"base": ["host_bound"], "a": ["host_bound"]}
+    yield ("Flags that the baseline shares with the fastest are those of both",
+           fastest(timed(0.005, "base", shared, base=2e3, a=1e3, b=3e3)),
+           fastest(timed(0.005, "base", shared, base=1005.0, a=1e3, b=3e3)))  # fmt: skip
+    wrong = {name: ["inaccurate"] for name in "abcd"}
+    yield ("Disqualified cases with the same flags share them",
+           fastest(timed(0.1, "base", wrong, base=9e3, a=1e3, b=2e3, c=3e3, d=4e3)))  # fmt: skip
+    lopsided = tables(metrics=[metric_row("impl=a", "time", 62.5, ci_low=56.1, ci_high=80.0)])
+    yield "An interval is as wide as its larger side", fastest(only(lopsided))
+    doubted = timed(0.1, "b", {"a": ["other_process"]}, a=1e3, b=2e3)
+    yield "One shape has a row for each case, and a doubt", every(doubted)
+    long = tables(metrics=[metric_row(f"impl=a,n={n}", "time", ns) for n, ns in ((1, 7e6), (2, 3e7), (3, 5e7))])
+    yield "Times of the fastest have one unit", fastest(only(long))
+    yield "Three tied cases are named", fastest(timed(0.01, a=1e3, b=1e3, c=1e3))
+    yield "Of four two are counted", fastest(timed(0.01, a=1e3, b=1e3, c=1e3, d=1e3))
+    for name, workload in (
+        ("A throttled case, or one whose clock moved, shows the range of its clock", clocks()),
+        ("The shortest and longest sample stand beside the median, with the rate of the shortest", ends()),
+        ("Tables without the ends of the samples show no column for them", timed(a=4e3)),
+        ("The delay of the power is explained where power is shown", only(tables(
+            metrics=[metric_row("impl=a", "time", 1e3), metric_row("impl=a", "power", 300.0, "W")]))),
+    ):  # fmt: skip
+        yield name, cases_section.cases(workload, workload)
+    yield "Changes have the classes of the table of shares", switch(other_classes())
+    many = switched(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
+    yield "Changes beyond the three largest are counted", switch(many)
+    yield "A single change", switch(switched(add=100.0))
+    yield "A change of less than 2 % is none", switch(switched(add=19.0))
+    yield "Copies and sets without kernels are listed as changes", switch(set_before(0.8))
+    yield "A short one is not", switch(set_before(0.1))
+
+
+def test_times_and_switching_costs_read_as_in_the_golden_file(regenerate: bool) -> None:
+    check_studies("times.md", studies(), regenerate)
 
 
 def test_an_interval_is_as_wide_as_its_larger_side() -> None:
-    lopsided = Measure(62.5, ci_low=56.1, ci_high=80.0)
-    assert lopsided.margin == 0.28 and Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32
-    assert Measure(62.5).margin is None
-    data = tables(metrics=[metric_row("impl=a", "time", 62.5, ci_low=56.1, ci_high=80.0)])
-    assert times_of(only(data, "a"))[0]["95 % interval"] == "±28.0 %"
-
-
-def test_the_interval_stands_behind_its_time() -> None:
-    data = tables(metrics=[metric_row(f"impl={impl}", "time", ns, ci_low=0.9 * ns, ci_high=1.1 * ns)
-                           for impl, ns in (("a", 1000.0), ("base", 2000.0))])  # fmt: skip
-    head, row = grid(times.fastest_by_shape(only(data, "base")))
-    assert head == ["fastest", "time us", "95 % interval", "over baseline"]
-    assert row == ["`a`", "1.00", "±10.0 %", "2.00x"]
-
-
-def test_one_shape_has_a_row_for_each_case() -> None:
-    flagged = [case_row("impl=a", flags=["other_process"]), case_row("impl=b")]
-    data = tables(flagged, metrics=[metric_row("impl=a", "time", 1000.0), metric_row("impl=b", "time", 2000.0)])
-    (table,) = times.times(only(data, "b")).tables()
-    assert [row["impl"] for row in records(table)] == ["`a`", "`b` (baseline)"]
-    assert records(table)[0]["flags"] == "**other_process**; in doubt: `a` is other_process"
-
-
-def numbers_by_case(workload: WorkloadFindings) -> dict[str, dict[str, str]]:
-    """Return every number of each case, by the text of the first column."""
-    rows = records(cases_section.by_case(workload, workload.cases))
-    return {next(iter(row.values())): row for row in rows}
-
-
-def test_a_throttled_case_shows_the_range_of_its_clock() -> None:
-    clocks = {"a": (1.938e9, 1.98e9, 1.98e9), "b": (1.938e9, 1.98e9, 1.98e9), "c": (1.8e9, 1.9e9, 1.98e9)}
-    clocks["e"] = (1.95e9, 1.95e9, 1.95e9)
-    rows = [metric_row(f"impl={impl}", "time", 1000.0) for impl in (*clocks, "d")]
-    rows += [metric_row(f"impl={impl}", name, hz, "Hz") for impl, own in clocks.items()
-             for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), own, strict=True)]  # fmt: skip
-    rows.append(metric_row("impl=d", "sm_clock", 1.95e9, "Hz"))
-    cases = [case_row(f"impl={impl}", flags=["throttled"] if impl in "ade" else []) for impl in (*clocks, "d")]
-    found = {name: row["SM clock MHz"] for name, row in numbers_by_case(only(tables(cases, metrics=rows), "a")).items()}
-    assert found == {
-        "`a` (baseline)": "1980 (1938 to 1980)",
-        "`b`": "1980",
-        "`c`": "1900 (1800 to 1980)",
-        "`d`": "1950",
-        "`e`": "1950",
-    }
+    assert Measure(62.5, ci_low=56.1, ci_high=80.0).margin == 0.28
+    assert Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32 and Measure(62.5).margin is None
 
 
 def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks() -> None:
@@ -131,20 +148,11 @@ def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks() ->
     assert len(flagged) == 7 and all(" to " in row["SM clock MHz"] for row in flagged)
 
 
-@pytest.mark.parametrize("watts", [300.0, None])
-def test_the_delay_of_the_power_is_explained_where_power_is_shown(watts: float | None) -> None:
-    rows = [metric_row("impl=a", "time", 1000.0)] + ([metric_row("impl=a", "power", watts, "W")] if watts else [])
-    workload = only(tables(metrics=rows), "a")
-    assert any(text.startswith("Power is read") for text in texts(cases_section.cases(workload, workload))) is (
-        watts is not None
-    )
-
-
 def test_the_size_of_a_shape_is_computed_a_few_times_however_many_shapes_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"impl={impl},n={n}" for n in range(1, 301) for impl in ("a", "b")]
-    found = only(tables(metrics=[metric_row(name, "time", 1e6) for name in names]), "a")
+    found = only(tables(metrics=[metric_row(name, "time", 1e6) for name in names]))
     calls, size = itertools.count(), Shape.size.fget
     monkeypatch.setattr(Shape, "size", property(lambda shape: (next(calls), size(shape))[1]))
     assert 0 < len(selection.shapes(found)) < 300
@@ -155,24 +163,13 @@ def test_of_shapes_with_the_same_work_the_longest_is_the_largest() -> None:
     def largest(*cases: tuple[str, str, float]) -> object:
         names = [f"impl={impl},what={what}" for impl, what, _ in cases]
         rows = [metric_row(name, "time", ns) for name, (_, _, ns) in zip(names, cases, strict=True)]
-        found = only(tables(metrics=rows + [metric_row(name, "flops", 1e9, "flop") for name in names]), "a").largest
+        found = only(tables(metrics=rows + [metric_row(name, "flops", 1e9, "flop") for name in names])).largest
         return found and dict(found.axes)["what"]
 
     both = [("a", "backward", 5e6), ("b", "backward", 1e6), ("a", "step", 7e6), ("b", "step", 1e6)]
     assert largest(*both) == "step"
     assert largest(*both[:2], ("a", "step", 5.1e6), both[3]) == "backward", "clocks differ by as much"
     assert largest(*both[:3]) == "backward", "in the other there is nothing to compare"
-
-
-def test_times_of_the_fastest_have_one_unit() -> None:
-    data = tables(metrics=[metric_row(f"impl=a,n={n}", "time", ns) for n, ns in ((1, 7e6), (2, 3e7), (3, 5e7))])
-    assert [row["time ms"] for row in times_of(only(data, "a"))] == ["7.00", "30.0", "50.0"]
-
-
-def test_tied_cases_are_named_or_counted() -> None:
-    rows = [metric_row(f"impl={impl}", "time", 1e3, ci_low=990.0, ci_high=1010.0) for impl in "abcd"]
-    assert times_of(only(tables(metrics=rows[:3]), "a"))[0]["fastest"] == "tie: `a`, `b` and `c`"
-    assert times_of(only(tables(metrics=rows), "a"))[0]["fastest"] == "tie: `a`, `b` and 2 more"
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------
@@ -243,53 +240,6 @@ def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule() -> None:
     assert found.other_class("elementwise").ns == 600.0 and found.other_classes_without(["copy"]).ns == 600.0
 
 
-def test_changes_have_the_classes_of_the_table_of_shares() -> None:
-    kernels = [kernel_row("impl=a", ATTENTION, 10, 10e6), kernel_row("impl=b", ATTENTION, 10, 5e6)]
-    kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
-    ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
-    (shape,) = only(tables(kernels=kernels, ranges=ranges), "a").shapes
-    assert records(kernel_share.table(shape))[0][CHANGES] == (
-        "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
-    )
-
-
-def switched(**own: float) -> WorkloadFindings:
-    """An attention kernel of 1000 us in place of the same and of kernels of some us, class -> us."""
-    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e7), kernel_row("impl=b", ATTENTION, 10, 1e7)]
-    kernels += [kernel_row("impl=b", name, 10, 1e4 * us, kernel_class=name) for name, us in own.items()]
-    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]), "a")
-
-
-def test_changes_beyond_the_three_largest_are_counted() -> None:
-    many = switched(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
-    (row,) = records(kernel_share.table(many.shapes[0]))
-    assert row[CHANGES] == (
-        "gemm +300.0 us (1 more launch), softmax +200.0 us (1 more launch), add +100.0 us (1 more launch) and 2 smaller"
-    )
-    assert records(kernel_share.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
-    assert CHANGES not in records(kernel_share.table(switched(add=19.0).shapes[0]))[0]
-
-
-def set_before(us: float) -> WorkloadFindings:
-    """A kernel of 10 us in place of one of 15, and a memset before it."""
-    kernels = [kernel_row("impl=a", ATTENTION, 30, 450_000.0), kernel_row("impl=b", ATTENTION, 30, 300_000.0)]
-    kernels.append(kernel_row("impl=b", "[CUDA memset]", 30, 30_000.0 * us, kind="memset"))
-    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]), "a")
-
-
-def test_copies_and_sets_without_kernels_are_listed_as_changes() -> None:
-    (row,) = records(kernel_share.table(set_before(0.8).shapes[0]))
-    assert row["all kernels of a call"] == "1.50x"
-    assert row[CHANGES] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
-    assert CHANGES not in records(kernel_share.table(set_before(0.1).shapes[0]))[0]
-
-
-def test_the_introduction_explains_what_the_table_of_switching_costs_holds(regenerate: bool) -> None:
-    workloads = {"kernels": switched(add=100.0), "a memset": set_before(0.8), "no change": switched(add=19.0)}
-    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(kernel_share.switch_cost(w))]
-    check_golden("switch_cost.md", "\n".join(parts) + "\n", regenerate)
-
-
 def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
     data, run = example("h200-attention")
     (workload,) = analyze(data, run).workloads
@@ -302,21 +252,6 @@ def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
         ns = rows["total_ns"].sum() / case.breakdown.iterations
         copies = [change for part, change, _ in swap.changes if part == "copies"]
         assert copies == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])
-
-
-def test_the_shortest_and_longest_sample_stand_beside_the_median_with_the_rate_of_the_shortest() -> None:
-    rows = [metric_row("impl=a", name, ns) for name, ns in (("time", 4e3), ("time_min", 2e3), ("time_max", 9e3))]
-    data = tables([case_row("impl=a")], metrics=[*rows, metric_row("impl=a", "flops", 8e6, "flop")])
-    (workload,) = analyze(data, {}).workloads
-    (row,) = records(cases_section.by_case(workload, workload.cases))
-    assert row["min to max"] == "2.00 to 9.00"
-    assert (row["TFLOP/s"], row["TFLOP/s at min"]) == ("2.00", "4.00")
-
-
-def test_tables_recorded_without_the_ends_of_the_samples_show_no_column_for_them() -> None:
-    (workload,) = analyze(tables([case_row("impl=a")], metrics=[metric_row("impl=a", "time", 4e3)]), {}).workloads
-    (row,) = records(cases_section.by_case(workload, workload.cases))
-    assert not any("min" in head for head in row)
 
 
 def test_the_ends_of_steps_are_those_of_steady_steps_of_the_profiler_that_times_them() -> None:

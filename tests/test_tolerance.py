@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from report_study import ATTENTION, analyze, case_row, grid, kernel_row, metric_row, range_row, tables, write_page
+from report_study import ATTENTION, analyze, case_row, check_studies, kernel_row, metric_row, range_row, tables
 
 from profpipe import plugins
 from profpipe.analysis.findings import WorkloadFindings
@@ -21,8 +21,8 @@ from profpipe.measure import harness, rounds, workload_metrics
 from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
-from profpipe.report.document import Code, Details, Table, plain
-from profpipe.report.sections import cases, cases as case_numbers
+from profpipe.report.document import Placement
+from profpipe.report.sections import cases, headline, kernel_share, times
 from profpipe.report.sections.studies import study_table
 from profpipe.results.schema import Tables
 
@@ -336,102 +336,23 @@ def only(data: Tables, **workload: Any) -> WorkloadFindings:
     return found
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Any:
-    """Return a function that writes the report of tables and returns SUMMARY.md."""
-
-    def render(data: Tables, **workload: Any) -> str:
-        spec = run(**workload)
-        template = builtin_folder("templates") / "SUMMARY.md.j2"
-        return write_page(analyze(data, spec), data, spec, tmp_path, template).read_text(encoding="utf-8")
-
-    return render
-
-
 FAST_AND_WRONG = {"a": (4000.0, 0.001), "b": (2000.0, 0.01), "c": (1000.0, 0.08)}
 
 
-def test_the_win_is_that_of_the_fastest_accurate_one() -> None:
-    (shape,) = only(study(**FAST_AND_WRONG)).shapes
-    assert shape.win is not None and shape.fastest is shape.win.best
-    assert (shape.win.best.variant, shape.win.verdict) == ("b", "clear")
-    assert [point.variant for point in shape.win.disqualified] == ["c"]
-    assert [point.marks for point in shape.cases] == [("inaccurate",), (), ()]
-
-
-def test_no_number_says_how_much_faster_an_inaccurate_one_is(page: Any) -> None:
-    points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).cases}
-    assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
-    row = next(line for line in page(study(**FAST_AND_WRONG)).splitlines() if line.startswith("| `c` | 1.00"))
-    assert "inaccurate" in row and "x" not in row.replace("inaccurate", "")
-
-
-def test_the_fastest_number_of_a_table_is_that_of_the_fastest_accurate_one() -> None:
-    times, *_ = case_numbers.by_shape(only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG)))
-    assert grid(times)[1:] == [
-        ["`a` (baseline)", "4.00", "4.00"],
-        ["`b`", "**2.00**", "**2.00**"],
-        ["`c`", "1.00 *inaccurate*", "1.00 *inaccurate*"],
-    ]
-
-
-def test_where_none_is_accurate_none_wins(page: Any) -> None:
-    data = study(a=(4000.0, 0.2), b=(2000.0, 0.1))
-    (shape,) = only(data).shapes
-    assert shape.fastest is None
-    assert (
-        "`b` has the lowest time, 2.00 us per call, but is not called the fastest:"
-        " its result is inaccurate, and no other is accurate"
-    ) in page(data)
-
-
-def test_sums_of_kernels_win_nothing_either_for_a_result_that_plain_found_inaccurate() -> None:
+def sums_of_kernels() -> Tables:
     kernels = [kernel_row(f"impl={i}", ATTENTION, 10, ns) for i, ns in (("a", 4000.0), ("b", 1000.0))]
-    ranges = [range_row(f"impl={i}", 10) for i in "ab"]
     errors = [metric_row(f"impl={i}", "error_rel_l1", e, "1") for i, e in (("a", 0.0), ("b", 0.5))]
-    found = only(tables(kernels=kernels, ranges=ranges, metrics=errors))
-    assert found.basis is not None and found.basis.quantity == "kernel"
-    assert [s.win.best.variant for s in found.shapes if s.win] == ["a"]
-    assert all(not shape.switch_costs for shape in found.shapes)
-    assert {p.variant: p.kernel_speedup for p in found.cases} == {"a": 1.0, "b": None}
+    return tables(kernels=kernels, ranges=[range_row(f"impl={i}", 10) for i in "ab"], metrics=errors)
 
 
-def test_a_stored_flag_disqualifies_without_the_pipeline_too() -> None:
-    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
-    data = tables(rows, metrics=[metric_row(f"impl={i}", "time", ns) for i, ns in (("a", 2.0), ("b", 1.0))])
-    (found,) = analyze(data, {}).workloads
-    assert [shape.win.best.variant for shape in found.shapes if shape.win] == ["a"]
-
-
-def test_a_case_out_of_memory_does_not_miss_the_tolerance() -> None:
-    data = tables(
-        [case_row("impl=a"), case_row("impl=b", status="oom", reason="too large")],
-        metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_rel_l1", 0.0, "1")],
-    )
-    assert {point.variant: point.marks for point in only(data).cases} == {"a": (), "b": ()}
-
-
-def test_a_table_has_a_verdict_on_the_tolerance_for_each_tensor(page: Any) -> None:
+def of_tensors() -> Tables:
     data = study(**FAST_AND_WRONG, d=(9000.0, None))
     more = {"error_rel_l1_dq": 0.06, "error_max": 0.25, "cosine": 0.99995, "cosine_dq": 0.9, "checked": 12.5}
     rows = [metric_row("impl=b", name, value, "1") for name, value in more.items()]
-    data = tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
-    section = page(data).partition("## Accuracy")[2].partition("\n## ")[0]
-    assert (
-        "Differences from the workload's reference. Allowed: error_rel_l1 at most 0.05, for gradients as for the"
-        " output. 1 of 3 compared cases is within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05) and `b`"
-        " (error_rel_l1_dq is 0.06, at most 0.05). Not compared: `d`.\n"
-    ) in section
-    assert [line for line in section.splitlines() if line.startswith("|")][2:] == [
-        "| `c` | out | – | 0.08 | – | – | **no**: relative L1 at most 0.05 |",
-        "| `b` | out | 0.25 | 0.01 | 0.999950 | 12.5 | yes |",
-        "| `b` | dQ | – | 0.06 | 0.900 | 12.5 | **no**: relative L1 at most 0.05 |",
-        "| `a` | out | – | 0.001 | – | – | yes |",
-        "| `d` | – | – | – | – | – | **unchecked** |",
-    ]
+    return tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
 
 
-def _with_gradients(cases: int, worst: float) -> WorkloadFindings:
+def with_gradients(cases: int, worst: float) -> WorkloadFindings:
     """Cases with four tensors each, of which dK is the furthest from its reference."""
     errors = {"": 0.001, "_dq": 0.002, "_dk": worst, "_dv": 0.003}
     rows = [metric_row(f"impl=i{i}", "time", 1000.0 + i, n=30) for i in range(cases)]
@@ -440,72 +361,81 @@ def _with_gradients(cases: int, worst: float) -> WorkloadFindings:
     return only(tables(metrics=rows), tolerance={"error_rel_l1": 0.05, "cosine": 0.99})
 
 
-def test_many_rows_within_the_tolerance_begin_with_the_worst_tensor_of_each_case() -> None:
-    found = _with_gradients(cases=8, worst=0.04)
-    table = cases.worst_tensors(found, found.cases)
-    assert table is not None and len(table.rows) == 8
-    assert [plain(column.title) for column in table.columns] == [
-        "impl", "worst", "relative L1", "cosine", "within tolerance",
-    ]  # fmt: skip
-    impl, tensor, error, cosine, verdict = table.rows[0]
-    assert (impl.text, tensor.text, error.value) == (Code("i0"), "dK", 0.04)
-    assert (cosine.text, verdict.text) == ("0.999900", "yes")
-    few, outside = _with_gradients(cases=7, worst=0.04), _with_gradients(cases=8, worst=0.06)
-    assert not cases.worst_tensors(few, few.cases) and not cases.worst_tensors(outside, outside.cases)
-    forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(40)}))
-    assert not cases.worst_tensors(forward, forward.cases)
+def of_types(*dtypes: str, reference: str = "fp32") -> WorkloadFindings:
+    rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
+    metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
+    metrics += [metric_row(f"dtype={d}", "time", 5.0) for d in dtypes]
+    return only(tables(rows, metrics=metrics), tolerance={})
 
 
-def test_all_tensors_of_cases_that_show_their_worst_are_folded() -> None:
-    worst, every = cases.accuracy(_with_gradients(cases=8, worst=0.04)).blocks
-    assert isinstance(worst, Table) and len(worst.rows) == 8
-    assert isinstance(every, Details) and every.summary == "Every tensor"
-    assert len(cases.accuracy(_with_gradients(cases=8, worst=0.06)).blocks) == 1
+def not_a_number(*more: dict[str, Any], flags: str = "inaccurate", **limits: float) -> WorkloadFindings:
+    rows = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
+    cases = [case_row("impl=a"), case_row("impl=b", flags=flags.split())]
+    return only(tables(cases, metrics=[*rows, *more]), tolerance=limits)
 
 
-def accuracy_summary(found: WorkloadFindings) -> str:
-    return plain(cases.accuracy(found).summary)
-
-
-def test_only_compared_cases_count_as_within_the_tolerance_or_outside() -> None:
+def studies() -> Iterator[tuple[Any, ...]]:
+    wrong, oom = only(study(**FAST_AND_WRONG)), case_row("impl=b", status="oom", reason="too large")
+    yield ("The win is that of the fastest accurate one, and no number says how much faster an inaccurate one is",
+           headline.headline(wrong), times.times(wrong), cases.accuracy(wrong))  # fmt: skip
+    two = only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
+    yield "So is the fastest number of a table", next(iter(cases.by_shape(two)))
+    yield "Where none is accurate none wins", headline.headline(only(study(a=(4000.0, 0.2), b=(2000.0, 0.1))))
+    sums = only(sums_of_kernels())
+    yield ("Sums of kernels win nothing either", headline.headline(sums), kernel_share.kernel_share(sums),
+           kernel_share.switch_cost(sums))  # fmt: skip
+    flagged = tables([case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])],
+                     metrics=[metric_row("impl=a", "time", 2.0), metric_row("impl=b", "time", 1.0)])  # fmt: skip
+    (stored,) = analyze(flagged, {}).workloads
+    yield "A stored flag disqualifies without the pipeline too", headline.headline(stored)
+    accurate = [metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_rel_l1", 0.0, "1")]
+    lost = only(tables([case_row("impl=a"), oom], metrics=accurate))
+    yield "A case out of memory does not miss the tolerance", headline.headline(lost), cases.accuracy(lost)
+    yield "A table has a verdict for each tensor", cases.accuracy(only(of_tensors()))
+    yield ("Many rows within the tolerance begin with the worst tensor of each case",
+           cases.accuracy(with_gradients(cases=8, worst=0.04)))  # fmt: skip
+    yield "Few do not", cases.accuracy(with_gradients(cases=7, worst=0.04))
+    yield "Nor do those of which one is outside", cases.accuracy(with_gradients(cases=8, worst=0.06))
+    forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(31)}))
+    yield "Nor do those of one tensor each", cases.accuracy(forward)
     unchecked = {"c": (1.0, None), "d": (1.0, None)}
-    text = accuracy_summary(only(study(b=(1.0, 0.0), **unchecked)))
-    assert "1 of 1 compared case is within that. Not compared: c and d." in text
-    assert "No case was compared. Not compared: c and d." in accuracy_summary(only(study(**unchecked)))
-    assert "Every case is within that." in accuracy_summary(only(study(a=(1.0, 0.0), b=(1.0, 0.0))))
+    for name, data in (
+        ("Only compared cases count", study(b=(1.0, 0.0), **unchecked)), ("None was compared", study(**unchecked)),
+        ("Every case is within", study(a=(1.0, 0.0), b=(1.0, 0.0))),
+    ):  # fmt: skip
+        yield name, cases.accuracy(only(data))
+    yield "A difference from a reference of the same dtype is rounding", cases.accuracy(of_types("fp32"))
+    yield "So are those of the cases with that dtype", cases.accuracy(of_types("fp32", "fp16"))
+    yield "Others are not", cases.accuracy(of_types("fp16")), cases.accuracy(of_types("fp32", reference="fp64"))
+    yield "Without a tolerance there is no verdict", cases.accuracy(only(study(**FAST_AND_WRONG), tolerance={}))
+    largest = tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_max", 0.5, "1")])
+    yield "The largest error alone stands with the times", cases.accuracy(only(largest, tolerance={}))
+    compared = [metric_row(f"impl={impl}", "error_max", 0.1, "1") for impl in "ab"]
+    cosine = metric_row("impl=b", "cosine", -1.0, "1")
+    yield ("A NaN without a limit keeps the flag of the process", headline.headline(not_a_number(*compared, cosine)),
+           headline.headline(not_a_number(*compared, cosine, error_max=0.5)))  # fmt: skip
+    infinite = metric_row("impl=b", "error_max", math.inf, "1")
+    yield "A NaN without a tolerance is not called faster", headline.headline(not_a_number(infinite, flags=""))
 
 
-def test_a_difference_from_a_reference_of_the_same_dtype_is_labelled_as_rounding() -> None:
-    def summary(*dtypes: str, reference: str = "fp32") -> str:
-        rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
-        metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
-        metrics += [metric_row(f"dtype={d}", "time", 5.0) for d in dtypes]
-        return accuracy_summary(only(tables(rows, metrics=metrics), tolerance={}))
-
-    too = "reference is fp32 too: a relative L1 of about 1e-6 is rounding, in either of the two."
-    assert summary("fp32").endswith(f" The {too}")
-    assert summary("fp32", "fp16").endswith(f" For the cases in fp32 the {too}")
-    assert "rounding" not in summary("fp16") + summary("fp32", reference="fp64")
+def test_accuracy_reads_as_in_the_golden_file(regenerate: bool) -> None:
+    check_studies("accuracy.md", studies(), regenerate)
 
 
-def test_without_a_tolerance_differences_are_shown_without_a_verdict(page: Any) -> None:
-    text = page(study(**FAST_AND_WRONG), tolerance={})
-    section = text.partition("## Accuracy")[2].partition("\n## ")[0]
-    assert "Differences from the workload's reference.\n" in section and "within" not in section
-    assert "| `c` | out | 0.08 |" in section
+def test_an_inaccurate_case_has_no_speedup() -> None:
+    points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).cases}
+    assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
+    assert {case.variant: case.kernel_speedup for case in only(sums_of_kernels()).cases} == {"a": 1.0, "b": None}
 
 
-def test_the_largest_error_alone_stands_with_the_times(page: Any) -> None:
-    data = tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_max", 0.5, "1")])
-    assert "## Accuracy" not in page(data, tolerance={})
-
-
-def test_a_study_may_ask_whether_a_case_passed(page: Any) -> None:
-    data, spec = study(**FAST_AND_WRONG, d=(9000.0, None)), run()
-    spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["passed"]}]
-    (table,) = analyze(data, json.loads(json.dumps(spec))).studies
-    values = {row[0]: cells[0].value for row, cells in zip(table.grids[0].rows, table.grids[0].cells, strict=True)}
-    assert values == {"a": "pass", "b": "pass", "c": "fail", "d": None}
+@pytest.mark.parametrize(("errors", "placement"), [
+    ((0.001, 0.0011), Placement.DETAILS), ((0.001, 0.01), Placement.SUMMARY), ((0.08, 0.08), Placement.SUMMARY),
+])  # fmt: skip
+def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate(
+    errors: tuple[float, float], placement: Placement
+) -> None:
+    section = cases.accuracy(only(study(a=(100.0, errors[0]), b=(100.0, errors[1]))))
+    assert [table.placement for table in section.tables()] == [placement]
 
 
 def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
@@ -515,20 +445,3 @@ def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
     (table,) = analyze(data, spec).studies
     (written_table,) = study_table(table).tables()
     assert [row[1].text for row in written_table.rows] == ["0.999950", "1"]
-
-
-@pytest.mark.parametrize("limits", [{}, {"error_max": 0.5}])
-def test_a_nan_without_a_limit_keeps_the_flag_of_the_process(page: Any, limits: Any) -> None:
-    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
-    numbers += [metric_row(f"impl={impl}", "error_max", 0.1, "1") for impl in "ab"]
-    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
-    text = page(tables(rows, metrics=[*numbers, metric_row("impl=b", "cosine", -1.0, "1")]), tolerance=limits)
-    assert "`b` takes less time than the winner, but is **inaccurate** (`b`: not a number: cosine)." in text
-
-
-def test_a_nan_without_a_tolerance_is_not_called_faster(page: Any) -> None:
-    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
-    wrong = metric_row("impl=b", "error_max", math.inf, "1")
-    text = page(tables(metrics=[*numbers, wrong]), tolerance={})
-    sentence = "takes less time than the winner, but is **inaccurate** (`b`: error_max is inf, at most a finite"
-    assert "Only `a` has a time and is accurate" in text and sentence in text
