@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -112,22 +113,54 @@ def test_kernels_of_two_processes_with_one_correlation_id_stay_apart(parser: Mod
     assert parsed.origin.attributed_ns == 20
 
 
-def test_the_phase_is_what_is_nested_inside_the_case(parser: ModuleType, tmp_path: Path) -> None:
+#: Ranges (begin, end, name[, thread]) and launches (time[, thread]) -> launches by case and phase.
+PLACED: dict[str, tuple[list[tuple[Any, ...]], list[tuple[int, ...]], dict[tuple[str, str], int]]] = {
+    "the phase is what is nested inside the case": (
+        [(0, 100, "run"), (1, 90, "profpipe:n=1"), (2, 80, "forward"), (3, 70, "softmax")],
+        [(10,), (75,), (85,), (95,)],
+        {("n=1", "forward > softmax"): 1, ("n=1", "forward"): 1, ("n=1", ""): 1, ("", "run"): 1},
+    ),
+    "hooks that push ranges in autograd's thread stay inside the case": (
+        [(0, 100, "profpipe:a"), (5, 90, "backward"), (20, 40, "MmBackward0", 2)], [(25, 2)],
+        {("a", "backward > MmBackward0"): 1},
+    ),
+    "without a case only the ranges of the launching thread count": (
+        [(0, 100, "request 1"), (5, 90, "request 2", 2)], [(25, 2)], {("", "request 2"): 1},
+    ),
+    "a data loader's range does not take the backward kernels": (
+        [(0, 100, "backward"), (20, 60, "load batch", 3)], [(1,), (30, 2)], {("", "backward"): 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranges", "launches", "expected"), PLACED.values(), ids=PLACED)
+def test_launches_belong_to_ranges(
+    parser: ModuleType,
+    tmp_path: Path,
+    ranges: list[tuple[Any, ...]],
+    launches: list[tuple[int, ...]],
+    expected: dict[tuple[str, str], int],
+) -> None:
     export = Export()
-    export.range(0, 100, "run")
-    export.range(1, 90, "profpipe:impl=fa2,seqlen=512")
-    export.range(2, 80, "forward")
-    export.range(3, 70, "computing softmax")
-    export.launch(10, 1)
-    export.launch(75, 2)
-    export.launch(85, 3)
-    export.launch(95, 4)
-    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
-    found = set(zip(parsed.kernels["case"], parsed.kernels["phase"], strict=True))
-    case = "impl=fa2,seqlen=512"
-    assert found == {(case, "forward > computing softmax"), (case, "forward"), (case, ""), ("", "run")}
-    ranges = parsed.ranges.set_index(["case", "range"])["kernels"].to_dict()
-    assert ranges == {("", "run"): 4, (case, ""): 3, (case, "forward"): 2, (case, "forward > computing softmax"): 1}
+    for begin, end, name, *tid in ranges:
+        export.range(begin, end, name, 1, *tid)
+    for number, (at, *tid) in enumerate(launches, start=1):
+        export.launch(at, number, "k", 1, *tid)
+    kernels = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).kernels
+    assert kernels.groupby(["case", "phase"])["calls"].sum().to_dict() == expected
+
+
+def test_columns_of_other_versions_may_be_missing_or_more(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "forward")
+    export.launch(30, 1)
+    later = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": "greenContextId graphId clusterX qmdLastCtaDone tensorSizeMinusOneElements",
+        "NVTX_EVENTS": "jsonText binaryData",
+    }
+    earlier = ("textId", "endGlobalTid", "domainId", "mangledName")
+    for number, changed in enumerate(({"also": later}, {"without": earlier})):
+        assert by_phase(parser.parse(export.write_sqlite(tmp_path / f"{number}.sqlite", **changed))) == {"forward": 1}
 
 
 def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser: ModuleType, tmp_path: Path) -> None:
@@ -204,33 +237,6 @@ def test_a_kernel_launched_before_the_capture_lies_in_no_range(parser: ModuleTyp
     assert any(note.startswith("2 kernels (0.000 ms) have no launch call") for note in parsed.origin.notes)
 
 
-def test_hooks_that_push_ranges_in_autograds_thread_stay_inside_the_case(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    export.range(0, 100, "profpipe:a")
-    export.range(5, 90, "backward")
-    export.range(20, 40, "MmBackward0", tid=2)
-    export.launch(25, 1, tid=2)
-    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
-    assert parsed.kernels[["case", "phase"]].to_numpy().tolist() == [["a", "backward > MmBackward0"]]
-
-
-def test_without_a_case_only_the_ranges_of_the_launching_thread_count(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    export.range(0, 100, "request 1")
-    export.range(5, 90, "request 2", tid=2)
-    export.launch(25, 1, tid=2)
-    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"request 2": 1}
-
-
-def test_a_data_loaders_range_does_not_take_the_backward_kernels(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    export.range(0, 100, "backward")
-    export.launch(1, 1)
-    export.range(20, 60, "load batch", tid=3)
-    export.launch(30, 2, tid=2)
-    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"backward": 2}
-
-
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,14 +250,6 @@ def test_ranges_are_named_by_text_or_registered_string_with_their_domain(parser:
     assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {
         "registered > NCCL:ncclAllReduce > aten::mm": 1
     }
-
-
-def test_an_export_with_no_registered_strings_column_is_read(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    export.range(0, 100, "forward")
-    export.launch(30, 1)
-    path = export.write_sqlite(tmp_path / "x.sqlite", without=("textId", "endGlobalTid", "domainId", "mangledName"))
-    assert by_phase(parser.parse(path)) == {"forward": 1}
 
 
 def test_ranges_are_named_though_the_first_hundred_thousand_have_no_text(parser: ModuleType, tmp_path: Path) -> None:
@@ -342,17 +340,6 @@ def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType
 
 
 # --- metadata of the file --------------------------------------------------------------------------------------------
-
-
-def test_columns_of_later_versions_do_not_disturb(parser: ModuleType, tmp_path: Path) -> None:
-    export = Export()
-    export.range(0, 100, "forward")
-    export.launch(30, 1)
-    added = {
-        "CUPTI_ACTIVITY_KIND_KERNEL": "greenContextId graphId clusterX qmdLastCtaDone tensorSizeMinusOneElements",
-        "NVTX_EVENTS": "jsonText binaryData",
-    }
-    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite", also=added))) == {"forward": 1}
 
 
 def test_an_export_of_2020_names_its_gpu_in_a_separate_table(parser: ModuleType, tmp_path: Path) -> None:
