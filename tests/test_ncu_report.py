@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import struct
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from fuzzing import mutated
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import ncu
+from profpipe.ingest import ncu, reader
 from profpipe.ingest.ncu import Choice
 from profpipe.results import schema
 
@@ -172,6 +174,16 @@ def test_without_the_package_a_report_is_refused_with_two_ways_out(
 
 def test_the_package_is_not_loaded_before_a_report_is_read(parser: ModuleType) -> None:
     assert "ncu_report" not in vars(parser)
+
+
+def test_mutated_reports_are_refused_or_add_up(parser: ModuleType, written: Write) -> None:
+    dice, refused = random.Random(20260714), 0
+    for _ in range(60):
+        try:
+            reader.parse(parser, written(mutated(SMALL.read_bytes(), dice, bytes(range(256)), ends=0.3)))
+        except UnreadableFile:
+            refused += 1
+    assert 0 < refused < 60
 
 
 # --- guided ----------------------------------------------------------------------------------------------------------

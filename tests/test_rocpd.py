@@ -116,8 +116,10 @@ def test_without_calls_a_kernel_is_placed_by_its_time_with_a_note(parser: Module
 def test_a_marker_without_a_message_has_its_name_and_marks_are_not_ranges(parser: ModuleType, rocpd: Rocpd) -> None:
     rocpd.region("MARKER_CORE_API", "forward", 10, 20).region("MARKER_CORE_API", "mark", 12, 12)
     rocpd.region("MARKER_CORE_API", "roctxMarkA", 13, 14, message="here")
+    torn = rocpd.add("event", rocpd.add("string", "MARKER_CORE_API"), 0, "{")
+    rocpd.add("region", 1, 1, rocpd.add("string", "torn"), 30, 34, torn)
     found = parser.parse(rocpd.written())
-    assert [(r.range, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 10)]
+    assert [(r.range, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 10), ("torn", 4)]
     assert found.origin.total_ns is None
 
 
@@ -255,6 +257,11 @@ def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_da
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="damaged or cut short"):
         parser.parse(path)
+
+
+def test_values_that_are_no_times_are_refused(parser: ModuleType, rocpd: Rocpd) -> None:
+    with pytest.raises(UnreadableFile, match="holds values that are no times or ids"):
+        parser.parse(rocpd.launch("x", 20).written())  # type: ignore[arg-type]
 
 
 def test_reading_a_read_only_file_leaves_no_other_file(parser: ModuleType, rocpd: Rocpd) -> None:

@@ -307,6 +307,16 @@ def test_statistics_of_markers_are_known_by_the_files_name(parsers: list[ModuleT
         parsers[1].parse(path)
 
 
+@pytest.mark.parametrize(
+    ("rows", "what"), [([], "no kernels were recorded"), ([{"Name": "k", "Calls": "x"}], "no row of it is whole")]
+)
+def test_statistics_without_a_whole_row_are_refused(
+    parsers: list[ModuleType], write: Write, rows: list[Row], what: str
+) -> None:
+    with pytest.raises(UnreadableFile, match=what):
+        parsers[1].parse(write("a_kernel_stats.csv", ["Name", "Calls", "TotalDurationNs"], *rows))
+
+
 def test_statistics_of_copies_are_copies(parsers: list[ModuleType], write: Write) -> None:
     columns = ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage"]
     row = {"Name": "CopyHostToDevice", "Calls": 3, "TotalDurationNs": 30, "AverageNs": 10, "Percentage": 100}
