@@ -63,6 +63,11 @@ def as_text(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
+def revealed(params: Mapping[str, Scalar], hidden: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the parameters of a case with the values of the secret ones, which are ``hidden`` by their texts."""
+    return {name: hidden.get(value, value) if isinstance(value, str) else value for name, value in params.items()}
+
+
 def readable(case: str) -> str:
     """Return a case's name with decoded letters. A comma in a value stays encoded, for it would separate the name."""
     return _LETTERS.sub(lambda found: text if (text := unquote(found[0])).isprintable() else found[0], case)
@@ -209,12 +214,6 @@ class Job:
     def masked_word(self, word: str) -> str:
         """Return a word of a command without secrets, however short they are."""
         return self.secrets.get(word) or self.masked(word)
-
-    def reveal(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the parameters of a case with the values of the secret ones."""
-        return {
-            name: self.hidden.get(value, value) if isinstance(value, str) else value for name, value in params.items()
-        }
 
     def portable(self, argument: str) -> str:
         """Return ``argument`` for a report: paths relative to ``shown_from``, and a program on PATH by its name."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Ask, Case, Command, Job, JobOutcome, Missing, Tool, Visit
+from profpipe.job import Case, Command, Job, Tool, Visit
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -62,10 +61,10 @@ class FakeProfiler:
     NAME: str = "fake"
     KEEPS_ENDED_CASES: bool = True
 
-    def find(self, ask: Ask) -> Tool | Missing:
+    def find(self, ask):
         return Tool("fake", "1")
 
-    def commands(self, job: Job) -> list[Command]:
+    def commands(self, job):
         if job.script is None:
             return [Command(job.command, false_start=self.false_start)]
         report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
@@ -76,10 +75,10 @@ class FakeProfiler:
         ]
         return [workload, *after]
 
-    def artifacts(self, job: Job) -> list[Path]:
+    def artifacts(self, job):
         return [job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export", job.folder / "job.jsonl"]
 
-    def diagnose(self, log: str) -> tuple[str, str] | None:
+    def diagnose(self, log):
         return self.explains
 
 
@@ -91,33 +90,33 @@ class Notes:
     messages: list[str] = field(default_factory=list)
     visits: list[tuple[str, Visit]] = field(default_factory=list)
 
-    def lane(self, name: str) -> Notes:
+    def lane(self, name):
         return self
 
-    def job_started(self, job: Job, index: int, total: int) -> None:
+    def job_started(self, job, index, total):
         self.calls.append(("job_started", index, total))
 
-    def case_started(self, case: str, visit: Visit) -> None:
+    def case_started(self, case, visit):
         self.visits.append((case, visit))
         self.calls.append(("case_started", case))
 
-    def case_ended(self, case: str, status: str, reason: str = "") -> None:
+    def case_ended(self, case, status, reason=""):
         self.calls.append(("case_ended", case, status))
 
-    def job_ended(self, outcome: JobOutcome) -> None:
+    def job_ended(self, outcome):
         self.calls.append(("job_ended", outcome.status))
 
-    def message(self, text: str) -> None:
+    def message(self, text):
         self.messages.append(text)
 
 
-def fake_profiler(folder: Path, **fields: object) -> FakeProfiler:
+def fake_profiler(folder, **fields):
     script = folder / "workload.py"
     script.write_text(WORKLOAD, encoding="utf-8")
     return FakeProfiler(script, **fields)  # type: ignore[arg-type]
 
 
-def chrome_trace(path: Path, kernel_us: Mapping[str, float]) -> Path:
+def chrome_trace(path, kernel_us):
     """A trace as torch.profiler writes it: in the range of each case one kernel of that many microseconds."""
     events = []
     for number, (case, duration) in enumerate(kernel_us.items(), start=1):
@@ -141,7 +140,7 @@ def chrome_trace(path: Path, kernel_us: Mapping[str, float]) -> Path:
     return path
 
 
-def job_of(below: Path, *todo: str, **fields: object) -> Job:
+def job_of(below, *todo, **fields):
     """A job with one case for each program in ``todo``: ``case=1``, ``case=2`` and so on."""
     given: dict[str, object] = {
         "workload": "attention",

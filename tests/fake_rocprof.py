@@ -14,7 +14,6 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ PID, KERNEL = 70, "void scale_kernel<float>(float*, int)"
 Row = dict[str, Any]
 
 
-def main(tool: str, *arguments: str) -> int:
+def main(tool, *arguments):
     if tool == "rocprofv3" and arguments == ("--version",):
         print("      version: 1.0.0\n git_revision: 0\n")
         return 0
@@ -53,7 +52,7 @@ def main(tool: str, *arguments: str) -> int:
     return done.returncode
 
 
-def _read(tool: str, arguments: tuple[str, ...]) -> tuple[argparse.Namespace, list[str]]:
+def _read(tool, arguments):
     """Knows each tool's own options and no other, so that a wrong one ends here as it would there."""
     parser = argparse.ArgumentParser(prog=tool, allow_abbrev=False)
     flags = {
@@ -79,7 +78,7 @@ def _read(tool: str, arguments: tuple[str, ...]) -> tuple[argparse.Namespace, li
     return options, application[1:] if application[:1] == ["--"] else application
 
 
-def _launches(application: list[str]) -> Iterator[tuple[str, int, int, int]]:
+def _launches(application):
     """(case, correlation id, when it was launched, when it began on the GPU); case is empty outside the ranges."""
     spec = json.loads(Path(application[-1]).read_text(encoding="utf-8"))
     number = 0
@@ -91,12 +90,12 @@ def _launches(application: list[str]) -> Iterator[tuple[str, int, int, int]]:
             yield case["id"] if iteration else "", number, called, called + 5_000_000
 
 
-def _duration(case: str) -> int:
+def _duration(case):
     return 10_000 if case else 1_000
 
 
-def write_v3(options: argparse.Namespace, launches: list[tuple[str, int, int, int]]) -> None:
-    def file(kind: str) -> Path:
+def write_v3(options, launches):
+    def file(kind):
         return options.d / f"{options.o}_{kind}.csv"
 
     kernels, calls, markers = [], [], []
@@ -124,7 +123,7 @@ def write_v3(options: argparse.Namespace, launches: list[tuple[str, int, int, in
         _write(file("hip_api_trace"), API_TRACE, calls)
 
 
-def write_v2(options: argparse.Namespace, launches: list[tuple[str, int, int, int]]) -> None:
+def write_v2(options, launches):
     rows = [
         {
             "Dispatch_ID": number, "GPU_ID": 2, "PID": PID, "TID": PID, "Kernel_Name": KERNEL, "Start_Timestamp": began,
@@ -135,7 +134,7 @@ def write_v2(options: argparse.Namespace, launches: list[tuple[str, int, int, in
     _write(options.d / f"results_{options.o}.csv", RESULTS_V2, rows)
 
 
-def write_v1(options: argparse.Namespace, launches: list[tuple[str, int, int, int]]) -> None:
+def write_v1(options, launches):
     out = Path(options.o)
     rows = [
         {
@@ -151,14 +150,14 @@ def write_v1(options: argparse.Namespace, launches: list[tuple[str, int, int, in
     out.with_suffix(".sysinfo.txt").write_text("ROCk module is loaded\n", encoding="utf-8")
 
 
-def _sum(launches: list[tuple[str, int, int, int]]) -> Row:
+def _sum(launches):
     durations = [_duration(case) for case, *_ in launches]
     mean = sum(durations) / len(durations)
     return {"Name": KERNEL, "Calls": len(durations), "TotalDurationNs": sum(durations), "AverageNs": mean,
             "Percentage": 100, "MinNs": min(durations), "MaxNs": max(durations), "StdDev": 0}  # fmt: skip
 
 
-def _write(path: Path, columns: str, rows: list[Row]) -> None:
+def _write(path, columns, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns.split(","), restval=0, quoting=csv.QUOTE_NONNUMERIC)
         writer.writeheader()

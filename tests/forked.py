@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -24,9 +23,7 @@ from pathlib import Path
 _READ_AT_START = ("PYTHON", "LANG", "LC_")
 
 
-def run(
-    folder: Path, *words: object, env: Mapping[str, str] = os.environ, timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
+def run(folder, *words, env=os.environ, timeout=300):
     """Run ``profpipe WORDS`` in ``folder``, without input, and return the finished process with its output."""
     at_start = frozenset((name, value) for name, value in env.items() if name.startswith(_READ_AT_START))
     server = _server(at_start)
@@ -45,7 +42,7 @@ def run(
 class _Server:
     """The process that has imported profpipe. It ends when this object does, and with the process of the tests."""
 
-    def __init__(self, at_start: frozenset[tuple[str, str]]) -> None:
+    def __init__(self, at_start):
         ours, theirs = Pipe()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
         self._connection = ours
@@ -57,7 +54,7 @@ class _Server:
         theirs.close()
         weakref.finalize(self, _end, ours, self._process)
 
-    def ask(self, request: object, timeout: float) -> int:
+    def ask(self, request, timeout):
         self._connection.send(request)
         if not self._connection.poll(timeout):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -65,7 +62,7 @@ class _Server:
         return int(self._connection.recv())
 
 
-def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
+def _end(connection, process):
     connection.close()
     process.wait(60)
 
@@ -74,7 +71,7 @@ def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
 _server = functools.lru_cache(maxsize=2)(_Server)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection):
     """Fork a process for each request, one after the other, until the tests close the connection."""
     from profpipe import cli
 
@@ -94,7 +91,7 @@ def _serve(connection: Connection) -> None:
         connection.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def _become(folder: str, words: list[str], env: dict[str, str], output: list[str]) -> None:
+def _become(folder, words, env, output):
     """Make this process what ``python -m profpipe WORDS`` is, and run it."""
     for stream, path in enumerate(output, start=1):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

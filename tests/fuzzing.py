@@ -75,7 +75,7 @@ class Fuzz:
 
 
 def mutated(data: bytes, dice: random.Random, bytes_set: bytes, ends: float) -> bytes:
-    """Return ``data`` with bytes of ``bytes_set`` set, parts cut out or repeated, or, so often, its end cut off."""
+    """Return ``data`` with bytes set to some of ``bytes_set``, parts cut out or repeated, or its end cut off."""
     changed = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 8])):
         at, length = dice.randrange(max(len(changed), 1)), dice.choice([1, 1, 4, 200])

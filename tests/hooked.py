@@ -10,14 +10,10 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, Tool
-from profpipe.results.schema import Tables
-from profpipe.runner import artifacts, environment
+from profpipe.runner import artifacts, process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,40 +46,33 @@ class Hooked:
     explanation: str
 
     @cached_property
-    def files(self) -> list[Path]:
+    def files(self):
         return sorted(self.folder.glob("hook.capture.*.jsonl"))
 
-    def lines(self, file: Path) -> list[dict[str, Any]]:
+    def lines(self, file):
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
     @property
-    def tables(self) -> list[Tables]:
+    def tables(self):
         parsers = reader.parsers()
         return [reader.parse(reader.choose(path, parsers), path) for path in self.files]
 
     @property
-    def steps(self) -> pd.DataFrame:
+    def steps(self):
         """The steps of the only process that made some."""
         (tables,) = self.tables
         return tables.steps
 
     @property
-    def notes(self) -> str:
+    def notes(self):
         return "\n".join(note for tables in self.tables for note in tables.origin.notes)
 
     @property
-    def traces(self) -> list[Path]:
+    def traces(self):
         return sorted(self.folder.glob("capture*.pt.trace.json.gz"))
 
 
-def run(
-    folder: Path,
-    *argv: str,
-    profiler: str = "plain",
-    env: dict[str, str] | None = None,
-    timeout_s: float = 240,
-    **options: Any,
-) -> Hooked:
+def run(folder, *argv, profiler="plain", env=None, timeout_s=240, **options):
     """Run ``argv`` in ``folder`` with the variables that the runner gives a command. ``options`` are its settings."""
     job_folder = folder / "job"
     job_folder.mkdir(exist_ok=True)
@@ -91,7 +80,7 @@ def run(
     given = {"hook": True, "steps": steps, "capture": None, "torch": {}, "collect": None, **options}
     job = Job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
     job = replace(job, command=argv, options=given)
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": environment.python_path(), **(env or {})}
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": process.python_path(), **(env or {})}
     variables |= artifacts.variables(job, variables)
     began = time.monotonic()
     done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
@@ -99,7 +88,7 @@ def run(
     return Hooked(job_folder, done.returncode, done.stdout + done.stderr, why)
 
 
-def run_python(folder: Path, program: str, *arguments: str, **options: Any) -> Hooked:
+def run_python(folder, program, *arguments, **options):
     """Run ``program``, written to train.py in ``folder``, by this Python."""
     (folder / "train.py").write_text(program, encoding="utf-8")
     return run(folder, sys.executable, "train.py", *arguments, **options)

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from profpipe import plugins, profilers
 from profpipe.commands import execution, resume as resume_command
 from profpipe.config import loader
-from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import Command, Tool, workload_argv
 from profpipe.results import folders
 from profpipe.runner import process
 from profpipe.runner.request import RunRequest
@@ -33,7 +32,7 @@ LOADED_LATER = (
 )  # fmt: skip
 
 
-def without_options() -> argparse.Namespace:
+def without_options():
     """The options of `run` and `resume` as none of them is given."""
     parser = argparse.ArgumentParser()
     resume_command.add_arguments(parser)
@@ -53,23 +52,23 @@ class FakeNsys:
     NAME = "nsys"
     KEEPS_ENDED_CASES = False
 
-    def find(self, order: Ask) -> Tool | Missing:
+    def find(self, order):
         return Tool("nsys", "1.0.0", str(TESTS / "fake_nsys.py"))
 
-    def commands(self, job: Job) -> list[Command]:
+    def commands(self, job):
         report, trace = job.folder / f"{job.stem}.rep", job.folder / f"{job.stem}.json"
         program = (sys.executable, "-S", str(TESTS / "fake_nsys.py"))
         profile = Command((*program, "profile", str(report), *workload_argv(job)), (report,))
         return [profile, Command((*program, "export", str(report), str(trace)), (trace,), runs_workload=False)]
 
-    def artifacts(self, job: Job) -> list[Path]:
+    def artifacts(self, job):
         return [job.folder / f"{job.stem}.json", job.folder / "job.jsonl"]
 
-    def diagnose(self, log: str) -> tuple[str, str] | None:
+    def diagnose(self, log):
         return None
 
 
-def load() -> None:
+def load():
     """Load what a run loads, before the first fork."""
     profilers.ALL["nsys"] = FakeNsys()  # type: ignore[index]
     for name in LOADED_LATER:
@@ -78,13 +77,13 @@ def load() -> None:
         plugins.load_module(path)
 
 
-def main() -> None:
+def main():
     load()
     for line in sys.stdin:
         print(json.dumps(serve(**json.loads(line))), flush=True)
 
 
-def serve(project: str, do: str, kill_after_s: float | None = None, kill_at_step: int | None = None) -> dict[str, Any]:
+def serve(project, do, kill_after_s=None, kill_at_step=None):
     """The wait status of a run, its seconds and its number of steps."""
     reader, writer = os.pipe()
     began = time.monotonic()
@@ -99,7 +98,7 @@ def serve(project: str, do: str, kill_after_s: float | None = None, kill_at_step
     return {"status": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": int(steps or 0)}
 
 
-def wait(pid: int, deadline: float | None) -> int:
+def wait(pid, deadline):
     while True:
         ended, status = os.waitpid(pid, 0 if deadline is None else os.WNOHANG)
         if ended:
@@ -111,11 +110,11 @@ def wait(pid: int, deadline: float | None) -> int:
             time.sleep(0.001)
 
 
-def run_in_child(project: Path, do: str, kill_at_step: int | None, writer: int) -> None:
+def run_in_child(project, do, kill_at_step, writer):
     """Never returns: the fork must not come back into the server's loop."""
     code, count = 70, 0
 
-    def step(event: str, arguments: tuple[Any, ...]) -> None:
+    def step(event, arguments):
         nonlocal count
         if event in STEPS or (event == "open" and arguments[1] and set(arguments[1]) & set("wax+")):
             count += 1
@@ -139,7 +138,7 @@ def run_in_child(project: Path, do: str, kill_at_step: int | None, writer: int) 
         os._exit(code)
 
 
-def processes_of(folder: Path) -> list[str]:
+def processes_of(folder):
     """The ids of the living processes of the jobs below ``folder``."""
     mark, found = os.fsencode(f"{process.JOB_VARIABLE}={folder}"), []
     for environ in Path("/proc").glob("[0-9]*/environ"):
@@ -151,13 +150,13 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def start() -> int:
+def start():
     path = Path("pipeline.yaml")
     request = RunRequest.create(loader.load_pipeline(path), path, Path("out"))
     return execution.start(request, ["profpipe", "run"], without_options())
 
 
-def resume() -> int:
+def resume():
     return resume_command.finish(next(folders.list_unfinished(Path("out"))), without_options())
 
 

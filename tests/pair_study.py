@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from profpipe.analysis import pairs
 from profpipe.report import render
@@ -20,11 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _KEY = {"run": "r", "workload": "w", "profiler": "plain"}
 
 
-def tables_of(
-    ratios: Mapping[str, Sequence[float] | Mapping[int, float]],
-    failures: Iterable[tuple[str, tuple[str, str]]] = (),
-    marks: Iterable[tuple[str, str, str]] = (),
-) -> Tables:
+def tables_of(ratios, failures=(), marks=()):
     """Return tables of cases: B over A in each pair by case; A takes 1 ms. ``marks``: (case, side, metric)."""
     failed = dict(failures)
     cases, metrics = [], []
@@ -41,18 +36,18 @@ def tables_of(
     return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
 
 
-def run_of(gate: float | None = None, undecided: Undecided = Undecided.REPORT, **more: Any) -> Manifest:
+def run_of(gate=None, undecided=Undecided.REPORT, **more):
     settings = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, undecided=undecided, **more)
     return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=settings)
 
 
-def page_of(data: Tables, run: Manifest) -> str:
+def page_of(data, run):
     """Return SUMMARY.md of an `ab` run without its head."""
     sections = render.build_pairs(pairs.analyze(data, run), data, run).without(Placement.HTML).sections
     return "\n\n".join(filter(None, map(Markdown().section, sections))) + "\n"
 
 
-def environment(*paths: Path, **variables: str) -> dict[str, str]:
+def environment(*paths, **variables):
     """Return the variables of a run without GPU and without torch. ``paths`` are further ones for Python."""
     path = os.pathsep.join(map(str, (ROOT, *paths, ROOT / "tests" / "no_torch")))
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1", **variables}

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ class Cluster:
     daemons: subprocess.Popen[str]
     nodes: tuple[str, ...] = NODES
 
-    def run(self, *argv: object, timeout: float = 60) -> str:
+    def run(self, *argv, timeout=60):
         """Run a program of Slurm, such as ``squeue``, and return its output."""
         words = [str(word) for word in argv]
         env = {**os.environ, **self.environment}
@@ -99,11 +99,11 @@ class Cluster:
         assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def set_down(self, node: str) -> None:
+    def set_down(self, node):
         """Mark a node as down, as an administrator does: its jobs end or are requeued, its daemon still runs."""
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
-    def set_up(self, node: str) -> None:
+    def set_up(self, node):
         """Return a node to service and wait until it is there. It may have a job at once, when one is pending."""
         if self._state(node) not in _IN_SERVICE:
             # The node may return by itself meanwhile, when its daemon answers.
@@ -111,7 +111,7 @@ class Cluster:
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         _wait_for(lambda: self._state(node) in _IN_SERVICE, lambda: f"{node} is {self._state(node)}, not in service")
 
-    def clear(self) -> None:
+    def clear(self):
         """End all jobs, and return all nodes to service."""
         self.run("scancel", "--user", getpass.getuser())
         for node in self.nodes:
@@ -119,27 +119,27 @@ class Cluster:
         for node in self.nodes:
             self._wait_until_idle(node)
 
-    def _state(self, node: str) -> str:
+    def _state(self, node):
         return self.run("sinfo", "--noheader", "--nodes", node, "--format", "%T").split()[0]
 
-    def _wait_until_idle(self, node: str) -> None:
+    def _wait_until_idle(self, node):
         _wait_for(lambda: self._state(node) == "idle", lambda: f"{node} is {self._state(node)}, not idle")
 
 
-def why_missing() -> str:
+def why_missing():
     """Return why no cluster can be started here; empty where one can."""
     missing = [name for name in _PROGRAMS if not shutil.which(name, path=_PATH)]
     return f"no Slurm here ({', '.join(missing)} not found): run `.ci/slurm`" if missing else ""
 
 
-def version() -> str:
+def version():
     """Return the version of the Slurm that is installed here."""
     daemon = shutil.which("slurmctld", path=_PATH)
     return subprocess.run([str(daemon), "-V"], capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 @contextmanager
-def running() -> Iterator[Cluster]:
+def running():
     """Start a cluster with a folder, ports and daemons that no other one has; end it at the end."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     daemons = subprocess.Popen(
@@ -161,7 +161,7 @@ def running() -> Iterator[Cluster]:
         daemons.stdout.close()
 
 
-def main() -> None:
+def main():
     """Run the daemons until the input ends."""
     folder = Path(tempfile.mkdtemp(prefix="profpipe-slurm-"))
     supervisor.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -182,13 +182,13 @@ def main() -> None:
         shutil.rmtree(folder)
 
 
-def _reap(*_: object) -> None:
+def _reap(*_):
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _write_configuration(folder: Path) -> None:
+def _write_configuration(folder):
     controller_port, *ports = _free_ports(1 + len(NODES))
     nodes = [_NODE.format(name=name, port=port, gpus=GPUS) for name, port in zip(NODES, ports, strict=True)]
     text = _CONFIGURATION.format(
@@ -204,7 +204,7 @@ def _write_configuration(folder: Path) -> None:
         (folder / "devices" / f"nvidia{number}").symlink_to("/dev/null")
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count):
     """Return ports that nothing listens on, below those that the kernel gives to outgoing connections."""
     ports: list[int] = []
     for port in random.sample(range(20000, 32000), 1000):
@@ -216,22 +216,22 @@ def _free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports between 20000 and 32000")
 
 
-def _start(*argv: str, log: Path) -> None:
+def _start(*argv, log):
     with log.open("ab") as output:
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
-def _all_idle() -> bool:
+def _all_idle():
     argv = ["sinfo", "--noheader", "--partition", "main", "--format", "%D %T"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_START_S)
     return done.stdout.split() == [str(len(NODES)), "idle"]
 
 
-def _read_logs(folder: Path) -> str:
+def _read_logs(folder):
     return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(folder.glob("*.out")))
 
 
-def _wait_for(is_true: Callable[[], bool], describe: Callable[[], str]) -> None:
+def _wait_for(is_true, describe):
     deadline = time.monotonic() + _START_S
     while not is_true():
         if time.monotonic() > deadline:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -35,7 +33,7 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = 
 class StandInGpu:
     """``now_ns`` is the host's clock, ``free_ns`` when the GPU will have done what it was given."""
 
-    def __init__(self, l2_bytes: int = 50 * MIB, launch_ns: int = 5_000, queue: int = 1024) -> None:
+    def __init__(self, l2_bytes=50 * MIB, launch_ns=5_000, queue=1024):
         self.seen: list[str] = []
         self.now_ns, self.free_ns = 0, 0
         self.launch_ns, self.queue = launch_ns, queue
@@ -73,7 +71,7 @@ class StandInGpu:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def launch(self, ns: int, cost_ns: int | None = None) -> None:
+    def launch(self, ns, cost_ns=None):
         while self._pending and self._pending[0] <= self.now_ns:
             self._pending.popleft()
         if len(self._pending) >= self.queue:
@@ -82,128 +80,128 @@ class StandInGpu:
         self.free_ns = max(self.free_ns, self.now_ns) + ns
         self._pending.append(self.free_ns)
 
-    def call(self) -> None:
+    def call(self):
         """A call of one kernel of 100 us."""
         self.seen.append("call")
         self.launch(100_000)
 
-    def think(self, ns: int) -> None:
+    def think(self, ns):
         """Let host time pass without a launch."""
         self.now_ns += ns
 
-    def item(self, is_noticed: bool = True) -> None:
+    def item(self, is_noticed=True):
         """Read a result on the host; ``is_noticed``: torch's sync debug mode reports it."""
         if is_noticed and self.sync_mode:
             warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         self.now_ns = max(self.now_ns, self.free_ns)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.seen.append("synchronize")
         self.now_ns = max(self.now_ns, self.free_ns)
 
-    def sleep(self, cycles: int) -> None:
+    def sleep(self, cycles):
         ns = round(cycles / self.hz * 1e9)
         if cycles not in CLOCK_CYCLES:
             self.held_ns.append(ns)
         self.launch(ns)
 
-    def set_sync_mode(self, mode: int | str) -> None:
+    def set_sync_mode(self, mode):
         self.sync_mode = {"warn": 1}.get(mode, 0) if isinstance(mode, str) else mode
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def capture(self, graph: _Graph, stream: object) -> Iterator[None]:
+    def capture(self, graph, stream):
         before = self.free_ns
         yield
         graph.ns = self.free_ns - max(before, 0)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def _empty(self, count: int, dtype: str, device: str) -> _Buffer:
+    def _empty(self, count, dtype, device):
         self.flush_bytes = 4 * count
         self.allocate(self.flush_bytes)
         return _Buffer(self)
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size):
         self.allocated += size
         self.reserved = max(self.reserved, self.allocated)
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def empty_cache(self) -> None:
+    def empty_cache(self):
         self.reserved = self.allocated
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self):
         self.seen.append("reset")
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
     @contextmanager
-    def annotate(self, name: str) -> Iterator[None]:
+    def annotate(self, name):
         self.seen.append(f"push {name}")
         yield
         self.seen.append("pop")
 
 
 class _Event:
-    def __init__(self, gpu: StandInGpu) -> None:
+    def __init__(self, gpu):
         self.gpu = gpu
         gpu.events += 1
         gpu.most_events = max(gpu.most_events, gpu.events)
 
-    def __del__(self) -> None:
+    def __del__(self):
         self.gpu.events -= 1
 
-    def record(self) -> None:
+    def record(self):
         self.gpu.seen.append("event")
         self.at_ns = max(self.gpu.now_ns, self.gpu.free_ns)
 
-    def query(self) -> bool:
+    def query(self):
         return self.at_ns <= self.gpu.now_ns
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.gpu.now_ns = max(self.gpu.now_ns, self.at_ns)
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end):
         return (end.at_ns - self.at_ns) / 1e6
 
 
 class _Stream:
-    def __init__(self, gpu: StandInGpu) -> None:
+    def __init__(self, gpu):
         self.gpu = gpu
 
-    def query(self) -> bool:
+    def query(self):
         return self.gpu.free_ns <= self.gpu.now_ns
 
-    def wait_stream(self, other: _Stream) -> None:
+    def wait_stream(self, other):
         pass
 
 
 class _Graph:
-    def __init__(self, gpu: StandInGpu) -> None:
+    def __init__(self, gpu):
         self.gpu, self.ns = gpu, 0
 
-    def replay(self) -> None:
+    def replay(self):
         self.gpu.seen.append("replay")
         self.gpu.launch(self.ns)
 
 
 class _Buffer:
-    def __init__(self, gpu: StandInGpu) -> None:
+    def __init__(self, gpu):
         self.gpu = gpu
 
-    def zero_(self) -> None:
+    def zero_(self):
         self.gpu.seen.append("flush")
         self.gpu.launch(self.gpu.flush_ns)
 
-    def __del__(self) -> None:
+    def __del__(self):
         self.gpu.allocate(-self.gpu.flush_bytes)
 
 
-def kernels(gpu: StandInGpu, count: int, ns: int, launch_ns: int | None = None) -> Callable[[], Any]:
+def kernels(gpu, count, ns, launch_ns=None):
     """A call of ``count`` kernels of ``ns`` each."""
 
-    def call() -> None:
+    def call():
         for _ in range(count):
             gpu.launch(ns, launch_ns)
 

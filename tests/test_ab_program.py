@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
 import forked
 import pytest
@@ -19,7 +18,7 @@ with open(os.environ["SEEN"], "a") as stream:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A repository with a program in a folder of it."""
     folder = tmp_path / "project" / "src"
     folder.mkdir(parents=True)
@@ -30,7 +29,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def ab(folder: Path, *arguments: object) -> list[dict[str, object]]:
+def ab(folder, *arguments):
     """Run `ab` with one pair; return what each process of the program saw, those of A first."""
     seen = folder.parents[1] / "seen.jsonl"
     seen.unlink(missing_ok=True)
@@ -41,7 +40,7 @@ def ab(folder: Path, *arguments: object) -> list[dict[str, object]]:
     return [process for _, process in sorted(zip(sides, processes, strict=True), key=lambda pair: pair[0])]
 
 
-def refusal(folder: Path, *arguments: str) -> str:
+def refusal(folder, *arguments):
     """Return the message of a command line that is refused before anything runs."""
     done = forked.run(folder, "ab", *arguments)
     assert done.returncode == 2 and not (folder / "out").exists()
@@ -49,7 +48,7 @@ def refusal(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_name_in_braces_has_a_value_on_each_side_and_an_empty_one_is_left_out(project: Path) -> None:
+def test_a_name_in_braces_has_a_value_on_each_side_and_an_empty_one_is_left_out(project):
     program = ("--", "python", "bench.py", "{mode}", "-n", "{n}", '{"json": 1}')
     modes = ("--a", "set:mode=", "--b", "set:mode=--compile")
     given = ab(project, *modes, "--set", "n=3", "--env", "SEEN", *program)
@@ -66,7 +65,7 @@ def test_a_name_in_braces_has_a_value_on_each_side_and_an_empty_one_is_left_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("out", ["out", "../../elsewhere"])
-def test_a_commit_takes_the_place_of_the_programs_folder_also_when_its_file_is_run(project: Path, out: str) -> None:
+def test_a_commit_takes_the_place_of_the_programs_folder_also_when_its_file_is_run(project, out):
     (project / "bench.py").write_text(PROGRAM.replace("sys.argv[1:]", "['changed']"), encoding="utf-8")
     (project / "out").symlink_to(out) if out != "out" else None
     given = ab(project, "--a", "git:HEAD", "--out", out, "--env", "SEEN", "--", "python", "bench.py", "x")
@@ -78,7 +77,7 @@ def test_a_commit_takes_the_place_of_the_programs_folder_also_when_its_file_is_r
 
 
 @pytest.mark.slow
-def test_variables_and_a_folder_of_a_side_and_what_repeats_them(project: Path) -> None:
+def test_variables_and_a_folder_of_a_side_and_what_repeats_them(project):
     (project / "other").mkdir()
     (project / "other" / "bench.py").write_text(PROGRAM, encoding="utf-8")
     words = ("--a", "env:DATA_DIR=/a", "--b", "dir:other", "--b", "env:HF_TOKEN=abc")
@@ -95,7 +94,7 @@ def test_variables_and_a_folder_of_a_side_and_what_repeats_them(project: Path) -
 
 
 @pytest.mark.slow
-def test_the_file_keeps_the_steps_and_names_no_folder_of_this_machine(project: Path) -> None:
+def test_the_file_keeps_the_steps_and_names_no_folder_of_this_machine(project):
     gate = ("--pairs", "8", "--gate", "2", "--inconclusive", "pass")
     ab(project, "--aa", *gate, "--measure-steps", "3", "--stop", "--env", "SEEN", "--", "python", "bench.py")
     text = (project / "out" / "latest" / "pipeline.yaml").read_text(encoding="utf-8")
@@ -118,5 +117,5 @@ def test_the_file_keeps_the_steps_and_names_no_folder_of_this_machine(project: P
         (("--b", "python:nowhere", "--", "python", "bench.py"), "--b: python:nowhere does not exist."),
     ],
 )
-def test_a_wrong_command_line_is_refused(project: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_a_wrong_command_line_is_refused(project, arguments, message):
     assert refusal(project, *arguments).startswith(f"profpipe: {message}")

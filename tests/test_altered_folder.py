@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ plots:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     """A results folder with two runs, ``one`` and ``two``, which an honest user made."""
     project = tmp_path_factory.mktemp("project")
     (project / "sums.py").write_text(WORKLOAD)
@@ -67,12 +67,12 @@ class Folder:
     outside: Path
 
     @property
-    def run(self) -> Path:
+    def run(self):
         return self.out / "two"
 
 
 @pytest.fixture
-def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def folder(original, tmp_path, monkeypatch):
     made = Folder(tmp_path / "out", tmp_path / "outside")
     shutil.copytree(original, made.out, symlinks=True)
     (made.outside / "plots").mkdir(parents=True)
@@ -98,14 +98,14 @@ FILES = (
 FOLDERS = ("plots", "raw", "raw/sums", "raw/sums/plain", "../latest", ".")
 
 
-def _remove(path: Path) -> None:
+def _remove(path):
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path)
 
 
-def _link(folder: Folder, path: Path) -> None:
+def _link(folder, path):
     """Replace a file or folder by a link to one of its kind outside."""
     twin = folder.outside / "run" / path.relative_to(folder.run) if path.is_relative_to(folder.run) else None
     target = twin if twin and twin.exists() else folder.outside / ("run" if path.is_dir() else path.name)
@@ -113,33 +113,33 @@ def _link(folder: Folder, path: Path) -> None:
     path.symlink_to(target)
 
 
-def _link_to_itself(folder: Folder, path: Path) -> None:
+def _link_to_itself(folder, path):
     _remove(path)
     path.symlink_to(path)
 
 
-def _link_to_device(folder: Folder, path: Path) -> None:
+def _link_to_device(folder, path):
     _remove(path)
     path.symlink_to("/dev/zero")
 
 
-def _pipe(folder: Folder, path: Path) -> None:
+def _pipe(folder, path):
     _remove(path)
     os.mkfifo(path)
 
 
-def _other_kind(folder: Folder, path: Path) -> None:
+def _other_kind(folder, path):
     is_folder = path.is_dir()
     _remove(path)
     path.write_text("text") if is_folder else path.mkdir()
 
 
-def _missing(folder: Folder, path: Path) -> None:
+def _missing(folder, path):
     _remove(path)
 
 
-def _content(new: Callable[[bytes], bytes]) -> Callable[[Folder, Path], None]:
-    def alter(folder: Folder, path: Path) -> None:
+def _content(new):
+    def alter(folder, path):
         path.write_bytes(new(path.read_bytes()))
 
     return alter
@@ -176,14 +176,14 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def _leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _leaves(node, path=()):
     yield path
     items = node.items() if isinstance(node, dict) else enumerate(node[:2]) if isinstance(node, list) else ()
     for key, child in items:
         yield from _leaves(child, (*path, key))
 
 
-def _replace(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+def _replace(document, path, value):
     for key in path[:-1]:
         document = document[key]
     document[path[-1]] = value
@@ -195,7 +195,7 @@ _watched: list[tuple[str, Any]] = []
 _is_watching = False
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event, arguments):
     is_start = event in (
         "profpipe.start", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
     )  # fmt: skip
@@ -207,14 +207,14 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_audit)
 
 
-def digest(folder: Path) -> dict[str, Any]:
-    def state(path: Path) -> object:
+def digest(folder):
+    def state(path):
         return path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
 
     return {str(path.relative_to(folder)): state(path) for path in sorted(folder.rglob("*"))}
 
 
-def commands(folder: Folder) -> dict[str, list[str]]:
+def commands(folder):
     raw = folder.run / "raw" / "sums" / "plain"
     found = {
         "report": ["report", str(folder.run)],
@@ -231,7 +231,7 @@ def commands(folder: Folder) -> dict[str, list[str]]:
     return found
 
 
-def check(folder: Folder, command: str, capsys: pytest.CaptureFixture[str]) -> int:
+def check(folder, command, capsys):
     """Run a command on the folder: it ends with an exit code of the documentation, and with nothing else."""
     global _is_watching
     before = digest(folder.outside)
@@ -262,17 +262,17 @@ NAMES = ("report", "compare with", "compare", "history", "ingest", "resume", "re
 _QUICK, _OF_CI, _DRAWN = 16, 40, 160
 
 
-def _marks(i: int, quick: int, of_ci: int) -> Any:
+def _marks(i, quick, of_ci):
     return () if i < quick else pytest.mark.slow if i < of_ci else pytest.mark.exhaustive
 
 
-def _is_read(command: str, place: str) -> bool:
+def _is_read(command, place):
     """Return False for what a command never looks at."""
     is_shared = place == "." or place.startswith("../")
     return {"history": is_shared, "ingest": place == "." or place.startswith("raw")}.get(command, True)
 
 
-def _every_alteration() -> list[Any]:
+def _every_alteration():
     """Return (command, place, kind) for each that is drawn."""
     altered = [
         (place, kind) for place in (*FILES, *FOLDERS) for kind in (*KINDS, *(CONTENTS if place in FILES else ()))
@@ -284,9 +284,7 @@ def _every_alteration() -> list[Any]:
 
 
 @pytest.mark.parametrize(("command", "place", "kind"), _every_alteration())
-def test_an_altered_folder_is_read_or_refused(
-    folder: Folder, command: str, place: str, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_altered_folder_is_read_or_refused(folder, command, place, kind, capsys):
     if command not in commands(folder):
         pytest.skip("there is no such command")
     path = folder.run / place
@@ -299,7 +297,7 @@ _AT_ONCE = 5
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=_marks(seed, 1, 3)) for seed in range(8)])
-def test_any_value_of_run_json_may_be_altered(folder: Folder, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_value_of_run_json_may_be_altered(folder, seed, capsys):
     text = (folder.run / "run.json").read_text()
     chance, leaves = random.Random(seed), [path for path in _leaves(json.loads(text)) if path]
     for _ in range(_AT_ONCE):
@@ -339,7 +337,7 @@ CELLS = ("", "x", "-1", "0", "1e308", "inf", "[]", "{}", "null", "a > b", "=1+1"
 _CELLS = 6
 
 
-def _drawn_cells() -> list[tuple[str, str, str, str, bool]]:
+def _drawn_cells():
     chance = random.Random(22)
     columns = [(table.name, column) for table in schema.ALL[:5] for column in table.names]
     return [
@@ -349,7 +347,7 @@ def _drawn_cells() -> list[tuple[str, str, str, str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def examples(tmp_path_factory):
     """Copies of examples with all their tables."""
     below = tmp_path_factory.mktemp("examples")
     for name in ("own_program", "h200-attention"):
@@ -360,9 +358,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "compare"])
-def test_any_cell_of_a_table_may_be_altered(
-    examples: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_cell_of_a_table_may_be_altered(examples, tmp_path, command, capsys):
     for example, table, column, text, is_everywhere in (*FOUND, *_drawn_cells()):
         folder = tmp_path / "folder"
         shutil.copytree(examples / example, folder)

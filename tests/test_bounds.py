@@ -7,7 +7,6 @@ import json
 import sqlite3
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from nsys_exports import Export
@@ -16,21 +15,20 @@ from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import bounds, kernel_classes, kernel_names, reader
 from profpipe.report.labels import shorten
-from profpipe.results.schema import Tables
 
 
-def read(path: Path) -> Tables:
+def read(path):
     return reader.parse(reader.choose(path, reader.parsers()), path)
 
 
-def doubling_name(times: int) -> str:
+def doubling_name(times):
     """Return a mangled name of ``P<P<...>, P<...>>``, whose substitutions double its length ``times`` times."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1PIiiE" + "".join(f"S_IS{digits[i]}_S{digits[i]}_E" for i in range(times))
 
 
 @pytest.mark.slow
-def test_a_mangled_name_whose_substitutions_double_stays_as_it_is() -> None:
+def test_a_mangled_name_whose_substitutions_double_stays_as_it_is():
     for times in (24, 30):
         name = doubling_name(times)
         assert len(name) < 320 and kernel_names.normalise(name) == name
@@ -38,7 +36,7 @@ def test_a_mangled_name_whose_substitutions_double_stays_as_it_is() -> None:
 
 
 @pytest.fixture
-def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_bounds(monkeypatch):
     """Lower the bounds, since to write a file with many names takes longer than to read it."""
     monkeypatch.setattr(bounds, "MOST_NAMES", 1_000)
     monkeypatch.setattr(bounds, "MOST_PATHS", 1_000)
@@ -56,7 +54,7 @@ def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["digits", "const", "namespaces", "operators", "lambdas"],
 )
-def test_a_name_of_50_000_characters_is_classified_and_shortened_at_once(name: str) -> None:
+def test_a_name_of_50_000_characters_is_classified_and_shortened_at_once(name):
     begin = time.process_time()
     assert kernel_names.normalise(name) == name.strip()
     assert kernel_classes.classes([name]) == ["other"]
@@ -64,7 +62,7 @@ def test_a_name_of_50_000_characters_is_classified_and_shortened_at_once(name: s
     assert time.process_time() - begin < 2
 
 
-def test_pushes_without_pops_are_read_and_noted(tmp_path: Path) -> None:
+def test_pushes_without_pops_are_read_and_noted(tmp_path):
     """nsys gives a range that is never popped no end."""
     export = Export()
     for i in range(20_000):
@@ -80,7 +78,7 @@ def test_pushes_without_pops_are_read_and_noted(tmp_path: Path) -> None:
     assert any(f"nest more than {bounds.DEEPEST} deep" in note for note in tables.origin.notes)
 
 
-def test_a_case_below_ranges_without_pops_keeps_its_kernels(tmp_path: Path) -> None:
+def test_a_case_below_ranges_without_pops_keeps_its_kernels(tmp_path):
     export = Export()
     for i in range(300):
         export.range(100 * i, None, "leak")
@@ -93,7 +91,7 @@ def test_a_case_below_ranges_without_pops_keeps_its_kernels(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("low_bounds")
-def test_many_names_of_kernels_are_folded_and_no_time_is_lost(tmp_path: Path) -> None:
+def test_many_names_of_kernels_are_folded_and_no_time_is_lost(tmp_path):
     export = Export()
     count = bounds.MOST_NAMES + 500
     for i in range(count):
@@ -107,7 +105,7 @@ def test_many_names_of_kernels_are_folded_and_no_time_is_lost(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("low_bounds")
-def test_many_names_in_a_trace_of_torch_are_folded(tmp_path: Path) -> None:
+def test_many_names_in_a_trace_of_torch_are_folded(tmp_path):
     count = bounds.MOST_NAMES + 500
     events = [
         {"ph": "X", "cat": "kernel", "name": f"kern_{i}", "ts": 10 * i, "dur": 2, "pid": 0, "tid": 7,
@@ -124,7 +122,7 @@ def test_many_names_in_a_trace_of_torch_are_folded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("low_bounds")
-def test_many_names_of_ranges_are_folded(tmp_path: Path) -> None:
+def test_many_names_of_ranges_are_folded(tmp_path):
     export = Export()
     count = bounds.MOST_PATHS + 500
     for i in range(count):
@@ -136,7 +134,7 @@ def test_many_names_of_ranges_are_folded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("low_bounds")
-def test_more_cases_than_any_run_has_are_refused(tmp_path: Path) -> None:
+def test_more_cases_than_any_run_has_are_refused(tmp_path):
     export = Export()
     for i in range(3_200):
         export.range(100 * i, 100 * i + 50, f"profpipe:i={i}")
@@ -147,7 +145,7 @@ def test_more_cases_than_any_run_has_are_refused(tmp_path: Path) -> None:
 # --- hostile files ---------------------------------------------------------------------------------------------------
 
 
-def test_views_and_virtual_tables_of_an_export_are_not_read(tmp_path: Path) -> None:
+def test_views_and_virtual_tables_of_an_export_are_not_read(tmp_path):
     path = Export().write_sqlite(tmp_path / "views.sqlite")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS start, i + 1 AS 'end' FROM n"
     with closing(sqlite3.connect(path)) as database:
@@ -160,7 +158,7 @@ def test_views_and_virtual_tables_of_an_export_are_not_read(tmp_path: Path) -> N
     assert time.process_time() - begin < 5
 
 
-def test_views_in_place_of_all_tables_are_no_export(tmp_path: Path) -> None:
+def test_views_in_place_of_all_tables_are_no_export(tmp_path):
     with closing(sqlite3.connect(tmp_path / "views.sqlite")) as database:
         database.execute(
             "CREATE VIEW StringIds AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT i FROM n"
@@ -170,7 +168,7 @@ def test_views_in_place_of_all_tables_are_no_export(tmp_path: Path) -> None:
         read(tmp_path / "views.sqlite")
 
 
-def test_a_text_of_line_ends_is_refused_before_it_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_of_line_ends_is_refused_before_it_is_split(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "MOST_LINES", 1_000_000)
     path = tmp_path / "ncu.csv"
     path.write_bytes(b"==PROF== Connected\n" + b"\n" * 2_000_000)
@@ -179,7 +177,7 @@ def test_a_text_of_line_ends_is_refused_before_it_is_split(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("head", "filling"), [(b"==PROF== Connected\n", b" "), (b'{"traceEvents": [', b" ")])
-def test_a_zip_that_holds_far_more_than_its_size_is_refused(tmp_path: Path, head: bytes, filling: bytes) -> None:
+def test_a_zip_that_holds_far_more_than_its_size_is_refused(tmp_path, head, filling):
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(head)
@@ -189,7 +187,7 @@ def test_a_zip_that_holds_far_more_than_its_size_is_refused(tmp_path: Path, head
         read(path)
 
 
-def test_a_trace_of_entries_that_are_no_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_of_entries_that_are_no_events_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "MOST_OTHER_ENTRIES", 10_000)
     path = tmp_path / "trace.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": [' + "{}," * 20_000 + "{}]}")
@@ -214,7 +212,7 @@ HEAD = "version: 1\nworkloads:\n  w:\n    command: [echo, '{a}']\n"
     ],
     ids=["aliases", "values", "points", "keys"],
 )  # fmt: skip
-def test_a_pipeline_file_of_bombs_is_refused_at_once(tmp_path: Path, text: str, what: str) -> None:
+def test_a_pipeline_file_of_bombs_is_refused_at_once(tmp_path, text, what):
     path = tmp_path / "pipeline.yaml"
     path.write_text(text)
     begin = time.process_time()

@@ -10,10 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +23,7 @@ NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     """A file whose budget is a tenth of a second and 10 MB."""
     monkeypatch.setenv("PROFPIPE_BUDGET", "0.015")
     path = tmp_path / "file"
@@ -33,22 +31,22 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def loop() -> None:
+def loop():
     while True:
         pass
 
 
-def match() -> None:
+def match():
     re.match(r"(a+)+$", "a" * 40 + "b")
 
 
-def ask_sqlite() -> None:
+def ask_sqlite():
     with closing(sqlite3.connect(":memory:")) as database, budget.interrupting(database):
         database.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
 
 
-def loop_in_thread() -> None:
-    def work() -> None:
+def loop_in_thread():
+    def work():
         while True:
             budget.check()
 
@@ -57,7 +55,7 @@ def loop_in_thread() -> None:
 
 
 @pytest.mark.parametrize("work", [loop, match, ask_sqlite, loop_in_thread])
-def test_work_without_an_end_is_stopped(file: Path, work: Callable[[], None]) -> None:
+def test_work_without_an_end_is_stopped(file, work):
     begin = time.process_time()
     with pytest.raises(budget.TooLarge, match="more than 0 s of CPU time"), budget.limit(file):
         work()
@@ -65,7 +63,7 @@ def test_work_without_an_end_is_stopped(file: Path, work: Callable[[], None]) ->
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
 
 
-def test_the_budget_is_for_all_work_on_the_database(file: Path) -> None:
+def test_the_budget_is_for_all_work_on_the_database(file):
     refused = pytest.raises(
         ConfigError, match="is more than profpipe reads: to read it takes more than 0 s of CPU time"
     )
@@ -73,13 +71,13 @@ def test_the_budget_is_for_all_work_on_the_database(file: Path) -> None:
         opened.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
 
 
-def test_ctrl_c_ends_a_statement_of_sqlite(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_statement_of_sqlite(tmp_path):
     with pytest.raises(KeyboardInterrupt), database.connect(tmp_path) as opened:
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         opened.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
 
 
-def test_memory_without_an_end_is_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_an_end_is_stopped(file, monkeypatch):
     monkeypatch.setenv("PROFPIPE_BUDGET", "0.1")
     kept, before = [], budget.resident_bytes()
     with pytest.raises(budget.TooLarge, match="more than 67 MB of memory"), budget.limit(file):
@@ -89,7 +87,7 @@ def test_memory_without_an_end_is_stopped(file: Path, monkeypatch: pytest.Monkey
     assert budget.resident_bytes() - before < 1 << 30
 
 
-def test_the_budget_grows_with_the_file(tmp_path: Path) -> None:
+def test_the_budget_grows_with_the_file(tmp_path):
     sizes = {}
     for name, head in (("plain", b"{"), ("packed", b"\x1f\x8b")):
         path = tmp_path / name
@@ -102,7 +100,7 @@ def test_the_budget_grows_with_the_file(tmp_path: Path) -> None:
     assert sizes["packed"][0] == 161
 
 
-def test_time_that_other_programs_take_does_not_count(file: Path) -> None:
+def test_time_that_other_programs_take_does_not_count(file):
     with budget.limit(file):
         time.sleep(0.3)
 
@@ -122,7 +120,7 @@ def parse(path):
 """
 
 
-def test_a_file_beyond_its_budget_is_refused_with_the_reason(file: Path) -> None:
+def test_a_file_beyond_its_budget_is_refused_with_the_reason(file):
     (file.parent / "parsers").mkdir()
     (file.parent / "parsers" / "endless.py").write_text(PARSER)
     known = reader.parsers(file.parent)
@@ -133,13 +131,13 @@ def test_a_file_beyond_its_budget_is_refused_with_the_reason(file: Path) -> None
 
 
 @pytest.mark.parametrize("factor", ["much", "0", "-1", "nan", "inf", ""])
-def test_a_wrong_factor_is_an_error(file: Path, monkeypatch: pytest.MonkeyPatch, factor: str) -> None:
+def test_a_wrong_factor_is_an_error(file, monkeypatch, factor):
     monkeypatch.setenv("PROFPIPE_BUDGET", factor)
     with pytest.raises(ConfigError, match=f"PROFPIPE_BUDGET: '{factor}' is no positive number"):
         reader.choose(file, reader.parsers())
 
 
-def test_a_program_that_ends_meanwhile_costs_the_file_nothing(file: Path) -> None:
+def test_a_program_that_ends_meanwhile_costs_the_file_nothing(file):
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     with budget.limit(file):
         subprocess.run([sys.executable, "-S", "-c", busy], check=True)

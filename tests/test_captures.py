@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from profpipe import cli
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import job_tables
-from profpipe.job import Job, Tool
+from profpipe.job import Tool
 from profpipe.measure.statistics import interval_of_processes
 from profpipe.results import schema
 from profpipe.runner import plan
@@ -51,13 +50,13 @@ workloads:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "sums.py").write_text(WORKLOAD, encoding="utf-8")
     (tmp_path / "pipeline.yaml").write_text(PIPELINE, encoding="utf-8")
     return tmp_path
 
 
-def planned(project: Path, captures: int | None) -> list[Job]:
+def planned(project, captures):
     request = RunRequest.create(
         load_pipeline(project / "pipeline.yaml"), project / "pipeline.yaml", project, captures=captures
     )
@@ -66,7 +65,7 @@ def planned(project: Path, captures: int | None) -> list[Job]:
     return plan.plan(request.pipeline, tools, python="python", captures=request.captures, **where)
 
 
-def test_the_first_process_of_every_workload_comes_before_the_second_of_any(project: Path) -> None:
+def test_the_first_process_of_every_workload_comes_before_the_second_of_any(project):
     jobs = [job for job in planned(project, 4) if job.profiler == "plain"]
     assert [job.repeat for job in jobs] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     rounds = [[job.title + job.cases[0].id for job in jobs[i : i + 3]] for i in range(0, 12, 3)]
@@ -75,18 +74,18 @@ def test_the_first_process_of_every_workload_comes_before_the_second_of_any(proj
     assert {job.repeats for job in jobs if job.script} == {5}, "the iterations of a script stay"
 
 
-def test_another_profiler_runs_once_and_after_the_captures(project: Path) -> None:
+def test_another_profiler_runs_once_and_after_the_captures(project):
     jobs = planned(project, 4)
     assert [job.profiler for job in jobs[12:]] == ["nsys"] * 3
     assert not any(job.is_repeated for job in jobs[12:])
 
 
-def test_one_capture_is_one_process_also_of_a_command_with_repeats(project: Path) -> None:
+def test_one_capture_is_one_process_also_of_a_command_with_repeats(project):
     assert len(planned(project, 1)) == 6 and not any(job.is_repeated for job in planned(project, 1))
     assert sum(job.profiler == "plain" for job in planned(project, None)) == 1 + 2 * 9
 
 
-def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_version_has_none(project: Path) -> None:
+def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_version_has_none(project):
     path = project / "pipeline.yaml"
     RunRequest.create(load_pipeline(path), path, project, captures=3).save(project / "run")
     assert RunRequest.load(project / "run").captures == 3
@@ -96,14 +95,14 @@ def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_versi
     assert RunRequest.load(project / "run").captures is None
 
 
-def times_of(run: Path, case: str) -> dict[str, dict[str, str]]:
+def times_of(run, case):
     return {
         row["subject"]: row for row in rows(run / "metrics.parquet") if (row["case"], row["metric"]) == (case, "time")
     }
 
 
 @pytest.mark.slow
-def test_the_time_of_a_case_is_the_median_of_its_processes_and_the_interval_holds_their_spread(project: Path) -> None:
+def test_the_time_of_a_case_is_the_median_of_its_processes_and_the_interval_holds_their_spread(project):
     profpipe(project, "run", "-p", "plain", "--captures", "3", PYTHONPATH=WITHOUT_TORCH)
     run = project / "out" / "latest"
     words = (project / "order.txt").read_text().split()
@@ -119,7 +118,7 @@ def test_the_time_of_a_case_is_the_median_of_its_processes_and_the_interval_hold
 
 
 @pytest.mark.slow
-def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project: Path) -> None:
+def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project):
     path = project / "pipeline.yaml"
     path.write_text(path.read_text().replace("n: [1, 2]", "n: [3, 1]"), encoding="utf-8")
     words = ("run", "-p", "plain", "-w", "sums", "--captures", "4")
@@ -134,7 +133,7 @@ def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_killed_run_continues_with_the_processes_that_it_lacks(project: Path) -> None:
+def test_a_killed_run_continues_with_the_processes_that_it_lacks(project):
     argv = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "-w", "sums", "--captures", "5"]
     environment = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.Popen(argv, cwd=project, env=environment, stderr=subprocess.DEVNULL)
@@ -152,7 +151,7 @@ def test_a_killed_run_continues_with_the_processes_that_it_lacks(project: Path) 
 
 
 @pytest.mark.slow
-def test_a_program_from_the_command_line_is_captured_too(project: Path) -> None:
+def test_a_program_from_the_command_line_is_captured_too(project):
     # An argument that is secret changes nothing.
     program = ("sh", "-c", "printf x >> order.txt", "--password", "hunter2hunter2")
     profpipe(project, "run", "-p", "plain", "--captures", "3", "--", *program)
@@ -164,7 +163,7 @@ def test_a_program_from_the_command_line_is_captured_too(project: Path) -> None:
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
-def of_process(flags: str = "[]", **metrics: float) -> schema.Tables:
+def of_process(flags="[]", **metrics):
     key = {"run": "r", "workload": "w", "profiler": "plain"}
     numbers = [{**key, "case": case, "metric": name, "value": value, "n": 5}
                for case in ("a", "b") for name, value in metrics.items()]  # fmt: skip
@@ -172,7 +171,7 @@ def of_process(flags: str = "[]", **metrics: float) -> schema.Tables:
     return schema.Tables(metrics=schema.frame(schema.METRICS, numbers), cases=schema.frame(schema.CASES, cases))
 
 
-def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the_flags_of_all_processes() -> None:
+def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the_flags_of_all_processes():
     first = {"time": 3, "time_min": 2, "time_max": 4, "error_max": 0.5, "cosine": 0.9}
     second = {"time": 5, "time_min": 1, "time_max": 3, "error_max": 0.1, "cosine": 0.8}
     stored = job_tables.merge_processes(schema.Tables(), of_process('["noisy"]', **first), 1, 2)
@@ -186,7 +185,7 @@ def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the
     assert list(merged.cases["flags"]) == ['["noisy", "throttled"]'] * 2
 
 
-def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others() -> None:
+def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others():
     stored = job_tables.merge_processes(schema.Tables(), of_process(time=3), 1, 2)
     fresh = of_process(time=5)
     stopped = schema.Tables(cases=fresh.cases, metrics=fresh.metrics[fresh.metrics["case"] == "a"])
@@ -206,9 +205,7 @@ TOO_MUCH: tuple[tuple[dict[str, object], str], ...] = (
 
 
 @pytest.mark.slow
-def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(project, capsys):
     assert cli.main(["run", str(project / "pipeline.yaml"), "-p", "plain", "--out", str(project / "out")]) == 0
     (file,) = (project / "out").glob("2*/raw/order.json")
     saved = file.read_text()
@@ -222,6 +219,6 @@ def test_a_saved_request_that_asks_for_more_than_any_run_is_refused(
         assert where in capsys.readouterr().err
 
 
-def test_more_processes_than_any_run_has_are_refused(project: Path) -> None:
+def test_more_processes_than_any_run_has_are_refused(project):
     with pytest.raises(ConfigError, match=r"--captures: asks for 300,000,000 processes, more than 100,000"):
         planned(project, 10**8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ H200 = {"name": "NVIDIA H200"}
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
+def measured():
     pytest.importorskip("torch")
     return measured_peaks.measure(
         "cpu", sizes=(16, 64), max_copy_bytes=2**20, rule=StoppingRule(min_samples=3, budget_s=0.2, max_samples=10)
@@ -26,7 +25,7 @@ def measured() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_each_rate_follows_from_its_size_and_time(measured: dict[str, Any]) -> None:
+def test_each_rate_follows_from_its_size_and_time(measured):
     copied = measured["copy"]
     assert copied["bytes"] == 2**20
     assert copied["bytes_per_s"] == pytest.approx(2 * 2**20 / copied["median_ns"] * 1e9)
@@ -36,12 +35,10 @@ def test_each_rate_follows_from_its_size_and_time(measured: dict[str, Any]) -> N
         assert one["flops"] == pytest.approx(2 * one["size"] ** 3 / one["median_ns"] * 1e9)
 
 
-def test_a_data_type_that_the_device_does_not_take_is_absent_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_data_type_that_the_device_does_not_take_is_absent_with_its_reason(monkeypatch):
     pytest.importorskip("torch")
 
-    def refuse(torch: Any, kind: str, size: int) -> Any:
+    def refuse(torch, kind, size):
         raise RuntimeError("torch._scaled_mm is only supported on\n  CUDA devices with compute capability >= 9.0")
 
     monkeypatch.setitem(measured_peaks.PRODUCTS, "fp8", refuse)
@@ -52,13 +49,13 @@ def test_a_data_type_that_the_device_does_not_take_is_absent_with_its_reason(
     assert "fp8" not in found["matmul"]
 
 
-def test_the_file_names_the_gpu_and_not_the_machine(measured: dict[str, Any]) -> None:
+def test_the_file_names_the_gpu_and_not_the_machine(measured):
     text = json.dumps(measured)
     assert "uuid" not in text.lower()
     assert set(measured) == {"device", "driver", "torch", "copy", "matmul", "absent", "conditions", "notes"}
 
 
-def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str, Any], tmp_path: Path) -> None:
+def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured, tmp_path):
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps({**measured, "device": "NVIDIA H200", "driver": "580.1"}), encoding="utf-8")
     found = measured_peaks.load(path, [{"name": "NVIDIA A2"}, H200])
@@ -71,16 +68,14 @@ def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str,
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"device": "NVIDIA H200"}', '{"device": "NVIDIA H200", "matmul": 1}']
 )
-def test_a_file_without_ceilings_gives_none(tmp_path: Path, text: str) -> None:
+def test_a_file_without_ceilings_gives_none(tmp_path, text):
     path = tmp_path / "ceilings.json"
     assert measured_peaks.load(path, [H200]) is None
     path.write_text(text, encoding="utf-8")
     assert measured_peaks.load(path, [H200]) is None
 
 
-def test_without_a_gpu_the_program_says_so_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_the_program_says_so_and_writes_nothing(tmp_path, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert measured_peaks.main([str(tmp_path / "out.json")]) == errors.TOOL_MISSING
@@ -88,7 +83,7 @@ def test_without_a_gpu_the_program_says_so_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]) -> None:
+def test_the_file_is_written_whole(tmp_path, monkeypatch, measured):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(measured_peaks, "measure", lambda: measured)
@@ -98,8 +93,8 @@ def test_the_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, measured: dict[str, Any]) -> None:
-    def measuring(argv: Any) -> str:
+def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path, measured):
+    def measuring(argv):
         Path(argv[-1]).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
         return ""
 
@@ -111,9 +106,7 @@ def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("log", "message"), [("boom\nno GPU here\n", "no GPU here"), (None, "no output within")])
-def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(
-    tmp_path: Path, log: str | None, message: str
-) -> None:
+def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(tmp_path, log, message):
     (tmp_path / measured_peaks.FILE).write_text("{}")
     with pytest.raises(errors.ToolMissing, match=message):
         measured_peaks.renew(tmp_path, lambda argv: log)
@@ -121,9 +114,7 @@ def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(
 
 
 @pytest.mark.slow
-def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here, and measuring takes half a minute")
@@ -131,9 +122,7 @@ def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(
     assert "needs torch and a GPU" in capsys.readouterr().err
 
 
-def test_a_run_takes_the_ceilings_of_its_results_folder(
-    tmp_path: Path, measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_takes_the_ceilings_of_its_results_folder(tmp_path, measured, monkeypatch):
     """The GPU is made up: there is none where these tests run."""
     monkeypatch.setattr(request.machine, "nvidia_gpus", lambda: [H200])
     (tmp_path / measured_peaks.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import forked
@@ -39,17 +38,17 @@ workloads:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "sums.py").write_text(WORKLOAD)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     return tmp_path
 
 
-def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def profpipe(folder, *arguments):
     return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{NO_TORCH}"})
 
 
-def test_a_run_ends_with_the_headline_the_times_and_the_paths(project: Path) -> None:
+def test_a_run_ends_with_the_headline_the_times_and_the_paths(project):
     done = profpipe(project, "run", "-w", "sums")
     assert done.returncode == 0, done.stderr
     folder = (project / "out" / "latest").resolve().relative_to(project)
@@ -59,13 +58,13 @@ def test_a_run_ends_with_the_headline_the_times_and_the_paths(project: Path) -> 
     assert any("n" in line and "time" in line for line in screen) and len(screen) > 4
 
 
-def test_quiet_prints_the_path_of_the_summary_and_nothing_else(project: Path) -> None:
+def test_quiet_prints_the_path_of_the_summary_and_nothing_else(project):
     done = profpipe(project, "run", "-w", "other", "--quiet")
     folder = (project / "out" / "latest").resolve().relative_to(project)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}/SUMMARY.md\n", "")
 
 
-def test_json_prints_the_document_of_results_json(project: Path) -> None:
+def test_json_prints_the_document_of_results_json(project):
     done = profpipe(project, "run", "-w", "sums", "--set", "crash=false,true", "--set", "n=1", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
@@ -79,12 +78,12 @@ def test_json_prints_the_document_of_results_json(project: Path) -> None:
     assert json.loads(profpipe(project, "resume", "out/latest", "--json").stdout) == found
 
 
-def test_quiet_and_json_exclude_each_other(project: Path) -> None:
+def test_quiet_and_json_exclude_each_other(project):
     done = profpipe(project, "run", "--quiet", "--json")
     assert done.returncode == 2 and "not allowed with" in done.stderr
 
 
-def test_workloads_and_profilers_may_be_lists_or_repeated_options(project: Path) -> None:
+def test_workloads_and_profilers_may_be_lists_or_repeated_options(project):
     for words in (["-p", "plain,nsys", "-w", "other,sums"], ["-p", "plain", "-p", "nsys", "-w", "other", "-w", "sums"]):
         listing = profpipe(project, "run", "--dry-run", *words).stdout
         jobs = [line for line in listing.splitlines() if " under " in line]
@@ -93,13 +92,13 @@ def test_workloads_and_profilers_may_be_lists_or_repeated_options(project: Path)
         ]  # fmt: skip
 
 
-def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project: Path) -> None:
+def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project):
     done = profpipe(project, "run", "-w", "other,sumz")
     assert done.returncode == 2 and "-w: unknown name 'sumz'. Did you mean 'sums'?" in done.stderr
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_the_help_of_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_each_command_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     text = capsys.readouterr().out

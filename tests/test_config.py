@@ -475,7 +475,7 @@ def test_a_setting_below_another_is_set_for_every_workload(tmp_path):
     )
 
 
-def test_a_file_is_read_again_as_it_is_written_whatever_a_caller_did_to_the_first_reading(tmp_path: Path) -> None:
+def test_a_file_is_read_again_as_it_is_written_whatever_a_caller_did_to_the_first_reading(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("workloads: {w: {matrix: {a: [1, 2]}}}\n", encoding="utf-8")
     first = yaml_file.read(path, "here")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import forked
 import pytest
-from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
+from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe import errors, plugins, profilers
-from profpipe.job import Cause, Job, JobOutcome
+from profpipe.job import Cause
 from profpipe.results import store
 from profpipe.runner import executor, failure_reasons
 from profpipe.runner.process import GracePeriods
@@ -36,11 +36,11 @@ EXPORT += "; pathlib.Path(sys.argv[1]).write_text('exported')"
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 
 
-def text(path: Path) -> str:
+def text(path):
     return path.read_text(encoding="utf-8")
 
 
-def full(job: Job) -> Path:
+def full(job):
     """The file that the job writes, on a disk that is full until it is removed."""
     job.folder.mkdir(parents=True)
     large = job.folder / "large"
@@ -48,21 +48,21 @@ def full(job: Job) -> Path:
     return large
 
 
-def carry_out(job: Job, profiler: FakeProfiler) -> JobOutcome:
+def carry_out(job, profiler):
     (outcome,) = executor.run([job], {"fake": profiler}, Notes(), HURRIED)
     return outcome
 
 
-def started(job: Job) -> list[str]:
+def started(job):
     lines = map(json.loads, (job.folder / "job.jsonl").read_text().splitlines())
     return [line["case"] for line in lines if line["event"] == "case_started"]
 
 
-def lacking(outcome: JobOutcome) -> list[str]:
+def lacking(outcome):
     return [case for case, end in outcome.case_outcomes.items() if end.cause is Cause.DISK_FULL]
 
 
-def test_only_the_case_that_a_full_disk_stopped_is_repeated(tmp_path: Path) -> None:
+def test_only_the_case_that_a_full_disk_stopped_is_repeated(tmp_path):
     job, profiler = job_of(tmp_path, OK, WRITE, OK), fake_profiler(tmp_path, makes_report=False)
     large = full(job)
     first = carry_out(job, profiler)
@@ -75,7 +75,7 @@ def test_only_the_case_that_a_full_disk_stopped_is_repeated(tmp_path: Path) -> N
     assert carry_out(job, profiler).status == "ok" and len(started(job)) == 4, "nothing is left to do"
 
 
-def test_a_case_whose_profile_was_lost_with_its_process_is_profiled_again_at_once(tmp_path: Path) -> None:
+def test_a_case_whose_profile_was_lost_with_its_process_is_profiled_again_at_once(tmp_path):
     job, profiler = job_of(tmp_path, OK, WRITE), fake_profiler(tmp_path, KEEPS_ENDED_CASES=False)
     large = full(job)
     assert lacking(carry_out(job, profiler)) == ["case=2"] and started(job) == ["case=1", "case=2", "case=1"]
@@ -84,7 +84,7 @@ def test_a_case_whose_profile_was_lost_with_its_process_is_profiled_again_at_onc
     assert (again.status, again.case_outcomes, started(job)[2:]) == ("ok", {}, ["case=1", "case=2"])
 
 
-def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path: Path) -> None:
+def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path):
     script = tmp_path / "writes.py"
     script.write_text("def build(params):\n    exec(params['do'])\n    return lambda: None\n")
     write = f"open({str(tmp_path / 'raw/attention/fake/large')!r}, 'w').write('x' * 100_000)"
@@ -94,7 +94,7 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path: P
     job = replace(job, profiler="plain")
     large = full(job)
 
-    def carry_out_plain() -> JobOutcome:
+    def carry_out_plain():
         (outcome,) = executor.run([job], profilers.ALL, Notes(), HURRIED)
         return outcome
 
@@ -107,7 +107,7 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path: P
     assert list(parsed.cases["status"]) == ["ok", "ok"]
 
 
-def test_a_process_that_cannot_write_its_events_has_an_exit_code_for_that(tmp_path: Path) -> None:
+def test_a_process_that_cannot_write_its_events_has_an_exit_code_for_that(tmp_path):
     (tmp_path / "w.py").write_text("def build(params):\n    return lambda: None\nprint(1)\n")
     (tmp_path / "job.jsonl").symlink_to("/dev/full")
     spec = {"script": str(tmp_path / "w.py"), "profiler": "plain", "cases": [], "options": {}}
@@ -122,7 +122,7 @@ def test_a_process_that_cannot_write_its_events_has_an_exit_code_for_that(tmp_pa
     )
 
 
-def test_while_the_disk_is_full_each_resume_tries_once(tmp_path: Path) -> None:
+def test_while_the_disk_is_full_each_resume_tries_once(tmp_path):
     job, profiler = job_of(tmp_path, WRITE), fake_profiler(tmp_path)
     full(job)
     for times in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_while_the_disk_is_full_each_resume_tries_once(tmp_path: Path) -> None:
         assert started(job) == ["case=1"] * times
 
 
-def test_cases_that_never_began_because_of_a_full_disk_are_run(tmp_path: Path) -> None:
+def test_cases_that_never_began_because_of_a_full_disk_are_run(tmp_path):
     job = job_of(tmp_path, OK, OK, env={"FIRST": WRITE})
     large = full(job)
     first = carry_out(job, fake_profiler(tmp_path))
@@ -139,7 +139,7 @@ def test_cases_that_never_began_because_of_a_full_disk_are_run(tmp_path: Path) -
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok" and started(job) == ["case=1", "case=2"]
 
 
-def test_an_export_is_repeated_without_its_workload(tmp_path: Path) -> None:
+def test_an_export_is_repeated_without_its_workload(tmp_path):
     job, profiler = job_of(tmp_path, OK), fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,))
     large = full(job)
     assert lacking(carry_out(job, profiler)) == ["case=1"]
@@ -149,7 +149,7 @@ def test_an_export_is_repeated_without_its_workload(tmp_path: Path) -> None:
     assert (job.folder / "capture.export").read_text() == "exported"
 
 
-def test_the_crash_of_another_case_is_kept(tmp_path: Path) -> None:
+def test_the_crash_of_another_case_is_kept(tmp_path):
     job = job_of(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)", WRITE)
     large, profiler = full(job), fake_profiler(tmp_path, makes_report=False)
     carry_out(job, profiler)
@@ -159,7 +159,7 @@ def test_the_crash_of_another_case_is_kept(tmp_path: Path) -> None:
     assert started(job) == ["case=1", "case=2", "case=2"]
 
 
-def test_a_command_that_a_full_disk_stopped_is_run_again(tmp_path: Path) -> None:
+def test_a_command_that_a_full_disk_stopped_is_run_again(tmp_path):
     command = (sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('x' * 100_000)")
     job = job_of(tmp_path, OK)
     large = full(job)
@@ -170,7 +170,7 @@ def test_a_command_that_a_full_disk_stopped_is_run_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", [os.strerror(number) for number in (28, 122, 27)] + ["database or disk is full"])
-def test_a_quota_a_file_limit_and_sqlite_count_as_a_full_disk(text: str) -> None:
+def test_a_quota_a_file_limit_and_sqlite_count_as_a_full_disk(text):
     assert errors.is_disk_full(f"OSError: [Errno 1] {text}: 'file'") and not errors.is_disk_full("No such file")
 
 
@@ -240,19 +240,19 @@ cp -r "$(readlink -f out/latest)" result
 """
 
 
-def project(folder: Path, workload: str) -> Path:
+def project(folder, workload):
     (folder / "sums.py").write_text(workload)
     (folder / "pipeline.yaml").write_text(PIPELINE)
     return folder
 
 
-def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def profpipe(folder, *arguments):
     return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [pytest.param(ONE_WRITES, id="build"), pytest.param(KEEPS, id="snapshot")])
-def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path, workload: str) -> None:
+def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path, workload):
     large = project(tmp_path, workload) / "large"
     large.symlink_to("/dev/full")
     done = profpipe(tmp_path, "run")
@@ -289,7 +289,7 @@ with open("long", "wb") as file:
 
 
 @pytest.mark.parametrize(("argument", "reason"), [("", "File too large"), ("killed", "killed by SIGXFSZ: File too la")])
-def test_the_limit_of_a_files_size_is_not_called_a_full_disk(tmp_path: Path, argument: str, reason: str) -> None:
+def test_the_limit_of_a_files_size_is_not_called_a_full_disk(tmp_path, argument, reason):
     (tmp_path / "long.py").write_text(TOO_LONG)
     done = profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "long.py", argument)
     assert (
@@ -299,7 +299,7 @@ def test_the_limit_of_a_files_size_is_not_called_a_full_disk(tmp_path: Path, arg
     assert set(data.cases["status"]) == {"failed"} and reason in data.cases["reason"].iloc[0]
 
 
-def in_own_namespace(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+def in_own_namespace(folder, script):
     return subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script], cwd=folder, capture_output=True, text=True,
         timeout=300, env={**os.environ, "PYTHONPATH": PYTHONPATH},
@@ -307,7 +307,7 @@ def in_own_namespace(folder: Path, script: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
+def small_disk(tmp_path):
     (tmp_path / "out").mkdir()
     try:
         allowed = in_own_namespace(tmp_path, "mount -t tmpfs -o size=300k none out").returncode == 0
@@ -319,7 +319,7 @@ def small_disk(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_whose_disk_was_full_is_finished_once_there_is_space(small_disk: Path) -> None:
+def test_a_run_whose_disk_was_full_is_finished_once_there_is_space(small_disk):
     done = in_own_namespace(project(small_disk, FILLS), ON_A_SMALL_DISK.format(python=sys.executable))
     assert done.returncode == 0, done.stderr
     printed = text(small_disk / "first.txt")

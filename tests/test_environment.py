@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from profpipe import masking
-from profpipe.runner import environment
+from profpipe.runner import process
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,8 @@ from profpipe.runner import environment
         ),
     ],
 )
-def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
-    assert environment.filter_variables({name: "1"}) == {name: "1"}
+def test_variables_that_a_workload_needs_are_passed_on(name):
+    assert process.filter_variables({name: "1"}) == {name: "1"}
 
 
 @pytest.mark.parametrize(
@@ -53,13 +52,11 @@ def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
         ),
     ],
 )
-def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:
-    assert environment.filter_variables({name: "1"}) == {}
+def test_unknown_variables_and_secrets_are_not_passed_on(name):
+    assert process.filter_variables({name: "1"}) == {}
 
 
-def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(tmp_path, monkeypatch):
     monkeypatch.setenv("OPAL_PREFIX", "/opt/mpi")
     monkeypatch.setenv("MY_DATA", "/data")
     monkeypatch.setenv("MY_TOKEN", "s3cret-s3cret")
@@ -97,7 +94,7 @@ def test_the_log_of_a_program_names_the_variables_that_it_does_not_get(
         *("REDISCLI_AUTH", "AUTH", "OAUTH_CODE", "HTTP_AUTHORIZATION", "GITHUB_PAT", "PAT", "PAT_2", "HF_TOKEN"),
     ],
 )
-def test_names_of_secrets_are_recognised(name: str) -> None:
+def test_names_of_secrets_are_recognised(name):
     assert masking.is_secret_name(name)
 
 
@@ -108,5 +105,5 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
         *("PASSES", "AUTHOR", "GIT_AUTHOR_NAME", "XAUTHORITY", "SEQLENS"),
     ],
 )
-def test_names_that_resemble_secrets_are_not_secrets(name: str) -> None:
+def test_names_that_resemble_secrets_are_not_secrets(name):
     assert not masking.is_secret_name(name)

@@ -9,24 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
+from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe import profilers
 from profpipe.errors import Interrupted
 from profpipe.job import (
     Case,
     Cause,
-    Command,
     Incident,
     IncidentKind,
-    Job,
-    JobOutcome,
     Missing,
     Outcome,
     Status,
@@ -42,12 +37,12 @@ HANG = "time.sleep(600)"
 OK = "pass"
 
 
-def carry_out(job: Job, profiler: FakeProfiler, notes: Notes | None = None) -> JobOutcome:
+def carry_out(job, profiler, notes=None):
     (outcome,) = executor.run([job], {"fake": profiler}, notes or Notes(), HURRIED)
     return outcome
 
 
-def fates(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
+def fates(outcome):
     """The status of each case as the report has it: job.jsonl, overridden by the runner's record."""
     lines = (outcome.job.folder / "job.jsonl").read_text().splitlines()
     ended = [event for event in map(json.loads, lines) if event["event"] == "case_ended"]
@@ -56,31 +51,31 @@ def fates(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
     }
 
 
-def fates_of_runner(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
+def fates_of_runner(outcome):
     return {case: (end.status, end.reason) for case, end in outcome.case_outcomes.items()}
 
 
-def statuses(outcome: JobOutcome) -> list[str]:
+def statuses(outcome):
     found = fates(outcome)
     return [found[case.id][0] for case in outcome.job.cases]
 
 
-def log_of(outcome: JobOutcome) -> str:
+def log_of(outcome):
     return (outcome.job.folder / "log.txt").read_text()
 
 
-def processes(outcome: JobOutcome) -> int:
+def processes(outcome):
     return sum(line.startswith("$ ") for line in log_of(outcome).splitlines())
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
 
 
-def survivors(outcome: JobOutcome) -> list[int]:
+def survivors(outcome):
     pids = [int(line) for line in (outcome.job.folder / "pids").read_text().splitlines()]
     assert pids
     return [pid for pid in pids if is_alive(pid)]
@@ -89,7 +84,7 @@ def survivors(outcome: JobOutcome) -> list[int]:
 # --- what ends well --------------------------------------------------------------------------------------------------
 
 
-def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path: Path) -> None:
+def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path):
     notes = Notes()
     outcome = carry_out(job_of(tmp_path, OK, OK), fake_profiler(tmp_path), notes)
     assert (outcome.status, outcome.reason, outcome.returncode, outcome.case_outcomes) == ("ok", "", 0, {})
@@ -104,7 +99,7 @@ def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path: Pa
     ]
 
 
-def test_the_specification_has_everything_that_the_harness_needs(tmp_path: Path) -> None:
+def test_the_specification_has_everything_that_the_harness_needs(tmp_path):
     job = job_of(tmp_path, OK, warmup=3, repeats=7, options={"ncu": {"set": "basic"}})
     carry_out(job, fake_profiler(tmp_path))
     assert json.loads((job.folder / "cases.json").read_text()) == {
@@ -122,7 +117,7 @@ def test_the_specification_has_everything_that_the_harness_needs(tmp_path: Path)
     }
 
 
-def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_path):
     job = job_of(tmp_path, OK, OK, tool=Missing("nsys", "nsys is not on PATH", "Install it."))
     outcome = carry_out(job, fake_profiler(tmp_path))
     assert (outcome.status, outcome.reason) == ("skipped", "nsys is not on PATH. Install it.")
@@ -130,12 +125,12 @@ def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_pat
     assert not job.folder.exists()
 
 
-def test_an_exit_code_after_the_last_case_does_not_matter_if_all_files_exist(tmp_path: Path) -> None:
+def test_an_exit_code_after_the_last_case_does_not_matter_if_all_files_exist(tmp_path):
     outcome = carry_out(job_of(tmp_path, OK, env={"LAST": SEGFAULT}), fake_profiler(tmp_path))
     assert (outcome.status, outcome.returncode, outcome.case_outcomes) == ("ok", -signal.SIGSEGV, {})
 
 
-def test_each_outcome_is_there_before_the_next_job_starts(tmp_path: Path) -> None:
+def test_each_outcome_is_there_before_the_next_job_starts(tmp_path):
     jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
     outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
     assert next(outcomes).job is jobs[0]
@@ -146,7 +141,7 @@ def test_each_outcome_is_there_before_the_next_job_starts(tmp_path: Path) -> Non
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path: Path) -> None:
+def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path):
     job, notes = job_of(tmp_path, OK, f"print('illegal memory access', flush=True); {SEGFAULT}", OK, OK), Notes()
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False), notes)
     assert statuses(outcome) == ["ok", "crashed", "ok", "ok"]
@@ -156,14 +151,14 @@ def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path: P
     assert "A new process runs the remaining cases: 2" in notes.messages[0]
 
 
-def test_the_pending_cases_of_a_crashed_job_are_a_second_attempt_with_separate_files(tmp_path: Path) -> None:
+def test_the_pending_cases_of_a_crashed_job_are_a_second_attempt_with_separate_files(tmp_path):
     outcome = carry_out(job_of(tmp_path, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=False))
     assert [path.name for path in outcome.files] == ["job.jsonl", "capture-2.out"]
     second = json.loads((outcome.job.folder / "cases-2.json").read_text())
     assert ([case["id"] for case in second["cases"]], second["part"], second["stem"]) == (["case=2"], 2, "capture-2")
 
 
-def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_lost(tmp_path: Path) -> None:
+def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_lost(tmp_path):
     outcome = carry_out(job_of(tmp_path, OK, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=True))
     assert statuses(outcome) == ["ok", "crashed", "ok"]
     second = json.loads((outcome.job.folder / "cases-2.json").read_text())
@@ -171,18 +166,15 @@ def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_los
     assert [path.name for path in outcome.files] == ["capture-2.out", "job.jsonl"]
 
 
-def test_a_case_is_profiled_again_if_a_later_case_exits_with_code_zero(tmp_path: Path) -> None:
-    outcome = carry_out(job_of(tmp_path, OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
-    assert statuses(outcome) == ["ok", "failed"]
-
-
-def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path: Path) -> None:
+def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path):
     outcome = carry_out(job_of(tmp_path, "os._exit(0)", OK), fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["crashed", "ok"]
     assert fates(outcome)["case=1"][1].startswith("exit code 0")
+    again = carry_out(job_of(tmp_path / "b", OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
+    assert statuses(again) == ["ok", "failed"], "the first case is profiled again"
 
 
-def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tmp_path: Path) -> None:
+def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tmp_path):
     half = "open(folder / 'job.jsonl', 'a').write('{\"event\": \"case_en'); "
     outcome, notes = None, Notes()
     outcome = carry_out(
@@ -192,7 +184,7 @@ def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tm
     assert outcome.case_outcomes["case=1"].status == "crashed"
 
 
-def test_a_process_that_dies_twice_before_any_case_is_not_started_again(tmp_path: Path) -> None:
+def test_a_process_that_dies_twice_before_any_case_is_not_started_again(tmp_path):
     job = job_of(tmp_path, OK, OK, env={"FIRST": "raise ImportError('no libcudart.so.12')"})
     outcome = carry_out(job, fake_profiler(tmp_path))
     assert processes(outcome) == 2
@@ -200,7 +192,7 @@ def test_a_process_that_dies_twice_before_any_case_is_not_started_again(tmp_path
     assert outcome.reason == "exit code 1: ImportError: no libcudart.so.12"
 
 
-def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path: Path) -> None:
+def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path):
     once = "if spec['part'] == 1: sys.exit('Connection to the Agent lost.')"
     outcome = carry_out(job_of(tmp_path, OK, env={"FIRST": once}), fake_profiler(tmp_path))
     assert statuses(outcome) == ["ok"] and outcome.status == "ok"
@@ -208,7 +200,7 @@ def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path:
     assert outcome.incidents == (Incident(IncidentKind.RESTARTED, "log.txt", reason),)
 
 
-def test_a_process_that_is_killed_between_two_cases_costs_no_case(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_between_two_cases_costs_no_case(tmp_path):
     kill = "write('case_ended', case='case=1', status='ok'); os.kill(os.getpid(), signal.SIGKILL)"
     outcome = carry_out(job_of(tmp_path, kill, OK, OK), fake_profiler(tmp_path, makes_report=False))
     assert (statuses(outcome), outcome.status) == (["ok"] * 3, "ok")
@@ -225,7 +217,7 @@ if len(pathlib.Path("starts").read_text().splitlines()) <= {}:
 """
 
 
-def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path: Path) -> None:
+def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path):
     job, notes = job_of(tmp_path, OK, OK, env={"FIRST": FALSE_STARTS.format(3)}), Notes()
     outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")), notes)
     assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
@@ -233,26 +225,21 @@ def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_agai
     assert [path.name for path in outcome.files] == ["capture.out", "job.jsonl"], "one part, not four"
 
 
-def test_a_command_is_started_again_after_a_false_start_of_its_tool(tmp_path: Path) -> None:
-    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(1)))
+@pytest.mark.parametrize(("fails", "status", "count"), [(1, "ok", 2), (99, "failed", 4)])
+def test_a_command_is_started_again_after_a_false_start_of_its_tool_but_not_forever(tmp_path, fails, status, count):
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(fails)))
     outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
-    assert (outcome.status, processes(outcome)) == ("ok", 2)
+    assert (outcome.status, processes(outcome)) == (status, count)
+    assert outcome.reason.startswith("exit code 1: lost my agent" if status == "failed" else "")
 
 
-def test_a_tool_that_always_fails_to_start_is_not_started_forever(tmp_path: Path) -> None:
-    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(99)))
-    outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
-    assert (outcome.status, processes(outcome)) == ("failed", 4)
-    assert outcome.reason.startswith("exit code 1: lost my agent")
-
-
-def test_a_start_that_began_a_case_is_not_repeated(tmp_path: Path) -> None:
+def test_a_start_that_began_a_case_is_not_repeated(tmp_path):
     job = job_of(tmp_path, "sys.exit('lost my agent')")
     outcome = carry_out(job, fake_profiler(tmp_path, false_start=re.compile("lost my agent")))
     assert (statuses(outcome), processes(outcome)) == (["crashed"], 1)
 
 
-def test_a_job_that_the_profiler_skips_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_job_that_the_profiler_skips_is_not_tried_again(tmp_path):
     explains = ("skipped", "ERR_NVGPUCTRPERM: counters are locked. Ask the host's administrator.")
     job = job_of(tmp_path, OK, env={"FIRST": "sys.exit(1)"})
     outcome = carry_out(job, fake_profiler(tmp_path, explains=explains))
@@ -260,7 +247,7 @@ def test_a_job_that_the_profiler_skips_is_not_tried_again(tmp_path: Path) -> Non
     assert explains[1] in outcome.reason
 
 
-def test_an_executable_that_is_not_there_fails_its_job_at_once(tmp_path: Path) -> None:
+def test_an_executable_that_is_not_there_fails_its_job_at_once(tmp_path):
     job = job_of(tmp_path, OK, script=None, command=("no-such-program",))
     outcome = carry_out(job, fake_profiler(tmp_path))
     assert (outcome.status, outcome.returncode) == ("failed", None)
@@ -271,7 +258,7 @@ def test_an_executable_that_is_not_there_fails_its_job_at_once(tmp_path: Path) -
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_exit_code_zero_without_the_expected_file_is_a_failure(tmp_path: Path) -> None:
+def test_exit_code_zero_without_the_expected_file_is_a_failure(tmp_path):
     outcome = carry_out(
         job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').unlink()"}), fake_profiler(tmp_path)
     )
@@ -280,43 +267,41 @@ def test_exit_code_zero_without_the_expected_file_is_a_failure(tmp_path: Path) -
     assert fates(outcome)["case=1"] == ("failed", f"no profile: {outcome.reason}")
 
 
-def test_a_file_from_before_does_not_count_as_made(tmp_path: Path) -> None:
-    job = job_of(tmp_path, OK, env={"LAST": ""})
+HALF = "import sys; open(sys.argv[1], 'w').write('half'); sys.exit('cannot read the report')"
+
+
+@pytest.mark.parametrize(
+    ("last", "exports", "reason", "count"),
+    [
+        # A file from before, and an empty one.
+        ("", ("pass",), "capture.export was not made", 2),
+        ("(folder / 'capture.out').write_text('')", (), "capture.out was not made", 1),
+        # A missing report is not exported.
+        ("(folder / 'capture.out').unlink()", ("pass",), "capture.out was not made", 1),
+        ("", (HALF,), "exit code 1: cannot read the report", 2),
+    ],
+)
+def test_a_file_that_the_command_did_not_make_well_is_a_failure(tmp_path, last, exports, reason, count):
+    job = job_of(tmp_path, OK, env={"LAST": last})
     job.folder.mkdir(parents=True)
     (job.folder / "capture.export").write_text("of an earlier run")
-    outcome = carry_out(job, fake_profiler(tmp_path, exports=("pass",)))
-    assert outcome.reason.startswith("capture.export was not made")
+    outcome = carry_out(job, fake_profiler(tmp_path, exports=exports))
+    assert outcome.status == "failed" and outcome.reason.startswith(reason)
+    assert processes(outcome) == count
 
 
-def test_a_file_from_before_that_is_made_anew_counts(tmp_path: Path) -> None:
+def test_a_file_from_before_that_is_made_anew_counts(tmp_path):
     job = job_of(tmp_path, OK)
     job.folder.mkdir(parents=True)
     (job.folder / "capture.out").write_text("measured")
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
 
 
-def test_an_empty_file_does_not_count_as_made(tmp_path: Path) -> None:
-    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').write_text('')"})
-    assert carry_out(job, fake_profiler(tmp_path)).reason.startswith("capture.out was not made")
-
-
-def test_an_export_that_fails_after_writing_a_file_is_a_failure(tmp_path: Path) -> None:
-    export = "import sys; open(sys.argv[1], 'w').write('half'); sys.exit('cannot read the report')"
-    outcome = carry_out(job_of(tmp_path, OK), fake_profiler(tmp_path, exports=(export,)))
-    assert outcome.status == "failed"
-    assert outcome.reason.startswith("exit code 1: cannot read the report")
-
-
-def test_a_missing_report_is_not_exported(tmp_path: Path) -> None:
-    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').unlink()"})
-    assert processes(carry_out(job, fake_profiler(tmp_path, exports=("pass",)))) == 1
-
-
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_path: Path) -> None:
+def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_path):
     job = job_of(tmp_path, OK, HANG, OK, timeout_s=8.0)
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["ok", "timeout", "ok"]
@@ -324,15 +309,13 @@ def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path: Path) -> None:
+def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path):
     job = job_of(tmp_path, *["time.sleep(1.5)"] * 6, timeout_s=8.0)
     outcome = carry_out(job, fake_profiler(tmp_path))
     assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
 
 
-def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(tmp_path, monkeypatch):
     """Stand in for the kernel's OOM killer: every killed process counts as killed for memory."""
     monkeypatch.setattr(
         executor.failure_reasons, "explain_sigkill", lambda code, before: NO_MEMORY if code == -9 else None
@@ -342,7 +325,7 @@ def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_cra
     assert statuses(outcome) == ["crashed"]
 
 
-def test_a_log_begins_with_the_command_without_its_secrets(tmp_path: Path) -> None:
+def test_a_log_begins_with_the_command_without_its_secrets(tmp_path):
     command = (sys.executable, "-c", "pass", "--token=hunter2")
     job = job_of(tmp_path, OK, script=None, command=command, secrets={"--token=hunter2": "--token=${TOKEN}"})
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
@@ -353,7 +336,7 @@ def test_a_log_begins_with_the_command_without_its_secrets(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_time_limit_of_a_case_does_not_end_the_export(tmp_path: Path) -> None:
+def test_the_time_limit_of_a_case_does_not_end_the_export(tmp_path):
     job = job_of(tmp_path, OK, HANG, OK, options={"case_timeout_s": 2.0})
     export = "import sys; open(sys.argv[1], 'w').write('exported')"
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False, exports=(export,)))
@@ -362,7 +345,7 @@ def test_the_time_limit_of_a_case_does_not_end_the_export(tmp_path: Path) -> Non
     assert "capture.export" in [path.name for path in outcome.files]
 
 
-def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path: Path) -> None:
+def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path):
     outcome = carry_out(job_of(tmp_path, OK, timeout_s=0.5, env={"FIRST": HANG}), fake_profiler(tmp_path))
     assert (outcome.status, processes(outcome)) == ("timeout", 1)
     assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=1", "timeout")]
@@ -376,20 +359,20 @@ def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path: Pat
         pytest.param(True, id="in another session"),
     ],
 )
-def test_at_the_time_limit_even_a_grandchild_that_ignores_signals_is_ended(tmp_path: Path, own_session: bool) -> None:
+def test_at_the_time_limit_even_a_grandchild_that_ignores_signals_is_ended(tmp_path, own_session):
     do = f"ignore_polite_signals(); stubborn_child({own_session}); {HANG}"
     outcome = carry_out(job_of(tmp_path, do, options={"case_timeout_s": 4.0}), fake_profiler(tmp_path))
     assert (outcome.status, outcome.returncode) == ("timeout", -signal.SIGKILL)
     assert survivors(outcome) == []
 
 
-def test_processes_that_a_successful_workload_leaves_running_are_ended(tmp_path: Path) -> None:
+def test_processes_that_a_successful_workload_leaves_running_are_ended(tmp_path):
     outcome = carry_out(job_of(tmp_path, "stubborn_child(False); stubborn_child(True)"), fake_profiler(tmp_path))
     assert outcome.status == "ok"
     assert survivors(outcome) == []
 
 
-def test_processes_of_other_programs_keep_running(tmp_path: Path) -> None:
+def test_processes_of_other_programs_keep_running(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     others = [subprocess.Popen(sleep, start_new_session=own_session) for own_session in (False, True)]
     try:
@@ -401,7 +384,7 @@ def test_processes_of_other_programs_keep_running(tmp_path: Path) -> None:
             other.wait()
 
 
-def test_an_event_that_a_workload_writes_after_its_interrupt_is_not_a_result(tmp_path: Path) -> None:
+def test_an_event_that_a_workload_writes_after_its_interrupt_is_not_a_result(tmp_path):
     catch = f"""
 try:
     {HANG}
@@ -413,7 +396,7 @@ except KeyboardInterrupt:
     assert statuses(outcome) == ["timeout"]
 
 
-def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path: Path) -> None:
+def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path):
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     outcome = carry_out(job_of(tmp_path, kill, OK), fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["crashed", "ok"]
@@ -422,7 +405,7 @@ def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path
 
 
 @pytest.mark.parametrize("makes_report", [False, True])
-def test_a_case_that_something_killed_once_is_run_again(tmp_path: Path, makes_report: bool) -> None:
+def test_a_case_that_something_killed_once_is_run_again(tmp_path, makes_report):
     kill = "spec['part'] == 1 and os.kill(os.getpid(), signal.SIGKILL)"
     outcome = carry_out(job_of(tmp_path, OK, kill, OK), fake_profiler(tmp_path, makes_report=makes_report))
     assert (statuses(outcome), outcome.status, processes(outcome)) == (["ok"] * 3, "ok", 2)
@@ -431,26 +414,23 @@ def test_a_case_that_something_killed_once_is_run_again(tmp_path: Path, makes_re
     assert (again.status, processes(again)) == ("ok", 2), "a resumed run starts nothing"
 
 
-def sized(below: Path, *sizes: int, **fields: Any) -> Job:
+def sized(below, *sizes, **fields):
     """A job whose cases run out of memory, and take their process with them, from n=2 on."""
     do = "if case['params']['n'] >= 2: write('case_ended', case=case['id'], status='oom'); os._exit(1)"
     cases = tuple(Case(f"n={n}", {"n": n, "do": do}) for n in sizes)
     return job_of(below, cases=cases, **fields)
 
 
-def test_a_case_larger_than_one_that_ran_out_of_memory_is_skipped(tmp_path: Path) -> None:
-    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": True})
+@pytest.mark.parametrize(("skips", "expected"), [(True, ["oom", "skipped", "ok"]), (False, ["oom", "oom", "ok"])])
+def test_a_case_larger_than_one_that_ran_out_of_memory_is_skipped_unless_that_is_turned_off(tmp_path, skips, expected):
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": skips})
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
-    assert statuses(outcome) == ["oom", "skipped", "ok"]
-    assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
+    assert statuses(outcome) == expected
+    if skips:
+        assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
 
 
-def test_skipping_larger_cases_can_be_turned_off(tmp_path: Path) -> None:
-    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": False})
-    assert statuses(carry_out(job, fake_profiler(tmp_path, makes_report=False))) == ["oom", "oom", "ok"]
-
-
-def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path: Path) -> None:
+def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path):
     options = {"skip_larger_after_oom": True}
     jobs = [sized(tmp_path, n, folder=tmp_path / str(n), options=options) for n in (2, 3, 1)]
     profiler = {"fake": fake_profiler(tmp_path, makes_report=False)}
@@ -465,9 +445,7 @@ def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path:
 # --- environment and log ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_sees_what_it_needs_of_the_environment_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_sees_what_it_needs_of_the_environment_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_hidden")
     monkeypatch.setenv("MY_APP_SETTING", "hidden too")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -479,7 +457,7 @@ def test_a_job_sees_what_it_needs_of_the_environment_and_no_secret(
     assert seen["PATH"] == os.environ["PATH"]
 
 
-def test_the_log_names_each_process_and_not_its_environment(tmp_path: Path) -> None:
+def test_the_log_names_each_process_and_not_its_environment(tmp_path):
     export = "open(__import__('sys').argv[1], 'w').write('x'); print('exported')"
     job = job_of(tmp_path, "print('out'); print('err', file=sys.stderr)", env={"API_KEY": "not to be seen"})
     outcome = carry_out(job, fake_profiler(tmp_path, exports=(export,)))
@@ -501,9 +479,7 @@ def test_the_log_names_each_process_and_not_its_environment(tmp_path: Path) -> N
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "killed by SIGKILL"),
     ],
 )
-def test_the_exit_code_of_a_command_decides_about_its_case(
-    tmp_path: Path, program: str, status: str, reason: str
-) -> None:
+def test_the_exit_code_of_a_command_decides_about_its_case(tmp_path, program, status, reason):
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", program))
     outcome = carry_out(job, fake_profiler(tmp_path))
     assert outcome.status == status
@@ -513,13 +489,13 @@ def test_the_exit_code_of_a_command_decides_about_its_case(
     assert processes(outcome) == 1
 
 
-def of_command(folder: Path, *argv: str) -> JobOutcome:
+def of_command(folder, *argv):
     job = job_of(folder, OK, script=None, command=argv, folder=folder / "command")
     return carry_out(job, fake_profiler(folder))
 
 
-def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def sleep(seconds: float) -> None:
+def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch, tmp_path):
+    def sleep(seconds):
         raise AssertionError(f"slept {seconds} s")
 
     monkeypatch.setattr(time, "sleep", sleep)
@@ -528,12 +504,10 @@ def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.Mon
     assert started.wait(60.0) == 0 and 0.1 <= started.ended - started.began < 60
 
 
-def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(tmp_path, monkeypatch):
     clear = process_control.Child.end_remaining
 
-    def slowly(*given: Any) -> int:
+    def slowly(*given):
         time.sleep(0.5)
         return clear(*given)
 
@@ -577,9 +551,7 @@ except errors.Interrupted as error:
 """
 
 
-def interrupted(
-    tmp_path: Path, do: str, *signals: signal.Signals, prepare: str = "pass", interrupt_s: float = 60.0
-) -> tuple[int, list[str]]:
+def interrupted(tmp_path, do, *signals, prepare="pass", interrupt_s=60.0):
     """(exit code, printed lines) of a real runner that gets ``signals`` while its second case does ``do``."""
     script = tmp_path / "runner.py"
     script.write_text(RUNNER, encoding="utf-8")
@@ -610,9 +582,7 @@ def interrupted(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_after_an_interrupt_the_report_is_exported_and_no_case_is_started(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_after_an_interrupt_the_report_is_exported_and_no_case_is_started(tmp_path, number):
     code, lines = interrupted(tmp_path, HANG, number)
     assert code == 130
     assert lines == [
@@ -625,14 +595,14 @@ def test_after_an_interrupt_the_report_is_exported_and_no_case_is_started(
     assert not (tmp_path / "next").exists()
 
 
-def test_a_case_interrupted_between_two_rounds_is_not_reported_as_not_started(tmp_path: Path) -> None:
+def test_a_case_interrupted_between_two_rounds_is_not_reported_as_not_started(tmp_path):
     turned_to = (f"write('case_started', case='case={n}')" for n in (3, 2))
     code, lines = interrupted(tmp_path, f"{'; '.join(turned_to)}; {HANG}", signal.SIGINT)
     assert code == 130 and lines[1:3] == ["case=2 interrupted interrupted", "case=3 interrupted interrupted"]
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(tmp_path: Path) -> None:
+def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(tmp_path):
     prepare = "ignore_polite_signals(); stubborn_child(True)"
     # The grace period is an hour, so only the second signal can end this.
     code, lines = interrupted(tmp_path, HANG, signal.SIGINT, signal.SIGINT, prepare=prepare, interrupt_s=3600)
@@ -642,7 +612,7 @@ def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(
     assert not is_alive(pid)
 
 
-def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_path: Path) -> None:
+def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_path):
     before = signal.getsignal(signal.SIGINT)  # ignored, where a shell without job control started the tests
     jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
     outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
@@ -658,16 +628,16 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
 # --- ask -------------------------------------------------------------------------------------------------------------
 
 
-def test_ask_returns_both_streams_of_a_command_for_any_exit_code() -> None:
+def test_ask_returns_both_streams_of_a_command_for_any_exit_code():
     program = "import sys; print('2022.4', flush=True); print('warning', file=sys.stderr); sys.exit(3)"
     assert process_control.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
 
 
-def test_ask_gives_none_for_a_command_that_is_not_there() -> None:
+def test_ask_gives_none_for_a_command_that_is_not_there():
     assert process_control.ask(["no-such-profiler", "--version"]) is None
 
 
-def test_ask_gives_none_for_a_command_that_does_not_end_although_a_child_holds_its_output() -> None:
+def test_ask_gives_none_for_a_command_that_does_not_end_although_a_child_holds_its_output():
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     assert process_control.ask([sys.executable, "-c", program], timeout_s=0.5) is None
 
@@ -681,33 +651,33 @@ class RealNsys:
     NAME = "nsys"
     KEEPS_ENDED_CASES = False
 
-    def __init__(self, script: Path, changes: Mapping[str, str] | None = None) -> None:
+    def __init__(self, script, changes=None):
         self.script, self.changes = script, changes or {}
         self.find, self.artifacts, self.diagnose = (getattr(profilers.ALL["nsys"], name) for name in self._TAKEN)
 
     _TAKEN = ("find", "artifacts", "diagnose")
 
-    def commands(self, job: Job) -> list[Command]:
+    def commands(self, job):
         profile, export = profilers.ALL["nsys"].commands(job)
         argv = [self.changes.get(word, word) for word in profile.argv]
         begin = argv.index("-m")
         return [replace(profile, argv=(*argv[:begin], str(self.script), *argv[begin + 2 :])), export]
 
 
-def under_nsys(tmp_path: Path, nsys: Path, *todo: str, changes: Any = None, **fields: Any) -> JobOutcome:
+def under_nsys(tmp_path, nsys, *todo, changes=None, **fields):
     script = fake_profiler(tmp_path).script
     job = job_of(tmp_path, *todo, profiler="nsys", tool=Tool("nsys", "", str(nsys)), **fields)
     (outcome,) = executor.run([job], {"nsys": RealNsys(script, changes)}, Notes(), GracePeriods())
     return outcome
 
 
-def test_nsys_leaves_a_report_and_its_export(tmp_path: Path, nsys: Path) -> None:
+def test_nsys_leaves_a_report_and_its_export(tmp_path, nsys):
     outcome = under_nsys(tmp_path, nsys, OK)
     assert (outcome.status, outcome.reason) == ("ok", "")
     assert [path.name for path in outcome.files] == ["capture.sqlite", "job.jsonl"]
 
 
-def test_a_report_that_nsys_writes_elsewhere_is_noticed(tmp_path: Path, nsys: Path) -> None:
+def test_a_report_that_nsys_writes_elsewhere_is_noticed(tmp_path, nsys):
     wanted = str(tmp_path / "raw" / "attention" / "fake" / "capture.nsys-rep")
     changes = {wanted: str(tmp_path / "no-such-folder" / "capture.nsys-rep")}
     outcome = under_nsys(tmp_path, nsys, OK, changes=changes)
@@ -716,14 +686,14 @@ def test_a_report_that_nsys_writes_elsewhere_is_noticed(tmp_path: Path, nsys: Pa
     assert "instead of capture.nsys-rep" in outcome.reason
 
 
-def test_a_capture_range_that_is_never_entered_is_noticed(tmp_path: Path, nsys: Path) -> None:
+def test_a_capture_range_that_is_never_entered_is_noticed(tmp_path, nsys):
     outcome = under_nsys(tmp_path, nsys, OK, on_gpu=True)
     assert (outcome.status, outcome.returncode) == ("failed", 0)
     assert "capture range was never entered" in outcome.reason
 
 
 @pytest.mark.slow
-def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_path: Path, nsys: Path) -> None:
+def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_path, nsys):
     do = f"ignore_polite_signals(); stubborn_child(True); {HANG}"
     outcome = under_nsys(tmp_path, nsys, OK, do, options={"case_timeout_s": 5.0})
     assert statuses(outcome) == ["ok", "timeout"]
@@ -734,7 +704,7 @@ def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_segfault_under_nsys_costs_one_case_and_the_others_keep_their_profile(tmp_path: Path, nsys: Path) -> None:
+def test_a_segfault_under_nsys_costs_one_case_and_the_others_keep_their_profile(tmp_path, nsys):
     outcome = under_nsys(tmp_path, nsys, OK, SEGFAULT, OK)
     assert statuses(outcome) == ["ok", "crashed", "ok"]
     assert "killed by SIGSEGV" in fates(outcome)["case=2"][1]

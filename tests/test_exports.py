@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
 NEWER = b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)"
 
 
-def refusal(report: Path, tool: Tool | Missing, says: str | None = None) -> str:
-    def ask(argv: Sequence[str]) -> str | None:
+def refusal(report, tool, says=None):
+    def ask(argv):
         assert argv[0] == "/opt/nsys" and argv[-1] == str(report)
         return says
 
@@ -33,13 +32,13 @@ def refusal(report: Path, tool: Tool | Missing, says: str | None = None) -> str:
 
 
 @pytest.fixture
-def newer(tmp_path: Path) -> Path:
+def newer(tmp_path):
     path = tmp_path / "my report.nsys-rep"
     path.write_bytes(NEWER)
     return path
 
 
-def test_a_report_is_recognised_by_its_content_with_the_version_of_nsys(newer: Path, tmp_path: Path) -> None:
+def test_a_report_is_recognised_by_its_content_with_the_version_of_nsys(newer, tmp_path):
     other = tmp_path / "other.nsys-rep"
     other.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert profiler.is_report(newer) and profiler.version(newer) == "2026.4.1"
@@ -55,7 +54,7 @@ OLDER = (
 )
 
 
-def test_a_version_number_of_a_program_is_not_taken_for_the_version_of_nsys(tmp_path: Path) -> None:
+def test_a_version_number_of_a_program_is_not_taken_for_the_version_of_nsys(tmp_path):
     path = tmp_path / "report1.qdrep"
     path.write_bytes(OLDER)
     assert profiler.is_report(path) and profiler.version(path) == "2020.3.2"
@@ -63,7 +62,7 @@ def test_a_version_number_of_a_program_is_not_taken_for_the_version_of_nsys(tmp_
     assert profiler.version(path) == ""
 
 
-def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_command(newer: Path) -> None:
+def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_command(newer):
     text = refusal(newer, Missing("nsys", "nsys is not on PATH", "Install it."))
     assert "a report of nsys 2026.4.1, which only nsys can read, and nsys is not on PATH" in text
     assert "nsys export -t sqlite -q true -f true -o 'my report.sqlite' 'my report.nsys-rep'" in text
@@ -77,13 +76,13 @@ def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_c
         "Report was created in Nsight Systems version (2026.4.1.191), newer than your current version (2023.4.4.54)",
     ],
 )
-def test_an_nsys_that_is_older_than_the_report_is_named_as_the_reason(newer: Path, says: str) -> None:
+def test_an_nsys_that_is_older_than_the_report_is_named_as_the_reason(newer, says):
     text = refusal(newer, HERE, says)
     assert "was written by nsys 2026.4.1; nsys 2022.4.2, which is here, is too old to read it" in text
     assert "Where nsys 2026.4.1 or newer is installed: nsys export" in text
 
 
-def test_a_cut_report_and_an_export_that_does_not_end_have_different_reasons(newer: Path) -> None:
+def test_a_cut_report_and_an_export_that_does_not_end_have_different_reasons(newer):
     newer.write_bytes(NEWER.replace(b"2026@4@1", b"2022@4@1"))
     text = refusal(newer, HERE, "Exportation error: Section Table Reference magic number mismatch.")
     assert "magic number mismatch" in text and "cut or damaged" in text
@@ -91,7 +90,7 @@ def test_a_cut_report_and_an_export_that_does_not_end_have_different_reasons(new
 
 
 @pytest.mark.parametrize("says", ["Exportation error: boost\nstd::exception::what: ProtobufParseException\n\n", None])
-def test_what_a_failed_export_leaves_behind_is_not_read(tmp_path: Path, says: str | None) -> None:
+def test_what_a_failed_export_leaves_behind_is_not_read(tmp_path, says):
     report, left = tmp_path / "x.nsys-rep", tmp_path / "x.sqlite"
     report.write_bytes(NEWER.replace(b"2026@4@1", b"2022@4@1"))
     left.write_bytes(b"SQLite format 3\0")
@@ -99,11 +98,11 @@ def test_what_a_failed_export_leaves_behind_is_not_read(tmp_path: Path, says: st
     assert not left.exists()
 
 
-def test_a_failure_at_a_newer_report_is_put_down_to_its_version(newer: Path) -> None:
+def test_a_failure_at_a_newer_report_is_put_down_to_its_version(newer):
     assert "is too old to read it" in refusal(newer, HERE, "Exportation error: boost\nProtobufParseException\n")
 
 
-def test_a_recording_that_was_never_converted_is_named_as_such(tmp_path: Path) -> None:
+def test_a_recording_that_was_never_converted_is_named_as_such(tmp_path):
     path = tmp_path / "report1.qdstrm"
     path.write_bytes(b"U3w[END]NVIDIA Nsight Systems Stream 2022.4.2.1-df9881f!")
     text = refusal(path, HERE)
@@ -115,7 +114,7 @@ def test_a_recording_that_was_never_converted_is_named_as_such(tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(nsys, tmp_path_factory):
     """A report of a program with one range, recorded by a real nsys."""
     pytest.importorskip("nvtx")
     path = tmp_path_factory.mktemp("nsys") / "real.nsys-rep"
@@ -123,7 +122,7 @@ def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ingested(nsys: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+def ingested(nsys, *files):
     path = f"{nsys.parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         [sys.executable, "-m", "profpipe", "ingest", *map(str, files), "--out", "read"],
@@ -132,7 +131,7 @@ def ingested(nsys: Path, *files: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(nsys: Path, report: Path) -> None:
+def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(nsys, report):
     assert profiler.version(report) == "2022.4.2"
     old, cut, newer = (report.with_name(name) for name in ("old.qdrep", "cut.nsys-rep", "newer.nsys-rep"))
     content = report.read_bytes()

@@ -29,47 +29,47 @@ Generated:
         (255, "exit code 255"),
     ],
 )
-def test_a_signal_has_its_name_whether_popen_or_nsys_reports_it(returncode: int, text: str) -> None:
+def test_a_signal_has_its_name_whether_popen_or_nsys_reports_it(returncode, text):
     assert failure_reasons.describe_returncode(returncode) == text
 
 
-def test_a_report_in_another_place_is_named_with_the_message_of_nsys() -> None:
+def test_a_report_in_another_place_is_named_with_the_message_of_nsys():
     assert failure_reasons.describe_missing_file(Path("/data/nodir/a.nsys-rep"), ELSEWHERE) == (
         "nsys wrote /tmp/nsys-report-ab8e.nsys-rep instead of a.nsys-rep: "
         "Failed to create '/data/nodir/a.nsys-rep': No such file or directory."
     )
 
 
-def test_only_the_last_list_of_generated_files_counts() -> None:
+def test_only_the_last_list_of_generated_files_counts():
     assert failure_reasons.generated_files("Generated:\n    /a.nsys-rep\nhi\nGenerated:\n") == []
     assert failure_reasons.generated_files("no such word") == []
 
 
-def test_a_recording_that_was_not_converted_is_named(tmp_path: Path) -> None:
+def test_a_recording_that_was_not_converted_is_named(tmp_path):
     (tmp_path / "capture.qdstrm").write_bytes(b"x")
     assert failure_reasons.describe_missing_file(tmp_path / "capture.nsys-rep", "") == (
         "nsys left capture.qdstrm unconverted instead of capture.nsys-rep"
     )
 
 
-def test_an_importer_that_failed_is_quoted(tmp_path: Path) -> None:
+def test_an_importer_that_failed_is_quoted(tmp_path):
     log = "Importer error status: An unknown error occurred.\nGenerated:\n    /tmp/a.qdstrm\n"
     assert failure_reasons.describe_missing_file(tmp_path / "a.nsys-rep", log) == (
         "nsys could not convert its recording to a.nsys-rep: Importer error status: An unknown error occurred."
     )
 
 
-def test_the_last_line_with_an_error_is_quoted() -> None:
+def test_the_last_line_with_an_error_is_quoted():
     log = "step 1\nCUDA error: an illegal memory access was encountered\nstep 2\n[1/1] [==100%] a.nsys-rep\n"
     assert failure_reasons.describe_exit(1, log) == "exit code 1: CUDA error: an illegal memory access was encountered"
 
 
-def test_without_an_error_the_last_line_is_quoted_without_colours() -> None:
+def test_without_an_error_the_last_line_is_quoted_without_colours():
     assert failure_reasons.last_error_line("one\n\x1b[31mtwo\x1b[0m\n\n") == "two"
     assert failure_reasons.last_error_line("") == ""
 
 
-def test_log_lines_of_kineto_are_ignored() -> None:
+def test_log_lines_of_kineto_are_ignored():
     log = "warming up\nUSDT:2026-11-20 11:19:06 32265:32265 SyncActivityProfilerHandler.cpp:59] profiler_stop\n"
     assert failure_reasons.describe_exit(-11, log) == "killed by SIGSEGV: warming up"
 
@@ -91,7 +91,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_advice_of_torchrun_is_ignored() -> None:
+def test_the_advice_of_torchrun_is_ignored():
     assert failure_reasons.describe_exit(1, SILENT) == "rank 1 ended with exit code 3"
     assert (
         failure_reasons.describe_exit(1, SILENT.replace("W1122", "step 7\nW1122"))
@@ -99,7 +99,7 @@ def test_the_advice_of_torchrun_is_ignored() -> None:
     )
 
 
-def test_a_long_line_is_cut() -> None:
+def test_a_long_line_is_cut():
     assert len(failure_reasons.last_error_line("error " * 1000)) == 240
 
 
@@ -133,7 +133,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_a_cuda_error_is_quoted_without_the_frames_below_it() -> None:
+def test_a_cuda_error_is_quoted_without_the_frames_below_it():
     assert failure_reasons.describe_exit(1, ILLEGAL_ADDRESS) == (
         "rank 0 was killed by SIGABRT: CUDA error: an illegal memory access was encountered"
     )
@@ -142,7 +142,7 @@ def test_a_cuda_error_is_quoted_without_the_frames_below_it() -> None:
 # --- the OOM killer; the kernel's files are invented, because no test may fill a host --------------------------------
 
 
-def kernel(root: Path, files: dict[str, str]) -> Path:
+def kernel(root, files):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -158,7 +158,7 @@ WHOLE = {"proc/vmstat": "pgfault 99\noom_kill 2\n"}
 
 
 @pytest.mark.parametrize("files", [V2, V1, WHOLE], ids=["cgroup v2", "cgroup v1", "whole machine"])
-def test_a_sigkill_while_the_kernels_count_rose_is_out_of_memory(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_sigkill_while_the_kernels_count_rose_is_out_of_memory(tmp_path, files):
     root = kernel(tmp_path, files)
     assert failure_reasons.count_kills(root) == 2
     for returncode in (-9, 137):
@@ -167,12 +167,12 @@ def test_a_sigkill_while_the_kernels_count_rose_is_out_of_memory(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("before", "files"), [(2, WHOLE), (None, {})])
-def test_any_other_sigkill_is_a_crash_that_may_have_been_out_of_memory(tmp_path, before, files) -> None:
+def test_any_other_sigkill_is_a_crash_that_may_have_been_out_of_memory(tmp_path, before, files):
     killed = failure_reasons.explain_sigkill(-9, before, kernel(tmp_path, files))
     assert killed and (killed.status, killed.cause) == (Status.CRASHED, Cause.SIGKILL)
     assert killed.reason == "killed by SIGKILL, perhaps out of host memory"
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -11, 139, None])
-def test_any_other_end_is_not_explained(tmp_path: Path, returncode: int | None) -> None:
+def test_any_other_end_is_not_explained(tmp_path, returncode):
     assert failure_reasons.explain_sigkill(returncode, 0, kernel(tmp_path, WHOLE)) is None

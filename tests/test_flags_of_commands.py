@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +13,19 @@ from profpipe.job import Tool
 from profpipe.runner import plan
 
 
-def commands(tmp_path: Path, workload: str) -> list[tuple[str, ...]]:
+def commands(tmp_path, workload):
     """The argv of each case of a workload, in the order of the cases."""
     return [job.command for job in jobs(tmp_path, workload)]
 
 
-def jobs(tmp_path: Path, workload: str) -> list[Any]:
+def jobs(tmp_path, workload):
     path = tmp_path / "pipeline.yaml"
     path.write_text(f"version: 1\nworkloads:\n  w:\n    profilers: [plain]\n{workload}", encoding="utf-8")
     where: dict[str, Any] = {"scripts": {}, "cwd": tmp_path, "out": tmp_path, "python": "python"}
     return plan.plan(load_pipeline(path), {"plain": Tool("plain", "")}, **where)
 
 
-def refusal(tmp_path: Path, workload: str) -> str:
+def refusal(tmp_path, workload):
     with pytest.raises(ConfigError) as caught:
         jobs(tmp_path, workload)
     return str(caught.value).replace(f"{tmp_path}/", "")
@@ -36,12 +35,12 @@ def refusal(tmp_path: Path, workload: str) -> str:
 
 
 @pytest.mark.parametrize("flag", ["{compile: --compile}", "{compile: {true: --compile, false: null}}"])
-def test_a_flag_is_given_for_true_and_left_out_for_false(tmp_path: Path, flag: str) -> None:
+def test_a_flag_is_given_for_true_and_left_out_for_false(tmp_path, flag):
     text = f"    command: [t, '{{compile}}', -n, '1']\n    matrix: {{compile: [true, false]}}\n    flag: {flag}\n"
     assert commands(tmp_path, text) == [("t", "--compile", "-n", "1"), ("t", "-n", "1")]
 
 
-def test_a_value_may_stand_for_several_words_and_for_a_part_of_a_word(tmp_path: Path) -> None:
+def test_a_value_may_stand_for_several_words_and_for_a_part_of_a_word(tmp_path):
     text = (
         "    command: [t, '{opt}', '--name={opt}']\n    matrix: {opt: [fused, 2, null]}\n"
         "    flag: {opt: {fused: [--fused, --lr, '1'], 2: --two, null: null}}\n"
@@ -51,12 +50,12 @@ def test_a_value_may_stand_for_several_words_and_for_a_part_of_a_word(tmp_path: 
     ]  # fmt: skip
 
 
-def test_a_word_that_its_parameter_leaves_empty_is_left_out_and_a_written_empty_word_stays(tmp_path: Path) -> None:
+def test_a_word_that_its_parameter_leaves_empty_is_left_out_and_a_written_empty_word_stays(tmp_path):
     text = "    command: [t, '', '{more}']\n    matrix: {more: ['', --foreach]}\n"
     assert commands(tmp_path, text) == [("t", ""), ("t", "", "--foreach")]
 
 
-def test_a_flag_reaches_the_variables_of_the_command(tmp_path: Path) -> None:
+def test_a_flag_reaches_the_variables_of_the_command(tmp_path):
     text = (
         "    command: [t]\n    env: {OPTIONS: '-x {compile}'}\n    matrix: {compile: [true, false]}\n"
         "    flag: {compile: --compile}\n"
@@ -64,7 +63,7 @@ def test_a_flag_reaches_the_variables_of_the_command(tmp_path: Path) -> None:
     assert [job.env["OPTIONS"] for job in jobs(tmp_path, text)] == ["-x --compile", "-x "]
 
 
-def test_the_cases_keep_the_names_of_their_values(tmp_path: Path) -> None:
+def test_the_cases_keep_the_names_of_their_values(tmp_path):
     (tmp_path / "p.yaml").write_text(
         "version: 1\nworkloads:\n  w:\n    command: [sh, -c, 'echo $#', sh, '{compile}']\n    profilers: plain\n"
         "    matrix: {compile: [true, false]}\n    flag: {compile: --compile}\n",
@@ -93,14 +92,14 @@ def test_the_cases_keep_the_names_of_their_values(tmp_path: Path) -> None:
         ("    command: [t]\n    flag: [--a]\n", "workloads.w.flag: is not a mapping"),
     ],
 )
-def test_mistakes_in_flags_say_what_to_write(tmp_path: Path, workload: str, message: str) -> None:
+def test_mistakes_in_flags_say_what_to_write(tmp_path, workload, message):
     assert message in refusal(tmp_path, workload)
 
 
 # --- axes that the command never uses --------------------------------------------------------------------------------
 
 
-def test_an_axis_that_the_command_never_uses_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_an_axis_that_the_command_never_uses_is_refused_with_its_line(tmp_path):
     text = "    command: [t, --batch, '{batch}']\n    matrix:\n      batch: [1]\n      label: [a, b]\n"
     assert refusal(tmp_path, text) == (
         "pipeline.yaml:8: workloads.w.matrix.label: the command never uses 'label', so its values would be the same "
@@ -108,18 +107,18 @@ def test_an_axis_that_the_command_never_uses_is_refused_with_its_line(tmp_path: 
     )
 
 
-def test_an_included_name_that_the_command_never_uses_is_refused_too(tmp_path: Path) -> None:
+def test_an_included_name_that_the_command_never_uses_is_refused_too(tmp_path):
     text = "    command: [t, '{n}']\n    params: {m: 1}\n    matrix: {n: [1]}\n    include: [{n: 2, m: 3}]\n"
     assert refusal(tmp_path, text).startswith("pipeline.yaml:8: workloads.w.include.m: the command never uses 'm'")
 
 
 @pytest.mark.parametrize(("place", "words"), [("command", "[t, '{bacth}']"), ("env", "[t]\n    env: {B: '{bacth}'}")])
-def test_a_misspelt_placeholder_is_named_instead_of_the_axis(tmp_path: Path, place: str, words: str) -> None:
+def test_a_misspelt_placeholder_is_named_instead_of_the_axis(tmp_path, place, words):
     message = refusal(tmp_path, f"    command: {words}\n    matrix: {{batch: [1, 2]}}\n")
     assert message == f"pipeline.yaml: workloads.w.{place}: there is no parameter 'bacth'. Did you mean 'batch'?"
 
 
-def test_a_fixed_parameter_may_be_a_label_and_an_axis_may_be_used_in_a_variable(tmp_path: Path) -> None:
+def test_a_fixed_parameter_may_be_a_label_and_an_axis_may_be_used_in_a_variable(tmp_path):
     text = "    command: [t]\n    env: {N: '{n}'}\n    params: {note: hello}\n    matrix: {n: [1, 2]}\n"
     assert [job.cases[0].params for job in jobs(tmp_path, text)] == [{"note": "hello", "n": n} for n in (1, 2)]
 
@@ -140,7 +139,7 @@ def test_a_fixed_parameter_may_be_a_label_and_an_axis_may_be_used_in_a_variable(
         ("def build(params): ...\nbuild = None\n", "mine.py:2 has a 'build' that is no function"),
     ],
 )  # fmt: skip
-def test_a_script_without_a_build_is_refused_before_anything_runs(tmp_path: Path, script: str, message: str) -> None:
+def test_a_script_without_a_build_is_refused_before_anything_runs(tmp_path, script, message):
     (tmp_path / "mine.py").write_text(script, encoding="utf-8")
     found = refusal(tmp_path, "    script: mine.py\n")
     assert found.startswith("pipeline.yaml:5: workloads.w.script: ") and message in found
@@ -160,7 +159,7 @@ def test_a_script_without_a_build_is_refused_before_anything_runs(tmp_path: Path
         "globals()['build'] = lambda params: None\n",
     ],
 )
-def test_a_script_that_may_have_a_build_is_not_refused(tmp_path: Path, script: str) -> None:
+def test_a_script_that_may_have_a_build_is_not_refused(tmp_path, script):
     (tmp_path / "mine.py").write_text(script, encoding="utf-8")
     path = tmp_path / "pipeline.yaml"
     path.write_text("version: 1\nworkloads: {w: {script: mine.py}}\n", encoding="utf-8")

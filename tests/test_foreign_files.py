@@ -8,8 +8,6 @@ import json
 import math
 import pickle
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
@@ -29,42 +27,42 @@ EXPECT = {
 }
 
 
-def read(folder: Path, file: Path) -> str:
+def read(folder, file):
     """The page of what ``profpipe ingest`` reads in ``file``; its tables are in ``folder/read``."""
     profpipe(folder, "ingest", file, "--out", folder / "read")
     return (folder / "read" / "SUMMARY.md").read_text(encoding="utf-8")
 
 
-def refusal(folder: Path, file: Path) -> str:
+def refusal(folder, file):
     done = forked.run(folder, "ingest", file, "--out", folder / "read")
     assert done.returncode == 1 and not (folder / "read").exists() and len(done.stderr.splitlines()) == 1
     return done.stderr.removeprefix(f"profpipe: {file}: ").strip()
 
 
-def kernels(folder: Path) -> list[dict[str, str]]:
+def kernels(folder):
     return [row for row in rows(folder / "read" / "kernels.parquet") if row["kind"] == "kernel"]
 
 
 # --- JAX -------------------------------------------------------------------------------------------------------------
 
 
-def named(pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
+def named(pid, name, tid=None):
     kind = "process_name" if tid is None else "thread_name"
     return {"ph": "M", "pid": pid, "name": kind, "args": {"name": name}, **({} if tid is None else {"tid": tid})}
 
 
-def done(pid: int, tid: int, name: str, ts: float, dur: float, **args: str) -> dict[str, Any]:
+def done(pid, tid, name, ts, dur, **args):
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
 
 
-def jax_trace(path: Path, *events: dict[str, Any]) -> Path:
+def jax_trace(path, *events):
     """As jax.profiler names it; the names of the rows come last, as nothing promises that they come first."""
     with gzip.open(path, "wt") as stream:
         json.dump({"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": events}, stream)
     return path
 
 
-def test_a_jax_trace_of_two_gpus_is_read_without_the_rows_that_repeat_its_kernels(tmp_path: Path) -> None:
+def test_a_jax_trace_of_two_gpus_is_read_without_the_rows_that_repeat_its_kernels(tmp_path):
     expect = EXPECT["jax_gpu_trace.json"]
     page = read(tmp_path, REPORTED / "jax_gpu_trace.json")
     table = rows(tmp_path / "read" / "kernels.parquet")
@@ -80,7 +78,7 @@ def test_a_jax_trace_of_two_gpus_is_read_without_the_rows_that_repeat_its_kernel
 
 
 @pytest.mark.parametrize("ids", [("correlation_id", "group_id"), ("group_id",)])
-def test_kernels_that_run_after_their_step_belong_to_it_by_the_ids_of_xla(tmp_path: Path, ids: tuple[str, ...]) -> None:
+def test_kernels_that_run_after_their_step_belong_to_it_by_the_ids_of_xla(tmp_path, ids):
     events = []
     for step in range(8):
         start = 1000.0 * step
@@ -107,7 +105,7 @@ def test_kernels_that_run_after_their_step_belong_to_it_by_the_ids_of_xla(tmp_pa
     assert [(row["subject"], float(row["value"])) for row in copies] == [("Memcpy HtoD", 4096)]
 
 
-def test_jax_traces_without_a_gpu_are_named_with_what_to_do(tmp_path: Path) -> None:
+def test_jax_traces_without_a_gpu_are_named_with_what_to_do(tmp_path):
     tpu = jax_trace(
         tmp_path / "tpu.trace.json.gz", named(1, "/device:TPU:0"), named(1, "XLA Ops", 1), done(1, 1, "f", 1, 2)
     )
@@ -121,7 +119,7 @@ def test_jax_traces_without_a_gpu_are_named_with_what_to_do(tmp_path: Path) -> N
 # --- JSON that is none -----------------------------------------------------------------------------------------------
 
 
-def test_a_trace_with_unescaped_paths_of_windows_is_read_whole(tmp_path: Path) -> None:
+def test_a_trace_with_unescaped_paths_of_windows_is_read_whole(tmp_path):
     expect = EXPECT["windows_paths.json"]
     read(tmp_path, REPORTED / "windows_paths.json")
     found = kernels(tmp_path)
@@ -132,9 +130,7 @@ def test_a_trace_with_unescaped_paths_of_windows_is_read_whole(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 8 << 20])
-def test_flaws_of_writers_are_mended_wherever_a_part_of_the_text_ends(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flaws_of_writers_are_mended_wherever_a_part_of_the_text_ends(chunk, monkeypatch):
     monkeypatch.setattr(json_stream, "_CHUNK", chunk)
     text = (
         r'{"path": "C:\Users\NVIDIA\x", "kept": "\\server \u0041 \"q\" \\u12", "cut": "\u12G4",'
@@ -148,7 +144,7 @@ def test_flaws_of_writers_are_mended_wherever_a_part_of_the_text_ends(
 
 
 @pytest.mark.parametrize("text", ['{"a": inf', r'{"a": "C:\x\"}', '{"a": 0x262c}', '{"a": nano}'])
-def test_what_no_mending_explains_stays_damaged(text: str) -> None:
+def test_what_no_mending_explains_stays_damaged(text):
     with pytest.raises(ValueError, match=r"cut or damaged|expected"):
         list(json_stream.items(io.StringIO(text), unroll="traceEvents"))
 
@@ -187,14 +183,14 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_of_another_tool_is_named_with_one_remedy(tmp_path: Path, name: str) -> None:
+def test_a_file_of_another_tool_is_named_with_one_remedy(tmp_path, name):
     text, what, remedy = FOREIGN[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
     found = refusal(tmp_path, tmp_path / name)
     assert found.startswith(what) and remedy in found
 
 
-def test_the_database_of_nvprof_is_not_taken_for_an_export_of_nsys(tmp_path: Path) -> None:
+def test_the_database_of_nvprof_is_not_taken_for_an_export_of_nsys(tmp_path):
     database = sqlite3.connect(tmp_path / "old.nvvp")
     database.execute("CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value TEXT)")
     database.execute(
@@ -205,7 +201,7 @@ def test_the_database_of_nvprof_is_not_taken_for_an_export_of_nsys(tmp_path: Pat
     assert refusal(tmp_path, tmp_path / "old.nvvp").startswith("a recording of nvprof, which nsys has replaced.")
 
 
-def test_a_snapshot_of_memory_and_the_xspace_of_jax_are_named(tmp_path: Path) -> None:
+def test_a_snapshot_of_memory_and_the_xspace_of_jax_are_named(tmp_path):
     snapshot = {"segments": [{"device": 0, "total_size": 4}], "device_traces": [[]]}
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
     assert refusal(tmp_path, tmp_path / "snapshot.pickle").startswith("a recording of torch's memory alone")
@@ -213,7 +209,7 @@ def test_a_snapshot_of_memory_and_the_xspace_of_jax_are_named(tmp_path: Path) ->
     assert refusal(tmp_path, tmp_path / "host.xplane.pb").endswith("Give the .trace.json.gz beside it.")
 
 
-def test_a_trace_of_nccls_plugin_is_named_without_the_remedy_of_torch(tmp_path: Path) -> None:
+def test_a_trace_of_nccls_plugin_is_named_without_the_remedy_of_torch(tmp_path):
     found = refusal(tmp_path, REPORTED / "nccl_plugin_trace.json")
     assert found.startswith("a trace of NCCL's profiler plug-in") and "export_chrome_trace" not in found
 
@@ -221,7 +217,7 @@ def test_a_trace_of_nccls_plugin_is_named_without_the_remedy_of_torch(tmp_path: 
 # --- nsys and rocprof ------------------------------------------------------------------------------------------------
 
 
-def test_the_message_of_nsys_that_explains_the_failure_is_the_reason(tmp_path: Path) -> None:
+def test_the_message_of_nsys_that_explains_the_failure_is_the_reason(tmp_path):
     found = refusal(tmp_path, REPORTED / "no_cuda_events.sqlite")
     assert "(nsys: CUDA profiling might have not been started correctly" in found and "No NVTX events" not in found
     assert "Check that nsys is as new as the driver" in found
@@ -234,7 +230,7 @@ def test_the_message_of_nsys_that_explains_the_failure_is_the_reason(tmp_path: P
         "The installed driver does not support this version of CUDA tracing.",
     ],
 )
-def test_a_missing_permission_or_an_old_driver_comes_before_what_follows_from_it(tmp_path: Path, cause: str) -> None:
+def test_a_missing_permission_or_an_old_driver_comes_before_what_follows_from_it(tmp_path, cause):
     export = Export()
     export.string("anything")
     followed = ("No NVTX events collected. Does the process use NVTX?", "CUDA profiling might have not been started.")
@@ -243,13 +239,13 @@ def test_a_missing_permission_or_an_old_driver_comes_before_what_follows_from_it
     assert f"(nsys: {cause.rstrip('.')})" in refusal(tmp_path, export.write_sqlite(tmp_path / "nothing.sqlite"))
 
 
-def test_a_recording_of_one_memset_says_that_and_what_to_do(tmp_path: Path) -> None:
+def test_a_recording_of_one_memset_says_that_and_what_to_do(tmp_path):
     page = read(tmp_path, REPORTED / "memset_only.sqlite")
     assert not kernels(tmp_path) and "**No kernel was recorded, only 1 memset (1.47 us).**" in page
     assert "Record again while the program launches kernels" in page and "idle" not in page
 
 
-def test_launches_under_counters_are_said_to_run_one_by_one(tmp_path: Path) -> None:
+def test_launches_under_counters_are_said_to_run_one_by_one(tmp_path):
     expect = EXPECT["pmc_perf.csv"]
     page = read(tmp_path, REPORTED / "pmc_perf.csv")
     found = kernels(tmp_path)
@@ -258,7 +254,7 @@ def test_launches_under_counters_are_said_to_run_one_by_one(tmp_path: Path) -> N
     assert "ran the launches one by one" in page and "does not say when each launch ran" not in page
 
 
-def test_names_in_any_script_stay_whole_in_every_file(tmp_path: Path) -> None:
+def test_names_in_any_script_stay_whole_in_every_file(tmp_path):
     expect = EXPECT["unicode_names.sqlite"]
     read(tmp_path, REPORTED / "unicode_names.sqlite")
     found = kernels(tmp_path)
@@ -280,10 +276,10 @@ def test_names_in_any_script_stay_whole_in_every_file(tmp_path: Path) -> None:
         ("void 核<[lambda(int) (instance 1)]>(T1)", "核<{lambda(int)#1}>"),
     ],
 )
-def test_the_one_spelling_of_a_name_keeps_letters_and_signs_of_its_script_together(given: str, whole: str) -> None:
+def test_the_one_spelling_of_a_name_keeps_letters_and_signs_of_its_script_together(given, whole):
     assert kernel_names.normalise(given) == whole
 
 
-def test_columns_of_text_stand_below_each_other_beside_wide_letters() -> None:
+def test_columns_of_text_stand_below_each_other_beside_wide_letters():
     lines = align([["矩阵乘", "1"], ["गुणा", "22"], ["gemm", "333"]], [False, True])
     assert lines == ["矩阵乘    1", "गुणा      22", "gemm    333"]

@@ -35,7 +35,7 @@ TEMPLATE = "{{ cycler.__init__.__globals__.os.system('touch ' ~ %r) }}\n"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """A run of two cases in ``out``; ``outside`` is a folder of the user."""
     folder = tmp_path / "out" / "20261120T055500Z-small"
     (folder / "raw" / "w" / "plain").mkdir(parents=True)
@@ -50,17 +50,15 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def report(folder: Path, *options: str) -> int:
+def report(folder, *options):
     return cli.main(["report", str(folder), "--quiet", *options])
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_template_that_the_run_names_or_brings_along_is_not_rendered(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_the_run_names_or_brings_along_is_not_rendered(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     mark = tmp_path / "outside" / "mark"
     (run / "templates").mkdir()
@@ -71,7 +69,7 @@ def test_a_template_that_the_run_names_or_brings_along_is_not_rendered(
     assert not mark.exists() and "impl" in (run / "SUMMARY.md").read_text()
 
 
-def test_a_template_is_rendered_in_a_sandbox(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_template_is_rendered_in_a_sandbox(run, tmp_path, capsys):
     mark, template = tmp_path / "outside" / "mark", tmp_path / "mine.j2"
     template.write_text(TEMPLATE % str(mark))
     assert report(run, "--template", str(template)) == 1
@@ -81,9 +79,7 @@ def test_a_template_is_rendered_in_a_sandbox(run: Path, tmp_path: Path, capsys: 
     assert f"{template}: ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().err
 
 
-def test_the_template_of_the_current_folder_or_of_an_option_is_used(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_template_of_the_current_folder_or_of_an_option_is_used(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "project" / "templates").mkdir(parents=True)
     (tmp_path / "project" / "templates" / "SUMMARY.md.j2").write_text("of the project: {{ document.title }}")
     (tmp_path / "other.j2").write_text("of an option")
@@ -94,9 +90,7 @@ def test_the_template_of_the_current_folder_or_of_an_option_is_used(
     assert report(run, "--template", "none.j2") == 2 and "--template: none.j2 is no file" in capsys.readouterr().err
 
 
-def test_a_folder_of_plots_that_is_a_link_is_not_written_to(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_plots_that_is_a_link_is_not_written_to(run, tmp_path, capsys):
     data, document = recorded()
     store.save(run, data, Manifest.parse({"schema_version": schema.SCHEMA_VERSION, **document}))
     (tmp_path / "outside" / "old.png").write_bytes(b"mine")
@@ -107,7 +101,7 @@ def test_a_folder_of_plots_that_is_a_link_is_not_written_to(
     assert content(tmp_path / "outside") == before
 
 
-def test_links_in_the_place_of_files_are_replaced_and_not_followed(run: Path, tmp_path: Path) -> None:
+def test_links_in_the_place_of_files_are_replaced_and_not_followed(run, tmp_path):
     outside = tmp_path / "outside"
     for name in ("SUMMARY.md", "details.md", "gpu_info.txt", "baseline_benchmark.txt", "comparison_results.txt"):
         (run / name).symlink_to(outside / "mine.txt")
@@ -115,9 +109,7 @@ def test_links_in_the_place_of_files_are_replaced_and_not_followed(run: Path, tm
     assert content(outside) == {"mine.txt": b"mine"} and not (run / "SUMMARY.md").is_symlink()
 
 
-def test_a_temporary_file_has_a_new_name_and_is_no_existing_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_file_has_a_new_name_and_is_no_existing_file(tmp_path, monkeypatch):
     assert atomic.temporary_name("x") != atomic.temporary_name("x")
     assert len(os.fsencode(atomic.temporary_name("ä" * 255))) <= 255
     monkeypatch.setattr(atomic, "temporary_name", lambda name: ".foreseen")
@@ -129,7 +121,7 @@ def test_a_temporary_file_has_a_new_name_and_is_no_existing_file(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_lock_that_is_no_file_is_refused(run: Path, tmp_path: Path, kind: str) -> None:
+def test_a_lock_that_is_no_file_is_refused(run, tmp_path, kind):
     lock = run / "raw" / "lock"
     {"link": lambda: lock.symlink_to(tmp_path / "outside" / "new"), "pipe": lambda: os.mkfifo(lock),
      "folder": lock.mkdir}[kind]()  # fmt: skip
@@ -142,7 +134,7 @@ def test_a_lock_that_is_no_file_is_refused(run: Path, tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("suffix", ["", "-journal", "-wal", "-shm"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_database_that_is_no_file_of_the_folder_is_refused(run: Path, tmp_path: Path, suffix: str, kind: str) -> None:
+def test_a_database_that_is_no_file_of_the_folder_is_refused(run, tmp_path, suffix, kind):
     path = run.parent / f"{database.FILE}{suffix}"
     {"link": lambda: path.symlink_to(tmp_path / "outside" / "new"), "pipe": lambda: os.mkfifo(path),
      "folder": path.mkdir}[kind]()  # fmt: skip
@@ -151,7 +143,7 @@ def test_a_database_that_is_no_file_of_the_folder_is_refused(run: Path, tmp_path
     assert content(tmp_path / "outside") == {"mine.txt": b"mine"}
 
 
-def test_a_journal_that_names_a_file_of_the_user_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_journal_that_names_a_file_of_the_user_is_refused(run, tmp_path):
     """SQLite would remove that file after it has rolled back what the journal holds."""
     with database.connect(run.parent) as opened:
         opened.execute("pragma cache_size = 1")
@@ -171,7 +163,7 @@ def test_a_journal_that_names_a_file_of_the_user_is_refused(run: Path, tmp_path:
     assert content(tmp_path / "outside") == {"mine.txt": b"mine"}
 
 
-def test_checkouts_behind_a_link_are_not_removed(run: Path, tmp_path: Path) -> None:
+def test_checkouts_behind_a_link_are_not_removed(run, tmp_path):
     kept = tmp_path / "outside" / "checkouts" / "A"
     kept.mkdir(parents=True)
     (run / "raw" / "w" / "plain").rmdir()
@@ -182,7 +174,7 @@ def test_checkouts_behind_a_link_are_not_removed(run: Path, tmp_path: Path) -> N
     assert kept.is_dir() and not (tmp_path / "outside" / "lock").exists()
 
 
-def test_the_files_of_a_job_with_a_link_are_not_reused(run: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_job_with_a_link_are_not_reused(run, tmp_path):
     entry = Manifest.parse({"jobs": [{"folder": "raw/w/plain", "key": "k", "cases": ["n=1"]}]})
     (run / "raw" / "w" / "plain" / "job.jsonl").touch()
     assert job_cache.find_cached_jobs([(run, entry)])
@@ -191,7 +183,7 @@ def test_the_files_of_a_job_with_a_link_are_not_reused(run: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("module", ["argparse", "pandas", "jinja2"])
-def test_python_files_in_the_current_folder_are_not_imported(run: Path, module: str) -> None:
+def test_python_files_in_the_current_folder_are_not_imported(run, module):
     (run / f"{module}.py").write_text("open('mark', 'w')")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(
@@ -201,18 +193,14 @@ def test_python_files_in_the_current_folder_are_not_imported(run: Path, module: 
     assert not (run / "mark").exists() and (run / "SUMMARY.md").exists()
 
 
-def test_a_number_of_run_json_that_is_a_text_of_many_digits_is_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_of_run_json_that_is_a_text_of_many_digits_is_refused(run, capsys):
     document = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**document, "files": [{"launches": "9" * 400}]}))
     assert cli.main(["report", str(run)]) == 2
     assert "files.0.launches is a number beyond 64 bits" in capsys.readouterr().err
 
 
-def test_a_table_in_parquet_with_damaged_metadata_of_pandas_is_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_in_parquet_with_damaged_metadata_of_pandas_is_refused(run, capsys):
     file = run / "kernels.parquet"
     table = parquet.read_table(file)
     damaged = table.schema.metadata[b"pandas"].replace(b"pandas_type", b"pandas_tipe")

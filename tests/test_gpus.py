@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, tables
@@ -34,11 +33,11 @@ EITHER = "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
 HIDDEN = "unknown: CUDA_VISIBLE_DEVICES shows no GPU"
 
 
-def peaks_of(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
+def peaks_of(devices, environment, *described):
     return machine.peaks_of_job(devices, environment, described)
 
 
-def seen(gpu: dict[str, Any]) -> dict[str, Any]:
+def seen(gpu):
     """What a process says of the GPU that it used."""
     return {"device": gpu["name"], "sm_count": gpu["sm_count"]}
 
@@ -68,9 +67,7 @@ def seen(gpu: dict[str, Any]) -> dict[str, Any]:
         ([], {}, "unknown: no NVIDIA GPU"),
     ],
 )
-def test_without_a_device_of_the_process_the_rates_are_those_of_the_visible_gpus(
-    devices: list[Any], shown: dict[str, str], expected: dict[str, Any] | str
-) -> None:
+def test_without_a_device_of_the_process_the_rates_are_those_of_the_visible_gpus(devices, shown, expected):
     found = {"source": expected} if isinstance(expected, str) else device.peaks(expected)
     assert peaks_of(devices, shown) == found
 
@@ -87,21 +84,19 @@ def test_without_a_device_of_the_process_the_rates_are_those_of_the_visible_gpus
         ([], [{"device": "AMD Instinct MI300X", "sm_count": 304}], "unknown for AMD Instinct MI300X"),
     ],
 )
-def test_the_gpu_of_a_process_overrides_the_visible_ones(
-    devices: list[Any], described: list[dict[str, Any]], expected: dict[str, Any] | str
-) -> None:
+def test_the_gpu_of_a_process_overrides_the_visible_ones(devices, described, expected):
     found = {"source": expected} if isinstance(expected, str) else device.peaks(expected)
     assert peaks_of(devices, {}, *described) == found
 
 
-def test_a_part_of_a_gpu_has_the_flops_of_its_sms_and_no_known_bandwidth() -> None:
+def test_a_part_of_a_gpu_has_the_flops_of_its_sms_and_no_known_bandwidth():
     rates = peaks_of([{**H200, "mig": True}], {}, {"device": "NVIDIA H200 MIG 1g.18gb", "sm_count": 16})
     assert rates["flops"]["fp16"] * 132 == device.peaks(H200)["flops"]["fp16"] * 16
     assert "bytes_per_s" not in rates and "16 SMs" in rates["source"]
 
 
-def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch_named_them(tmp_path: Path) -> None:
-    def record(name: str, *started: dict[str, Any]) -> Path:
+def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch_named_them(tmp_path):
+    def record(name, *started):
         (tmp_path / name).write_text("".join(json.dumps({"event": "started", **one}) + "\n" for one in started))
         return tmp_path / name
 
@@ -118,7 +113,7 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     assert job_tables.read_devices([at, first]) == [h200], "not all say where they are"
 
 
-def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -> None:
+def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path):
     run = {
         "machine": {"gpus": [{"name": "NVIDIA H200"}] * 4},
         "jobs": [{"workload": "w", "profiler": "nsys", "status": "ok", "devices": [{"device": "H200", "count": 1}]}],
@@ -141,9 +136,7 @@ def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -
         ([], "2 x NVIDIA H200"),
     ],
 )
-def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
-    tmp_path: Path, jobs: list[dict[str, Any]], subtitle: str
-) -> None:
+def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(tmp_path, jobs, subtitle):
     machine = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}
     ran = [{"workload": "w", "profiler": "plain", "status": "ok", "cases": ["n=1"], **job} for job in jobs]
     data = tables(cases=[case_row("n=1")], metrics=[metric_row("n=1", "time", 1e6)])
@@ -154,7 +147,7 @@ def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
 # --- in a run --------------------------------------------------------------------------------------------------------
 
 
-def share_of_peak(**run: Any) -> tuple[float | None, str]:
+def share_of_peak(**run):
     """Of a call of 5e11 FLOP in a millisecond, on a machine of 1e15 FLOP/s at most; and the rates' source."""
     data = tables(metrics=[metric_row("dtype=fp16", "time", 1e6), metric_row("dtype=fp16", "flops", 5e11, "flop")])
     data.cases["params"] = '{"dtype": "fp16"}'
@@ -163,14 +156,14 @@ def share_of_peak(**run: Any) -> tuple[float | None, str]:
     return workload.cases[0].of_peak_flops, workload.rates_from
 
 
-def job(**entry: Any) -> dict[str, Any]:
+def job(**entry):
     return {"workload": "w", "profiler": "plain", **entry}
 
 
 SLOW = {"flops": {"fp16": 5e14}, "source": "of B"}
 
 
-def test_a_workload_is_compared_with_the_rates_of_its_own_jobs() -> None:
+def test_a_workload_is_compared_with_the_rates_of_its_own_jobs():
     on_b = job(devices=[{"device": "B"}], peaks=SLOW)
     assert share_of_peak(jobs=[on_b]) == (1.0, "of B")
     assert share_of_peak(jobs=[on_b, job(profiler="rocprof", devices=[])]) == (1.0, "of B"), "one that says nothing"
@@ -180,12 +173,12 @@ def test_a_workload_is_compared_with_the_rates_of_its_own_jobs() -> None:
     )  # fmt: skip
 
 
-def test_a_run_of_an_earlier_version_has_the_rates_of_its_machine() -> None:
+def test_a_run_of_an_earlier_version_has_the_rates_of_its_machine():
     assert share_of_peak() == share_of_peak(jobs=[job()]) == (0.5, "of A")
 
 
-def test_measured_rates_hold_only_for_the_gpu_that_they_were_measured_on() -> None:
-    def source(measured: dict[str, Any], *names: str) -> str:
+def test_measured_rates_hold_only_for_the_gpu_that_they_were_measured_on():
+    def source(measured, *names):
         machine = {"gpus": [{"name": "A"}], "peaks": {"source": "rule"}, "ceilings": measured}
         return share_of_peak(machine=machine, jobs=[job(devices=[{"device": name} for name in names])])[1]
 
@@ -230,7 +223,7 @@ workloads:
 """
 
 
-def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and_names_no_gpu(tmp_path: Path) -> None:
+def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and_names_no_gpu(tmp_path):
     # Not in the current folder, from which no process of profpipe's own imports.
     (tmp_path / "nvml").mkdir()
     (tmp_path / "nvml" / "pynvml.py").write_text(NVML)

@@ -313,9 +313,7 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
     done = []
     monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
     monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, **_: done.append("load"))
-    monkeypatch.setattr(
-        harness.sampling, "run_loop", lambda fn, n, **_: done.append("loop") or harness.sampling.Loop(1.0)
-    )
+    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: done.append("loop") or (1.0, ()))
     monkeypatch.setattr(harness.conditions, "monitor_gpu", lambda: nullcontext(harness.conditions.GpuMonitor(None)))
     monkeypatch.setattr(harness, "single_threaded_autograd", nullcontext)
     workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
@@ -336,7 +334,7 @@ def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_
     requested, counts = [], iter([(1850e6, 1860e6), (1980e6, 1980e6), (1900e6, 1900e6)])
     monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: None)
     monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, *, clock_hz, **_: requested.append(clock_hz))
-    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: harness.sampling.Loop(1.0, next(counts)))
+    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: (1.0, next(counts)))
     for name in ("monitor_gpu", "monitor_device"):
         unread = harness.conditions.GpuMonitor(None)
         monkeypatch.setattr(harness.conditions, name, lambda device=None, unread=unread: nullcontext(unread))

@@ -21,7 +21,7 @@ from profpipe.ingest import reader
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_each_return_of_an_optimizer_ends_a_step(tmp_path: Path) -> None:
+def test_each_return_of_an_optimizer_ends_a_step(tmp_path):
     done = run_python(tmp_path, LOOP, "8")
     assert done.returncode == 0 and "trained" in done.output
     # The first return begins step 0: what came before holds the imports.
@@ -33,7 +33,7 @@ def test_each_return_of_an_optimizer_ends_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gradient_accumulation_is_one_step_for_each_call_of_the_optimizer(tmp_path: Path) -> None:
+def test_gradient_accumulation_is_one_step_for_each_call_of_the_optimizer(tmp_path):
     program = LOOP.replace("    optimizer.step()", "    if number % 4 == 3:\n        optimizer.step()")
     assert len(run_python(tmp_path, program, "24").steps) == 24 // 4 - 1
 
@@ -54,12 +54,12 @@ for number in range(10):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_optimizers_that_take_turns_make_one_step(tmp_path: Path, calls: int) -> None:
+def test_optimizers_that_take_turns_make_one_step(tmp_path, calls):
     assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_appears_late_ends_the_steps_from_there(tmp_path: Path) -> None:
+def test_an_optimizer_that_appears_late_ends_the_steps_from_there(tmp_path):
     done = run_python(tmp_path, TWO.format(6))
     # Six calls of the first optimizer look like five steps, three of them beyond the warm-up.
     assert len(done.steps) == 5 + 9 + 1
@@ -82,12 +82,12 @@ for number in range(8):
 
 
 @pytest.mark.slow
-def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path: Path) -> None:
+def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path):
     assert len(run_python(tmp_path, SCALED).steps) == 7
 
 
 @pytest.mark.slow
-def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> None:
+def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path):
     program = LOOP.replace("    optimizer.zero_grad()", "    if number == 7:\n        raise RuntimeError('lost')")
     done = run_python(tmp_path, program, "20")
     assert done.returncode == 1 and "RuntimeError: lost" in done.output
@@ -95,7 +95,7 @@ def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_keeps_the_steps_of_the_seconds_before(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_keeps_the_steps_of_the_seconds_before(tmp_path):
     program = LOOP.replace(
         "    optimizer.zero_grad()",
         "    import os, time; time.sleep(0.4)\n    if number == 7:\n        os.kill(os.getpid(), 9)",
@@ -124,7 +124,7 @@ print("trained")
 
 
 @pytest.mark.slow
-def test_forked_workers_of_a_data_loader_write_nothing(tmp_path: Path) -> None:
+def test_forked_workers_of_a_data_loader_write_nothing(tmp_path):
     done = run_python(tmp_path, WORKERS)
     assert "trained" in done.output and done.returncode == 0
     assert len(done.steps) == 15
@@ -153,14 +153,14 @@ torch.cuda.device_count = lambda: 1
 
 
 @pytest.mark.slow
-def test_forked_workers_destroy_no_event_of_the_process_that_trains(tmp_path: Path) -> None:
+def test_forked_workers_destroy_no_event_of_the_process_that_trains(tmp_path):
     done = run_python(tmp_path, EVENTS + WORKERS)
     assert "trained" in done.output and done.returncode == 0, done.output
     assert len(done.steps) == 15
 
 
 @pytest.mark.slow
-def test_a_forked_copy_that_ends_as_a_script_does_destroys_no_event(tmp_path: Path) -> None:
+def test_a_forked_copy_that_ends_as_a_script_does_destroys_no_event(tmp_path):
     """A forked process of multiprocessing ends at once, but one of os.fork as any Python does."""
     program = (
         EVENTS + WORKERS + "if os.fork() == 0: sys.exit(0)\nprint('ended', os.waitstatus_to_exitcode(os.wait()[1]))\n"
@@ -190,13 +190,13 @@ for process in processes: process.join()
 
 
 @pytest.mark.slow
-def test_forked_processes_that_train_have_a_file_each(tmp_path: Path) -> None:
+def test_forked_processes_that_train_have_a_file_each(tmp_path):
     done = run_python(tmp_path, FORKED)
     assert [len(tables.steps) for tables in done.tables] == [5, 5]
 
 
 @pytest.mark.slow
-def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) -> None:
+def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n", encoding="utf-8")
     program = LOOP + "import sys, sitecustomize\nprint(sys.mine == sitecustomize.__file__, sys.path[1])\n"
@@ -206,7 +206,7 @@ def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_hook(tmp_path: Path) -> None:
+def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_hook(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n", encoding="utf-8")
     done = run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)})
     assert "Error in sitecustomize" in done.output and "ValueError: mine" in done.output
@@ -214,34 +214,34 @@ def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_ho
 
 
 @pytest.mark.slow
-def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path: Path) -> None:
+def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import torch\n", encoding="utf-8")
     assert len(run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)}).steps) == 3
 
 
 @pytest.mark.slow
-def test_a_shell_starts_the_hook_as_well(tmp_path: Path) -> None:
+def test_a_shell_starts_the_hook_as_well(tmp_path):
     (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
     done = run(tmp_path, "sh", "-c", f"{sys.executable} train.py 5 > log.txt; tail -n 1 log.txt")
     assert done.output == "trained\n" and len(done.steps) == 4
 
 
 @pytest.mark.slow
-def test_a_module_of_a_package_is_started_with_the_hook(tmp_path: Path) -> None:
+def test_a_module_of_a_package_is_started_with_the_hook(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__main__.py").write_text(LOOP, encoding="utf-8")
     assert len(run(tmp_path, sys.executable, "-m", "mine", "5").steps) == 4
 
 
 @pytest.mark.slow
-def test_torch_that_is_imported_late_is_watched(tmp_path: Path) -> None:
+def test_torch_that_is_imported_late_is_watched(tmp_path):
     program = "def main():\n" + "\n".join(f"    {line}" for line in LOOP.splitlines()) + "\nmain()\n"
     done = run_python(tmp_path, program, "5")
     assert len(done.steps) == 4
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path: Path, flag: str) -> None:
+def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path, flag):
     (tmp_path / "train.py").write_text("print('ran')", encoding="utf-8")
     done = run(tmp_path, sys.executable, flag, "train.py")
     assert "ran" in done.output
@@ -257,12 +257,12 @@ def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path: Path, flag: 
         (LOOP.replace("int(sys.argv[1])", "1"), "which did not end"),
     ],
 )
-def test_a_program_without_steps_says_why(tmp_path: Path, program: str, why: str) -> None:
+def test_a_program_without_steps_says_why(tmp_path, program, why):
     done = run_python(tmp_path, program)
     assert done.returncode == 0 and why in done.explanation
 
 
-def _python(minor: int) -> str | None:
+def _python(minor):
     """The path of Python 3.``minor``; None where a command of this name starts no Python."""
     chosen = {**os.environ, "PYENV_VERSION": f"3.{minor}"}  # where the command is a shim of pyenv
     try:
@@ -273,7 +273,7 @@ def _python(minor: int) -> str | None:
 
 
 @pytest.mark.slow
-def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path: Path) -> None:
+def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path):
     # The program deletes what the hook uses.
     program = LOOP.replace("torch.manual_seed(0)", "import time; del time.perf_counter_ns")
     done = run_python(tmp_path, program, "6")
@@ -286,7 +286,7 @@ OTHERS = [found for minor in range(8, 15) if minor != sys.version_info.minor and
 
 
 @pytest.mark.parametrize("python", OTHERS)
-def test_the_hook_works_in_other_versions_of_python(tmp_path: Path, python: str) -> None:
+def test_the_hook_works_in_other_versions_of_python(tmp_path, python):
     program = """
 from profpipe import annotate, steps
 total = 0
@@ -301,7 +301,7 @@ print("total", total)
     assert list(done.steps["step"]) == list(range(6)) and set(done.steps["rule"]) == {"marker"}
 
 
-def test_start_up_loads_no_module_for_the_hook(tmp_path: Path) -> None:
+def test_start_up_loads_no_module_for_the_hook(tmp_path):
     show = "import sys; print(*sorted(sys.modules))"
     with_hook = run(tmp_path, sys.executable, "-c", show).output.split()
     bare = {**os.environ, "PYTHONPATH": str(hooked.ROOT)}
@@ -312,7 +312,7 @@ def test_start_up_loads_no_module_for_the_hook(tmp_path: Path) -> None:
 # --- torch.profiler --------------------------------------------------------------------------------------------------
 
 
-def step_numbers(trace: Path) -> list[int]:
+def step_numbers(trace):
     """The numbers of the steps whose ranges are in a trace, in their order."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
@@ -321,7 +321,7 @@ def step_numbers(trace: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_demand(tmp_path: Path) -> None:
+def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_demand(tmp_path):
     done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
     (trace,) = done.traces
     assert step_numbers(trace) == [2, 3, 4, 5]
@@ -336,14 +336,14 @@ def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_deman
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_inside_the_chosen_steps_leaves_what_was_recorded(tmp_path: Path) -> None:
+def test_a_program_that_ends_inside_the_chosen_steps_leaves_what_was_recorded(tmp_path):
     done = run_python(tmp_path, LOOP, "6", profiler="torch")
     assert step_numbers(done.traces[0])[:3] == [2, 3, 4]
     assert "the program ended before step 5" in done.notes
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_in_the_warmup_says_so(tmp_path: Path) -> None:
+def test_a_program_that_ends_in_the_warmup_says_so(tmp_path):
     done = run_python(tmp_path, LOOP, "3", profiler="torch")
     assert not done.traces and done.returncode == 0
     assert "the program made 2 steps, and the first 2 are warm-up" in done.explanation
@@ -361,7 +361,7 @@ PROFILES_ITSELF = LOOP.replace(
 
 
 @pytest.mark.slow
-def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
+def test_a_profiler_of_the_program_is_not_disturbed(tmp_path):
     done = run_python(tmp_path, PROFILES_ITSELF, "12", profiler="torch")
     assert done.returncode == 0 and (tmp_path / "own.json").is_file(), done.output
     assert "the program uses torch.profiler itself" in done.notes
@@ -372,7 +372,7 @@ def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profiler", ["plain", "torch"])
-def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str) -> None:
+def test_a_program_is_ended_after_the_chosen_steps(tmp_path, profiler):
     program = LOOP + "\nprint('not reached')\n"
     program = "import atexit\natexit.register(print, 'cleaned up')\n" + program
     done = run_python(tmp_path, program, "100000", profiler=profiler, steps={"stop": True})
@@ -383,7 +383,7 @@ def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str
 
 
 @pytest.mark.slow
-def test_a_program_that_catches_systemexit_is_ended_too(tmp_path: Path) -> None:
+def test_a_program_that_catches_systemexit_is_ended_too(tmp_path):
     program = LOOP.replace("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException: pass")
     done = run_python(tmp_path, program, "100000", steps={"stop": True})
     assert done.returncode == 0 and "trained" not in done.output and done.output.count("iteration") < 20
@@ -410,7 +410,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path: Path) -> None:
+def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path):
     steps = run_python(tmp_path, INFERENCE, steps={"forward": True}).steps
     assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"forward"}
 
@@ -428,7 +428,7 @@ model = torch.compile(Block(), backend=compiled)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["torch.compile", pytest.param("model.compile", marks=pytest.mark.exhaustive)])
-def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path: Path, how: str) -> None:
+def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path, how):
     program = COMPILED
     if how == "model.compile":
         program = program.replace(
@@ -463,13 +463,13 @@ print("compiled", compiled.frame_count)
     ],
     ids=["method", "function"],
 )
-def test_a_compiled_step_of_an_optimizer_is_seen_and_compiled_once(tmp_path: Path, step: str) -> None:
+def test_a_compiled_step_of_an_optimizer_is_seen_and_compiled_once(tmp_path, step):
     done = run_python(tmp_path, COMPILED_STEP.format(step))
     assert list(done.steps["step"]) == list(range(8)) and "compiled 1\n" in done.output, done.output
 
 
 @pytest.mark.slow
-def test_a_compiled_function_with_a_break_before_the_optimizer_counts_once(tmp_path: Path) -> None:
+def test_a_compiled_function_with_a_break_before_the_optimizer_counts_once(tmp_path):
     step = "@torch.compile(backend=compiled)\ndef step():\n    torch._dynamo.graph_break()\n    optimizer.step()"
     assert list(run_python(tmp_path, COMPILED_STEP.format(step)).steps["step"]) == list(range(8))
 
@@ -489,13 +489,13 @@ for number in range(6):
 
 
 @pytest.mark.slow
-def test_a_range_of_the_program_begins_a_step_where_it_is_named(tmp_path: Path) -> None:
+def test_a_range_of_the_program_begins_a_step_where_it_is_named(tmp_path):
     steps = run_python(tmp_path, RANGED, steps={"range": r"batch \d+"}).steps
     assert len(steps) == 5 and set(steps["rule"]) == {"marker"}
 
 
 @pytest.mark.slow
-def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path: Path) -> None:
+def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path):
     program = LOOP.replace(
         "for number in range(int(sys.argv[1])):", "from profpipe import steps\nfor number in steps(range(8)):"
     )
@@ -504,17 +504,17 @@ def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path: Path) -> Non
     assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"marker"}
 
 
-def test_an_iteration_that_is_left_by_break_is_no_step(tmp_path: Path) -> None:
+def test_an_iteration_that_is_left_by_break_is_no_step(tmp_path):
     program = "from profpipe import steps\nfor number in steps(range(8)):\n    if number == 5: break\n"
     assert list(run_python(tmp_path, program).steps["step"]) == list(range(5))
 
 
-def test_step_marks_the_boundaries_in_a_loop_without_an_iterable(tmp_path: Path) -> None:
+def test_step_marks_the_boundaries_in_a_loop_without_an_iterable(tmp_path):
     program = "from profpipe import step\ncount = 0\nwhile count < 7:\n    step()\n    count += 1\n"
     assert len(run_python(tmp_path, program).steps) == 6
 
 
-def test_the_work_between_two_marked_loops_is_no_step(tmp_path: Path) -> None:
+def test_the_work_between_two_marked_loops_is_no_step(tmp_path):
     program = (
         "import time\nfrom profpipe import steps\n"
         "for epoch in range(2):\n    for number in steps(range(3)): pass\n    time.sleep(0.2)\n"
@@ -558,7 +558,7 @@ print(json.dumps({"times": times, "names": sorted(names)}))
 
 
 @pytest.mark.slow
-def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_user(tmp_path: Path) -> None:
+def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_user(tmp_path):
     (tmp_path / "marked.py").write_text(MARKED, encoding="utf-8")
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PROFPIPE_")}
     done = subprocess.run(
@@ -576,7 +576,7 @@ def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_th
 
 
 @pytest.mark.slow
-def test_annotate_says_once_that_nothing_records_it(tmp_path: Path) -> None:
+def test_annotate_says_once_that_nothing_records_it(tmp_path):
     program = """
 import sys
 sys.modules["nvtx"] = None
@@ -590,8 +590,8 @@ for _ in range(3):
     assert done.output.count("annotate() records nothing under nsys") == 1 and "nvtx<0.2.12" in done.output
 
 
-def test_threads_write_whole_lines_into_one_record(tmp_path: Path) -> None:
-    def describe() -> dict[str, object]:
+def test_threads_write_whole_lines_into_one_record(tmp_path):
+    def describe():
         time.sleep(0.01)  # other threads come to their first line meanwhile
         return {}
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooked import LOOP, Hooked, run
+from hooked import LOOP, run
 
 from profpipe.ingest import reader
 from profpipe.results import schema
@@ -32,12 +32,12 @@ dist.destroy_process_group()
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
 
-def run_ddp(folder: Path, iterations: int, **options: object) -> Hooked:
+def run_ddp(folder, iterations, **options):
     (folder / "train.py").write_text(DDP.format(iterations=iterations), encoding="utf-8")
     return run(folder, *TORCHRUN, "--nproc-per-node", "2", "train.py", **options)  # type: ignore[arg-type]
 
 
-def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path: Path) -> None:
+def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path):
     done = run_ddp(tmp_path, 9)
     assert done.returncode == 0, done.output
     steps = [tables.steps for tables in done.tables]
@@ -51,7 +51,7 @@ def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path: Path) -> 
     assert {"rank 0", "rank 1"} < set(times.index)
 
 
-def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succeeds(tmp_path: Path) -> None:
+def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succeeds(tmp_path):
     done = run_ddp(tmp_path, 100_000, profiler="torch", steps={"stop": True})
     assert done.returncode == 0 and "is done" not in done.output, done.output
     ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
@@ -62,7 +62,7 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
 
 
-def test_mpirun_gives_each_process_its_rank(tmp_path: Path) -> None:
+def test_mpirun_gives_each_process_its_rank(tmp_path):
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
         pytest.skip("mpirun is missing: pip install mpich")
@@ -94,7 +94,7 @@ print("trained")
 """
 
 
-def test_a_program_under_accelerate_launch(tmp_path: Path) -> None:
+def test_a_program_under_accelerate_launch(tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(ACCELERATE, encoding="utf-8")
     launch = (
@@ -158,7 +158,7 @@ print("trained")
         pytest.param("lightning", LIGHTNING, "torch", True, id="lightning, torch", marks=pytest.mark.exhaustive),
     ],
 )
-def test_the_loop_of_a_framework(tmp_path: Path, package: str, program: str, profiler: str, stop: bool) -> None:
+def test_the_loop_of_a_framework(tmp_path, package, program, profiler, stop):
     pytest.importorskip(package)
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     done = run(tmp_path, sys.executable, "train.py", profiler=profiler, steps={"stop": stop})

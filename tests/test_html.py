@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from profpipe.analysis import analyze
-from profpipe.analysis.timeline import Event, LaneKind
+from profpipe.analysis.timeline import Event, Lane, LaneKind
 from profpipe.commands import rendering
 from profpipe.report import html_page as page
 from profpipe.report.document import (
@@ -28,7 +28,6 @@ from profpipe.report.document import (
     CodeBlock,
     Details,
     Document,
-    Lane,
     Link,
     Mark,
     Paragraph,
@@ -125,7 +124,7 @@ def document(name: str) -> Document:
         Timeline(
             name,
             name,
-            (Lane(name, (Event(0, 10, name, name),), LaneKind.STREAM, name, {name: (1, 10.0)}),),
+            ((name, name, Lane(LaneKind.STREAM, None, (Event(0, 10, name, name),), totals={name: (1, 10.0)})),),
             10,
             {name: name},
             caption=name,

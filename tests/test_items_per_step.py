@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from program import profpipe, rows
 
@@ -19,11 +16,11 @@ from profpipe.results import schema
     ("expression", "items"),
     [(8192, 8192.0), (0.5, 0.5), ("batch * 1024", 8192.0), ("{batch} * {seqlen} // 3", 1365.0), ("(batch-2)/4", 1.5)],
 )
-def test_items_are_a_number_or_arithmetic_on_parameters(expression: float | str, items: float) -> None:
+def test_items_are_a_number_or_arithmetic_on_parameters(expression, items):
     assert items_of(expression, {"batch": 8, "seqlen": 512}) == items
 
 
-def test_a_workload_without_them_has_none() -> None:
+def test_a_workload_without_them_has_none():
     assert items_of(None, {}) is None
 
 
@@ -45,7 +42,7 @@ def test_a_workload_without_them_has_none() -> None:
         ("1+" * 149, "is no number and no arithmetic on parameters"),
     ],
 )
-def test_mistakes_are_refused_before_anything_runs(tmp_path: Path, items: str, message: str) -> None:
+def test_mistakes_are_refused_before_anything_runs(tmp_path, items, message):
     path = tmp_path / "p.yaml"
     path.write_text(
         "version: 1\nworkloads:\n  w:\n    command: [t, '{batch}', '{impl}', '{more}']\n    params: {impl: a}\n"
@@ -57,12 +54,12 @@ def test_mistakes_are_refused_before_anything_runs(tmp_path: Path, items: str, m
     assert "p.yaml: workloads.w.items_per_step: " in str(caught.value) and message in str(caught.value)
 
 
-def metric(name: str, value: float, **more: Any) -> dict[str, Any]:
+def metric(name, value, **more):
     own = {"run": "r", "workload": "w", "case": "c", "profiler": "plain", "metric": name, "value": value, "unit": "ns"}
     return {**own, **more}
 
 
-def test_the_rate_has_the_interval_of_the_time_turned_round() -> None:
+def test_the_rate_has_the_interval_of_the_time_turned_round():
     time = metric("time", 2e6, n=20, ci_low=1e6, ci_high=4e6)
     others = [metric("step_time", 9e6), metric("time", 3e6, subject="rank 1"), metric("time", 3e6, profiler="nsys")]
     tables = schema.Tables(metrics=schema.frame(schema.METRICS, [time, *others]))
@@ -72,13 +69,13 @@ def test_the_rate_has_the_interval_of_the_time_turned_round() -> None:
     assert (row["value"], row["ci_low"], row["ci_high"]) == (5e5, 2.5e5, 1e6)
 
 
-def test_a_process_without_steps_has_no_rate() -> None:
+def test_a_process_without_steps_has_no_rate():
     tables = schema.Tables(metrics=schema.frame(schema.METRICS, [metric("process_wall", 2e9)]))
     assert job_tables.add_item_rates(tables, {"c": 1000.0}) is tables
 
 
 @pytest.mark.slow
-def test_the_page_and_the_table_of_a_script_have_the_items_per_second_of_each_case(tmp_path: Path) -> None:
+def test_the_page_and_the_table_of_a_script_have_the_items_per_second_of_each_case(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def build(params):\n    import torch\n    x = torch.ones(64, 64)\n    return lambda: x @ x\n", encoding="utf-8"
     )

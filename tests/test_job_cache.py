@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import forked
 import pandas as pd
@@ -20,14 +19,13 @@ from profpipe.job import Case, Command, Job, Missing, Tool
 from profpipe.results import folders, store
 from profpipe.results.manifest import Manifest
 from profpipe.runner import job_cache, plan
-from profpipe.runner.job_cache import CachedJob
 from profpipe.runner.request import RunRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = {"gpus": [{"name": "H200", "driver": "580"}], "cpu": "x", "cpu_count": 8, "os": "Linux 6"}
 
 
-def a_job(folder: Path) -> Job:
+def a_job(folder):
     (folder / "mine.py").write_text("import beside\nfrom pack import inner\n")
     (folder / "beside.py").write_text("import deeper\n")
     (folder / "deeper.py").write_text("x = 1\n")
@@ -50,9 +48,7 @@ def a_job(folder: Path) -> Job:
     )
 
 
-def key(
-    job: Job, machine: dict[str, Any] = MACHINE, environment: dict[str, str] | None = None, salt: bytes = b"salt"
-) -> str:
+def key(job, machine=MACHINE, environment=None, salt=b"salt"):
     command = Command(("nsys", "profile", "-o", str(job.folder / "capture"), "python"))
     return job_cache.key(job, [command], machine, environment or {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a"}, salt)
 
@@ -68,7 +64,7 @@ CHANGES: dict[str, Callable[[Job], Job]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_of_a_dependency_changes_the_key(tmp_path: Path, change: Callable[[Job], Job]) -> None:
+def test_a_change_of_a_dependency_changes_the_key(tmp_path, change):
     job = a_job(tmp_path)
     assert key(change(job)) != key(job)
 
@@ -76,7 +72,7 @@ def test_a_change_of_a_dependency_changes_the_key(tmp_path: Path, change: Callab
 @pytest.mark.parametrize(
     "name", ["mine.py", "beside.py", "deeper.py", "pack/__init__.py", "pack/inner.py", "pack/sibling.py"]
 )
-def test_the_workloads_file_and_its_imports_from_the_same_folder_are_in_the_key(tmp_path: Path, name: str) -> None:
+def test_the_workloads_file_and_its_imports_from_the_same_folder_are_in_the_key(tmp_path, name):
     job = a_job(tmp_path)
     before = key(job)
     with (tmp_path / name).open("a") as stream:
@@ -84,14 +80,14 @@ def test_the_workloads_file_and_its_imports_from_the_same_folder_are_in_the_key(
     assert key(job) != before
 
 
-def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path: Path) -> None:
+def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path):
     job = a_job(tmp_path)
     for change in ({"driver": "590"}, {"mig": True}, {"sm_count": 66}):
         assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "580", **change}]}) != key(job)
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "1", "HOME": "/a"}) != key(job)
 
 
-def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path: Path) -> None:
+def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path):
     job = a_job(tmp_path)
     before = key(job)
     (tmp_path / "unrelated.py").write_text("z = 2\n")
@@ -103,14 +99,14 @@ def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path: Path)
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/b", "LC_ALL": "C"}) == before
 
 
-def test_a_secret_variable_is_in_the_key_and_the_key_depends_on_the_salt(tmp_path: Path) -> None:
+def test_a_secret_variable_is_in_the_key_and_the_key_depends_on_the_salt(tmp_path):
     job = a_job(tmp_path)
     short, long = (replace(job, env={**job.env, "MAX_TOKENS": value}) for value in ("512", "4096"))
     assert key(short) != key(long)
     assert key(short, salt=b"of another folder") != key(short) != key(job)
 
 
-def test_each_results_folder_has_one_private_salt(tmp_path: Path) -> None:
+def test_each_results_folder_has_one_private_salt(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert folders.read_salt(tmp_path / "a") == folders.read_salt(tmp_path / "a") != folders.read_salt(tmp_path / "b")
@@ -118,9 +114,7 @@ def test_each_results_folder_has_one_private_salt(tmp_path: Path) -> None:
     assert made.stat().st_mode & 0o077 == 0 and len(made.read_bytes()) == 32
 
 
-def test_a_user_who_may_not_read_the_salt_has_no_key_and_the_first_of_two_salts_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_who_may_not_read_the_salt_has_no_key_and_the_first_of_two_salts_is_kept(tmp_path, monkeypatch):
     assert key(a_job(tmp_path), salt=b"") == ""
     first = folders.read_salt(tmp_path)
     # As a run that began in the same moment and saw none.
@@ -128,14 +122,14 @@ def test_a_user_who_may_not_read_the_salt_has_no_key_and_the_first_of_two_salts_
     assert folders.read_salt(tmp_path) == first
     assert [path.name for path in tmp_path.glob(".salt*")] == [".salt"]
 
-    def forbidden(self: Path) -> bytes:
+    def forbidden(self):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
     assert folders.read_salt(tmp_path) == b""
 
 
-def test_the_files_that_a_command_names_are_in_the_key(tmp_path: Path) -> None:
+def test_the_files_that_a_command_names_are_in_the_key(tmp_path):
     (tmp_path / "train.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("layers = 1\n")
     job = replace(a_job(tmp_path), script=None, command=("python", "train.py", "--n", "1"))
@@ -156,9 +150,7 @@ def test_the_files_that_a_command_names_are_in_the_key(tmp_path: Path) -> None:
         (("sh", "-c", "x" * 5000, "conf.yaml", "a\0b"), "conf.yaml"),
     ],
 )
-def test_the_program_the_module_and_option_values_of_a_command_are_in_the_key(
-    tmp_path: Path, command: tuple[str, ...], file: str
-) -> None:
+def test_the_program_the_module_and_option_values_of_a_command_are_in_the_key(tmp_path, command, file):
     job = replace(a_job(tmp_path), script=None, command=command)
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
@@ -171,7 +163,7 @@ def test_the_program_the_module_and_option_values_of_a_command_are_in_the_key(
     assert key(job, environment=search) != before
 
 
-def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_output(tmp_path: Path) -> None:
+def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_output(tmp_path):
     command = ("python", "train.py", "--config", "conf.yaml", "--output=result.json")
     job = replace(a_job(tmp_path), script=None, command=command)
     for name, written in (("train.py", 15), ("conf.yaml", 5), ("result.json", 15)):
@@ -184,7 +176,7 @@ def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_o
     assert job_cache.possible_outputs(replace(job, script=tmp_path / "mine.py", command=()), 0, 20) == set()
 
 
-def test_the_name_of_this_python_and_an_activated_environment_are_not_in_the_key(tmp_path: Path) -> None:
+def test_the_name_of_this_python_and_an_activated_environment_are_not_in_the_key(tmp_path):
     job = a_job(tmp_path)
     as_typed = [Command((name, "-m", "profpipe.measure.harness")) for name in ("/env/bin/python", "/env/bin/python3")]
     keys = {job_cache.key(replace(job, python=each.argv[0]), [each], MACHINE, {}, b"") for each in as_typed}
@@ -192,7 +184,7 @@ def test_the_name_of_this_python_and_an_activated_environment_are_not_in_the_key
     assert job_cache.key(job, [], MACHINE, {"VIRTUAL_ENV": "/env"}, b"") == job_cache.key(job, [], MACHINE, {}, b"")
 
 
-def test_a_program_that_path_finds_elsewhere_changes_the_key(tmp_path: Path) -> None:
+def test_a_program_that_path_finds_elsewhere_changes_the_key(tmp_path):
     job = replace(a_job(tmp_path), script=None, command=("bench",))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -203,11 +195,11 @@ def test_a_program_that_path_finds_elsewhere_changes_the_key(tmp_path: Path) -> 
     assert key(of_the_job, environment={"PATH": str(tmp_path / "b")}) == key(of_the_job, environment={"PATH": "/x"})
 
 
-def test_a_job_whose_tool_is_missing_has_no_key(tmp_path: Path) -> None:
+def test_a_job_whose_tool_is_missing_has_no_key(tmp_path):
     assert key(replace(a_job(tmp_path), tool=Missing("nsys", "not here", "Install it."))) == ""
 
 
-def test_imports_are_not_followed_into_installed_packages(tmp_path: Path) -> None:
+def test_imports_are_not_followed_into_installed_packages(tmp_path):
     job = a_job(tmp_path)
     installed = tmp_path / "site-packages"
     (installed / "big-1.0.dist-info").mkdir(parents=True)
@@ -220,7 +212,7 @@ def test_imports_are_not_followed_into_installed_packages(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("file", ["pipeline.yaml", *sorted(f"pipelines/{p.name}" for p in ROOT.glob("pipelines/*"))])
-def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path: Path, file: str) -> None:
+def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path, file):
     pipeline = loader.load_pipeline(ROOT / file, env={})
     saved = RunRequest.create(pipeline, ROOT / file, tmp_path)
     saved.save(tmp_path / "run")
@@ -237,7 +229,7 @@ def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path:
 # --- taking over -----------------------------------------------------------------------------------------------------
 
 
-def done(out: Path, name: str, **entry: Any) -> tuple[Path, dict[str, Any]]:
+def done(out, name, **entry):
     run = out / name
     folder = run / "raw" / "w" / "nsys"
     folder.mkdir(parents=True)
@@ -248,50 +240,46 @@ def done(out: Path, name: str, **entry: Any) -> tuple[Path, dict[str, Any]]:
     return run, Manifest.parse({"jobs": [{"key": "k", "folder": "raw/w/nsys", "files": files, **entry}]})
 
 
-def test_the_newest_run_with_the_job_is_used(tmp_path: Path) -> None:
+def test_the_newest_run_with_the_job_is_used(tmp_path):
     newest, older = done(tmp_path, "2"), done(tmp_path, "1")
-    assert job_cache.find_cached_jobs([newest, older]) == {"k": CachedJob(newest[0] / "raw/w/nsys", "2")}
+    assert job_cache.find_cached_jobs([newest, older]) == {"k": (newest[0], newest[1].jobs[0])}
 
 
-def test_a_job_without_key_or_with_a_changed_file_is_not_reused(tmp_path: Path) -> None:
+def test_a_job_without_key_or_with_a_changed_file_is_not_reused(tmp_path):
     failed, changed = done(tmp_path, "2", key=""), done(tmp_path, "1")
     (changed[0] / "raw/w/nsys/capture.sqlite").write_text("cut")
     assert job_cache.find_cached_jobs([failed, changed]) == {}
 
 
-def test_a_job_whose_folder_was_removed_is_not_reused(tmp_path: Path) -> None:
+def test_a_job_whose_folder_was_removed_is_not_reused(tmp_path):
     of_a_command = done(tmp_path, "1", files=[])
     assert job_cache.find_cached_jobs([of_a_command])
     shutil.rmtree(of_a_command[0] / "raw")
     assert job_cache.find_cached_jobs([of_a_command]) == {}
 
 
-def test_a_job_that_cannot_be_copied_leaves_no_files(tmp_path: Path) -> None:
-    run, _ = done(tmp_path, "1")
+def test_a_job_that_cannot_be_copied_leaves_no_files(tmp_path):
+    run, manifest = done(tmp_path, "1")
     target = tmp_path / "2" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(run / "raw/w/gone", "1"), target)
+    job_cache.reuse(run, replace(manifest.jobs[0], folder="raw/w/gone"), target)
     (run / "raw/w/nsys/log.txt").unlink()
     (run / "raw/w/nsys/log.txt").symlink_to("nowhere")
-    job_cache.reuse(CachedJob(run / "raw/w/nsys", "1"), target)
+    job_cache.reuse(run, manifest.jobs[0], target)
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_job_that_was_reused_before_names_the_run_that_measured_it(tmp_path: Path) -> None:
-    (cached,) = job_cache.find_cached_jobs([done(tmp_path, "2", reused_from="1")]).values()
-    assert cached.run == "1"
-
-
-def test_large_files_are_linked_and_growing_files_are_copied(tmp_path: Path) -> None:
-    run, _ = done(tmp_path, "1")
+def test_large_files_are_linked_and_growing_files_are_copied(tmp_path):
+    run, manifest = done(tmp_path, "1")
     target = tmp_path / "2" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(run / "raw/w/nsys", "1"), target)
+    job_cache.reuse(run, manifest.jobs[0], target)
     assert job_cache.read_origin(target) == "1" and job_cache.read_origin(run / "raw/w/nsys") == ""
     assert (target / "capture.sqlite").samefile(run / "raw/w/nsys/capture.sqlite")
     with (target / "job.jsonl").open("a") as stream:
         stream.write("more")
     assert (run / "raw/w/nsys/job.jsonl").read_text() == "job.jsonl of 1"
+    # One that was reused before names the run that measured it.
     again = tmp_path / "3" / "raw" / "w" / "nsys"
-    job_cache.reuse(CachedJob(target, "0"), again)
+    job_cache.reuse(tmp_path / "2", replace(manifest.jobs[0], reused_from="0"), again)
     assert (job_cache.read_origin(target), job_cache.read_origin(again)) == ("1", "0")
 
 
@@ -308,7 +296,7 @@ workloads:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     for name, does in (("first", "n"), ("second", "n"), ("broken", "1 / 0")):
         text = f"PARAMS = {{'n': 1}}\n\ndef build(params):\n    n = params['n']\n    return lambda: {does}\n"
         (tmp_path / f"{name}.py").write_text(text)
@@ -316,13 +304,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def profpipe(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def profpipe(project, *arguments):
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
     return forked.run(project, *arguments, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.slow
-def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project: Path) -> None:
+def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project):
     assert profpipe(project, "run").returncode == 1
     first = folders.find(None, project / "out")
     (project / "second.py").write_text((project / "second.py").read_text() + "# changed\n")
@@ -341,7 +329,7 @@ def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project:
 
 
 @pytest.mark.slow
-def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project: Path) -> None:
+def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project):
     (project / "first.py").write_text(
         "from pathlib import Path\nPARAMS = {'n': 1}\n\ndef build(params):\n"
         "    if not Path('room').exists():\n        raise MemoryError('out of memory')\n    return lambda: None\n"
@@ -357,7 +345,7 @@ def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project: 
 
 
 @pytest.mark.slow
-def test_the_files_of_a_command_that_were_removed_are_made_again(project: Path) -> None:
+def test_the_files_of_a_command_that_were_removed_are_made_again(project):
     (project / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [echo, hello], profilers: [plain]}}\n")
     assert profpipe(project, "run").returncode == 0
     shutil.rmtree(folders.find(None, project / "out") / "raw")
@@ -367,7 +355,7 @@ def test_the_files_of_a_command_that_were_removed_are_made_again(project: Path) 
 
 
 @pytest.mark.slow
-def test_a_damaged_earlier_run_is_ignored(project: Path) -> None:
+def test_a_damaged_earlier_run_is_ignored(project):
     assert profpipe(project, "run").returncode == 1
     ((project / "out" / "latest").resolve() / "run.json").write_text("{")
     again = profpipe(project, "run", "--reuse")
@@ -375,7 +363,7 @@ def test_a_damaged_earlier_run_is_ignored(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_option_no_job_is_reused(project: Path) -> None:
+def test_without_the_option_no_job_is_reused(project):
     for _ in range(2):
         profpipe(project, "run", "-w", "first")
     record = Manifest.load(folders.find(None, project / "out"))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
+from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.errors import ConfigError
-from profpipe.job import Cause, Job, JobOutcome, Outcome, Status, Visit
+from profpipe.job import Cause, Outcome, Status, Visit
 from profpipe.runner import executor
 from profpipe.runner.job_log import JobLog, ProcessEnd
 from profpipe.runner.outcome import INTERRUPTED
@@ -30,24 +30,24 @@ ENDED_WELL = ProcessEnd(0, 1.0, None, (), (0, 0), is_usable=True, has_failed=Fal
 STOPPED = replace(ENDED_WELL, returncode=-2, stopped=INTERRUPTED, has_failed=True)
 
 
-def line(event: str, **fields: object) -> str:
+def line(event, **fields):
     return json.dumps({"event": event, **fields}) + "\n"
 
 
-def attempt(part: int, *cases: str) -> str:
+def attempt(part, *cases):
     return line("attempt", part=part, cases=cases)
 
 
-def began(*cases: str) -> str:
+def began(*cases):
     return "".join(line("case_started", case=case) for case in cases)
 
 
-def ended(*cases: str) -> str:
+def ended(*cases):
     """Each case began and ended."""
     return "".join(began(case) + line("case_ended", case=case, status="ok") for case in cases)
 
 
-def ends(part: int, *processes: ProcessEnd) -> str:
+def ends(part, *processes):
     return "".join(line("ended", part=part, command=n, **asdict(end)) for n, end in enumerate(processes))
 
 
@@ -58,7 +58,7 @@ DONE = attempt(1, *BOTH) + ended(*BOTH)
 # --- following the log -----------------------------------------------------------------------------------------------
 
 
-def follow(folder: Path, before: str = "") -> tuple[JobLog, Notes]:
+def follow(folder, before=""):
     """The log of a job with what an earlier runner left in it."""
     notes = Notes()
     if before:
@@ -66,13 +66,13 @@ def follow(folder: Path, before: str = "") -> tuple[JobLog, Notes]:
     return JobLog(folder, notes), notes
 
 
-def write(log: JobLog, text: str) -> None:
+def write(log, text):
     with log.path.open("a") as stream:
         stream.write(text)
     log.read()
 
 
-def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_when_it_is_complete(tmp_path):
     log, notes = follow(tmp_path)
     own = log.begin(1, ["a"])
     oom = line("case_ended", case="a", status="oom")
@@ -83,7 +83,7 @@ def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     assert notes.calls == [("case_started", "a"), ("case_ended", "a", "oom")]
 
 
-def test_a_replay_gives_the_same_state_and_tells_the_listener_nothing(tmp_path: Path) -> None:
+def test_a_replay_gives_the_same_state_and_tells_the_listener_nothing(tmp_path):
     log, _ = follow(tmp_path)
     stopped = Outcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, "not done after 3 s", log="raw/log.txt")
     end = ProcessEnd(-9, 1.5, stopped, ("capture.out",), (7, 90), is_usable=False, has_failed=True)
@@ -101,7 +101,7 @@ def test_a_replay_gives_the_same_state_and_tells_the_listener_nothing(tmp_path: 
     assert first.ends == [ENDED_WELL], "later ends are those of exports of another report"
 
 
-def test_an_unfinished_last_line_does_not_damage_the_next_line(tmp_path: Path) -> None:
+def test_an_unfinished_last_line_does_not_damage_the_next_line(tmp_path):
     before = attempt(1, "a") + began("a") + ended("a")[-20:].strip()
     log, notes = follow(tmp_path, before)
     assert log.begin(2, ["a"]).part == 2 and not log.is_damaged
@@ -109,7 +109,7 @@ def test_an_unfinished_last_line_does_not_damage_the_next_line(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "new.txt"])
-def test_the_log_is_not_written_through_a_link(tmp_path: Path, name: str) -> None:
+def test_the_log_is_not_written_through_a_link(tmp_path, name):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "job.jsonl").symlink_to(name)
     with pytest.raises(ConfigError, match=r"job\.jsonl: is a link or no regular file"):
@@ -117,12 +117,12 @@ def test_the_log_is_not_written_through_a_link(tmp_path: Path, name: str) -> Non
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_the_last_started_case_is_the_current_one(tmp_path: Path) -> None:
+def test_the_last_started_case_is_the_current_one(tmp_path):
     log, _ = follow(tmp_path, attempt(1, "a", "b") + began("a", "b", "a") + line("case_ended", case="b", status="ok"))
     assert log.attempts[-1].inside == "a"
 
 
-def test_a_line_that_is_not_an_event_is_ignored_with_a_message(tmp_path: Path) -> None:
+def test_a_line_that_is_not_an_event_is_ignored_with_a_message(tmp_path):
     log, notes = follow(tmp_path)
     log.begin(1, ["a"])
     write(log, 'Segmentation fault\n7\n[1]\n{"event": "case_ended", "case": "b"}\n' + ended("a"))
@@ -132,13 +132,13 @@ def test_a_line_that_is_not_an_event_is_ignored_with_a_message(tmp_path: Path) -
 STARTED = line("started") + line("order", rounds=3)
 
 
-def test_interleaved_rounds_count_the_cases_of_each_round(tmp_path: Path) -> None:
+def test_interleaved_rounds_count_the_cases_of_each_round(tmp_path):
     log, notes = follow(tmp_path)
     write(log, STARTED + began(*"abba"))
     assert notes.visits == [("a", Visit(1, 1, 3)), ("b", Visit(2, 1, 3)), ("b", Visit(1, 2, 3)), ("a", Visit(2, 2, 3))]
 
 
-def test_a_resumed_process_continues_the_count_of_rounds(tmp_path: Path) -> None:
+def test_a_resumed_process_continues_the_count_of_rounds(tmp_path):
     log, notes = follow(tmp_path, attempt(1, *"abc") + STARTED + began(*"abcab") + ended("a"))
     log.begin(2, ["b", "c"])
     restored = line("samples", case="b", metric="time", round=1, unit="ns", values=[1])
@@ -149,7 +149,7 @@ def test_a_resumed_process_continues_the_count_of_rounds(tmp_path: Path) -> None
 # --- a job that a killed runner left ---------------------------------------------------------------------------------
 
 
-def left_behind(job: Job, log: str, *files: str) -> None:
+def left_behind(job, log, *files):
     """The job's folder as a killed runner left it."""
     job.folder.mkdir(parents=True)
     (job.folder / "log.txt").touch()
@@ -158,22 +158,22 @@ def left_behind(job: Job, log: str, *files: str) -> None:
         (job.folder / name).write_text("measured")
 
 
-def take_up(job: Job, profiler: FakeProfiler) -> JobOutcome:
+def take_up(job, profiler):
     (outcome,) = executor.run([job], {"fake": profiler}, Notes(), HURRIED)
     return outcome
 
 
-def started(outcome: JobOutcome, before: str = "") -> list[str]:
+def started(outcome, before=""):
     """The cases that were started since the log was ``before``."""
     lines = map(json.loads, outcome.job.log.read_text().removeprefix(before).splitlines())
     return [line["case"] for line in lines if line["event"] == "case_started"]
 
 
-def commands_run(outcome: JobOutcome) -> int:
+def commands_run(outcome):
     return sum(line.startswith("$ ") for line in (outcome.job.folder / "log.txt").read_text().splitlines())
 
 
-def names(outcome: JobOutcome) -> list[str]:
+def names(outcome):
     return [path.name for path in outcome.files]
 
 
@@ -204,9 +204,7 @@ CUT = DONE.replace(line("case_ended", case="case=2", status="ok"), "")
         (DONE + ends(1, ENDED_WELL), (), {"makes_report": False}, BOTH, 1, ["job.jsonl", "capture-2.out"]),
     ],
 )
-def test_what_is_done_is_not_repeated(
-    tmp_path: Path, log: str, files: Any, profiler: Any, cases: Any, commands: int, left: list[str]
-) -> None:
+def test_what_is_done_is_not_repeated(tmp_path, log, files, profiler, cases, commands, left):
     job = job_of(tmp_path, OK, OK)
     left_behind(job, log, *files)
     outcome = take_up(job, fake_profiler(tmp_path, **profiler))
@@ -215,7 +213,7 @@ def test_what_is_done_is_not_repeated(
     assert sorted(names(outcome)) == sorted(left)
 
 
-def test_the_time_of_a_command_is_the_time_of_its_last_process(tmp_path: Path) -> None:
+def test_the_time_of_a_command_is_the_time_of_its_last_process(tmp_path):
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", ""))
     left_behind(job, attempt(1, "case=1") + ends(1, replace(STOPPED, seconds=60.0)))
     outcome = take_up(job, fake_profiler(tmp_path))
@@ -223,7 +221,7 @@ def test_the_time_of_a_command_is_the_time_of_its_last_process(tmp_path: Path) -
     assert 0 < outcome.last_s < 60 and outcome.last_s == pytest.approx(outcome.seconds - 60)
 
 
-def test_a_crashed_case_is_not_repeated_and_the_pending_cases_continue(tmp_path: Path) -> None:
+def test_a_crashed_case_is_not_repeated_and_the_pending_cases_continue(tmp_path):
     job = job_of(tmp_path, OK, "os.kill(os.getpid(), signal.SIGSEGV)", OK)
     crashed = replace(ENDED_WELL, returncode=-11, has_failed=True)
     log = attempt(1, *BOTH, "case=3") + ended("case=1") + began("case=2") + ends(1, crashed) + attempt(2, "case=3")
@@ -234,7 +232,7 @@ def test_a_crashed_case_is_not_repeated_and_the_pending_cases_continue(tmp_path:
     assert sorted(names(outcome)) == ["capture-3.out", "capture.out", "job.jsonl"]
 
 
-def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed(tmp_path: Path) -> None:
+def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed(tmp_path):
     job = job_of(tmp_path, OK, OK, OK)
     log = attempt(1, *BOTH, "case=3") + ended("case=1") + began("case=2") + line("stopping") + ends(1, STOPPED)
     left_behind(job, log, "capture.out")
@@ -243,7 +241,7 @@ def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed
     assert outcome.attempted_again == {job.folder / "capture.out": {"case=2", "case=3"}}
 
 
-def test_late_events_of_an_interrupted_process_do_not_end_cases(tmp_path: Path) -> None:
+def test_late_events_of_an_interrupted_process_do_not_end_cases(tmp_path):
     """It ignored the interrupt. The next process was in its first case when its runner was killed."""
     job = job_of(tmp_path, OK, OK)
     first = attempt(1, *BOTH) + began("case=1") + line("stopping") + ended(*BOTH) + ends(1, STOPPED)
@@ -265,7 +263,7 @@ def test_late_events_of_an_interrupted_process_do_not_end_cases(tmp_path: Path) 
         attempt(1, *BOTH) + line("ended", part=9, command=0, **asdict(ENDED_WELL)),
     ],
 )
-def test_a_damaged_log_costs_no_case_that_ended(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_log_costs_no_case_that_ended(tmp_path, damaged):
     job = job_of(tmp_path, OK, OK)
     log = damaged + ended("case=1")
     left_behind(job, log)
@@ -276,7 +274,7 @@ def test_a_damaged_log_costs_no_case_that_ended(tmp_path: Path, damaged: str) ->
     assert [each.kind for each in outcome.incidents] == ["damaged_journal"]
 
 
-def test_the_cases_of_a_process_whose_begin_was_lost_belong_to_an_attempt_of_all_cases(tmp_path: Path) -> None:
+def test_the_cases_of_a_process_whose_begin_was_lost_belong_to_an_attempt_of_all_cases(tmp_path):
     crashed = replace(ENDED_WELL, returncode=-11)
     lost = attempt(1, *BOTH) + began("case=1") + ends(1, crashed) + "7\n" + line("started") + ended("case=2")
     log, _ = follow(tmp_path, lost)
@@ -287,14 +285,14 @@ def test_the_cases_of_a_process_whose_begin_was_lost_belong_to_an_attempt_of_all
 # --- processes that outlive their runner -----------------------------------------------------------------------------
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
 
 
-def wait_until(true: object, wait_s: float = 120.0) -> bool:
+def wait_until(true, wait_s=120.0):
     deadline = time.monotonic() + wait_s
     while not true():  # type: ignore[operator]
         if time.monotonic() > deadline:
@@ -303,7 +301,7 @@ def wait_until(true: object, wait_s: float = 120.0) -> bool:
     return True
 
 
-def test_a_process_that_a_killed_runner_left_is_ended_before_another_starts(tmp_path: Path) -> None:
+def test_a_process_that_a_killed_runner_left_is_ended_before_another_starts(tmp_path):
     job = job_of(tmp_path, OK)
     left_behind(job, attempt(1, "case=1"))
     ignore = (
@@ -329,7 +327,7 @@ def test_a_process_that_a_killed_runner_left_is_ended_before_another_starts(tmp_
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels have no signal for a parent's death")
-def test_a_process_does_not_outlive_a_runner_that_is_killed(tmp_path: Path) -> None:
+def test_a_process_does_not_outlive_a_runner_that_is_killed(tmp_path):
     write = "pathlib.Path(folder / 'pid.tmp').write_text(str(os.getpid())); (folder / 'pid.tmp').rename(folder / 'pid')"
     runner = f"""
 import sys

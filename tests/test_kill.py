@@ -9,9 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +17,6 @@ from kill_server import processes_of
 
 from profpipe.results import database, folders, schema, store
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,7 +48,7 @@ TIMES, STEPS = 13, 37
 class Server:
     """``kill_server.py``, and projects to run in."""
 
-    def __init__(self, below: Path) -> None:
+    def __init__(self, below):
         path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "no_torch")))
         self._below, self._count = below, 0
         self._process = subprocess.Popen(
@@ -62,7 +59,7 @@ class Server:
             text=True,
         )
 
-    def project(self) -> Path:
+    def project(self):
         self._count += 1
         folder = self._below / str(self._count)
         folder.mkdir()
@@ -70,24 +67,24 @@ class Server:
         (folder / "pipeline.yaml").write_text(PIPELINE)
         return folder
 
-    def run(self, project: Path, do: str, **kill: float | int) -> dict[str, Any]:
+    def run(self, project, do, **kill):
         assert self._process.stdin and self._process.stdout
         print(json.dumps({"project": str(project), "do": do, **kill}), file=self._process.stdin, flush=True)
         return dict(json.loads(self._process.stdout.readline()))
 
-    def stop(self) -> None:
+    def stop(self):
         self._process.communicate()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("kill"))
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server) -> tuple[dict[str, Any], Tables]:
+def undisturbed(server):
     """A run that is not killed: its length in seconds and steps, and its tables."""
     project = server.project()
     answer = server.run(project, "start")
@@ -95,13 +92,13 @@ def undisturbed(server: Server) -> tuple[dict[str, Any], Tables]:
     return answer, store.load(project / "out" / "latest")[0]
 
 
-def only_run(project: Path) -> Path | None:
+def only_run(project):
     runs = [folder for folder, _ in folders.list_runs(project / "out")] if (project / "out").exists() else []
     assert len(runs) <= 1
     return runs[0] if runs else None
 
 
-def events(run: Path, profiler: str) -> list[dict[str, Any]]:
+def events(run, profiler):
     path = run / "raw" / "sums" / profiler / "job.jsonl"
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -112,16 +109,16 @@ def events(run: Path, profiler: str) -> list[dict[str, Any]]:
     return found
 
 
-def counted(run: Path, profiler: str, event: str) -> Counter[str]:
+def counted(run, profiler, event):
     return Counter(entry["case"] for entry in events(run, profiler) if entry["event"] == event)
 
 
-def has_report(run: Path) -> bool:
+def has_report(run):
     """Whether the runner knew, when it was killed, that the profiler had written its report."""
     return any(entry["event"] == "ended" for entry in events(run, "nsys"))
 
 
-def comparable(data: Tables, table: schema.Table) -> pd.DataFrame:
+def comparable(data, table):
     """The rows without what differs between any two runs: times, process ids, and which part a file belongs to."""
     frame: pd.DataFrame = getattr(data, table.name).copy()
     measured = [
@@ -136,7 +133,7 @@ def comparable(data: Tables, table: schema.Table) -> pd.DataFrame:
     return frame.sort_values(list(frame.columns)).reset_index(drop=True)
 
 
-def check_finished(project: Path, expected: Tables) -> None:
+def check_finished(project, expected):
     run = only_run(project)
     assert run is not None
     data, record = store.load(run)
@@ -154,7 +151,7 @@ def check_finished(project: Path, expected: Tables) -> None:
     assert processes_of(run) == []
 
 
-def kill_and_resume(server: Server, expected: Tables, kills: list[dict[str, float | int]]) -> str:
+def kill_and_resume(server, expected, kills):
     """Kills a run, and what resumes it, as often as ``kills`` has entries; returns where the run stood at first."""
     project, stood, finished = server.project(), "", False
     for kill in kills:
@@ -179,7 +176,7 @@ def kill_and_resume(server: Server, expected: Tables, kills: list[dict[str, floa
     return stood
 
 
-def done_twice(run: Path) -> list[str]:
+def done_twice(run):
     """Cases without a profiler that were begun again after they had ended."""
     ended: set[str] = set()
     again = []
@@ -191,7 +188,7 @@ def done_twice(run: Path) -> list[str]:
     return again
 
 
-def where(run: Path) -> str:
+def where(run):
     jobs = [entry.profiler for entry in Manifest.load(run).jobs]
     if Manifest.load(run).ended:
         return "ended"
@@ -199,7 +196,7 @@ def where(run: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def stood() -> Counter[str]:
+def stood():
     """Where the runs stood when they were killed, so far."""
     return Counter()
 
@@ -211,7 +208,7 @@ PARTS, OF_CI = 10, 1
 @pytest.mark.parametrize(
     "part", [part if part < OF_CI else pytest.param(part, marks=pytest.mark.exhaustive) for part in range(PARTS)]
 )
-def test_a_run_killed_at_any_point_is_resumed_without_loss_or_repetition(server, undisturbed, stood, part) -> None:
+def test_a_run_killed_at_any_point_is_resumed_without_loss_or_repetition(server, undisturbed, stood, part):
     answer, expected = undisturbed
     chance = random.Random(20261120)
     kills: list[dict[str, float | int]] = [{"kill_after_s": chance.uniform(0, answer["seconds"])} for _ in range(TIMES)]
@@ -221,14 +218,14 @@ def test_a_run_killed_at_any_point_is_resumed_without_loss_or_repetition(server,
     stood.update(kill_and_resume(server, expected, [kill]) for kill in kills[part::PARTS])
 
 
-def test_the_kills_came_at_every_stage_of_a_run(stood) -> None:
+def test_the_kills_came_at_every_stage_of_a_run(stood):
     if sum(stood.values()) < TIMES + STEPS:
         pytest.skip("not all of the kills were asked for")
     assert sum(stood.values()) >= 50
     assert {"no folder", "nothing stored", "plain stored", "plain+nsys stored"} <= stood.keys(), stood
 
 
-def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undisturbed) -> None:
+def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undisturbed):
     answer, expected = undisturbed
     chance = random.Random(7)
     for _ in range(2):

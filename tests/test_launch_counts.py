@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from report_study import ADD, ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, tables
@@ -12,14 +11,13 @@ from profpipe.analysis.findings import LaunchCounts
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import environment, warnings
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Tables
 
 
-def compared(data: Tables, run: dict[str, Any] | None = None) -> tuple[LaunchCounts, ...]:
+def compared(data, run=None):
     return analyze(data, run or {}).launch_counts
 
 
-def captured(seen: dict[str, dict[str, int]], **more: Any) -> Tables:
+def captured(seen, **more):
     """Cases of 10 iterations, profiler -> case -> launches of one kernel; ``more`` of each row."""
     kernels = [kernel_row(f"impl={case}", ATTENTION, calls, 1e3 * calls, profiler=profiler, **more)
                for profiler, own in seen.items() for case, calls in own.items()]  # fmt: skip
@@ -29,7 +27,7 @@ def captured(seen: dict[str, dict[str, int]], **more: Any) -> Tables:
 ALL = {"pipeline": {"workloads": {"w": {"ncu": {"kernels": "all", "exclude": "nccl"}}}}}
 
 
-def test_the_profilers_of_a_real_run_recorded_the_same_launches() -> None:
+def test_the_profilers_of_a_real_run_recorded_the_same_launches():
     data, run = example("h200-attention")
     inside = data.kernels[(data.kernels["case"] != "") & (data.kernels["kind"] == "kernel")]
     nsys, ncu = (inside[inside["profiler"] == name] for name in ("nsys", "ncu"))
@@ -41,7 +39,7 @@ def test_the_profilers_of_a_real_run_recorded_the_same_launches() -> None:
     )
 
 
-def test_a_lost_launch_is_a_warning_with_its_case() -> None:
+def test_a_lost_launch_is_a_warning_with_its_case():
     data, run = example("h200-attention")
     kernels = data.kernels.copy()
     row = kernels.index[(kernels["profiler"] == "torch") & (kernels["case"] != "") & (kernels["kind"] == "kernel")][0]
@@ -54,7 +52,7 @@ def test_a_lost_launch_is_a_warning_with_its_case() -> None:
     assert line.endswith(" (30 and 29).")
 
 
-def test_counts_are_compared_per_iteration_where_a_profiler_has_more_iterations() -> None:
+def test_counts_are_compared_per_iteration_where_a_profiler_has_more_iterations():
     kernels = [
         kernel_row("impl=a", ATTENTION, calls, 1e4, profiler=p) for p, calls in (("nsys", 37019), ("torch", 12340))
     ]
@@ -63,7 +61,7 @@ def test_counts_are_compared_per_iteration_where_a_profiler_has_more_iterations(
     assert counts.is_per_iteration and counts.differing == (("impl=a", pytest.approx(1233.966667), 1234),)
 
 
-def test_a_table_shows_in_how_many_cases_the_counts_are_the_same() -> None:
+def test_a_table_shows_in_how_many_cases_the_counts_are_the_same():
     torch = {"a": 20, "b": 15, "c": 20, "d": 20, "e": 10}
     findings = analyze(captured({"nsys": dict.fromkeys("abcde", 10), "torch": torch}), {})
     assert Markdown().section(environment.launch_counts(findings)).splitlines()[-1] == (
@@ -73,7 +71,7 @@ def test_a_table_shows_in_how_many_cases_the_counts_are_the_same() -> None:
     assert "in 4 of 5 cases: `a` (10 and 20), `b` (10 and 15), `c` (10 and 20) and 1 more." in Markdown().block(bullets)
 
 
-def test_kernels_with_other_names_count_in_the_total_only() -> None:
+def test_kernels_with_other_names_count_in_the_total_only():
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e4), kernel_row("impl=a", ADD, 10, 1e4, profiler="torch")]
     kernels += [kernel_row("impl=b", COPY, 10, 1e4, profiler=profiler) for profiler in ("nsys", "torch")]
     ranges = [range_row(f"impl={case}", 10, profiler) for case in "ab" for profiler in ("nsys", "torch")]
@@ -82,12 +80,12 @@ def test_kernels_with_other_names_count_in_the_total_only() -> None:
 
 
 @pytest.mark.parametrize("run", [{}, {"pipeline": {"workloads": {"w": {"ncu": {"kernels": "guided"}}}}}])
-def test_ncu_is_not_compared_where_it_profiles_selected_kernels(run: dict[str, Any]) -> None:
+def test_ncu_is_not_compared_where_it_profiles_selected_kernels(run):
     assert compared(captured({"nsys": {"a": 20}, "ncu": {"a": 10}}), run) == ()
 
 
 @pytest.mark.parametrize(("name", "is_same"), [("ncclDevKernel_SendRecv", True), (ADD, False)])
-def test_kernels_that_ncu_excludes_do_not_count(name: str, is_same: bool) -> None:
+def test_kernels_that_ncu_excludes_do_not_count(name, is_same):
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e4), kernel_row("impl=a", name, 10, 1e4)]
     kernels.append(kernel_row("impl=a", ATTENTION, 1, 1e3, profiler="ncu"))
     metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
@@ -95,7 +93,7 @@ def test_kernels_that_ncu_excludes_do_not_count(name: str, is_same: bool) -> Non
     assert counts.differing == (() if is_same else (("impl=a", 2, 1),))
 
 
-def test_cases_without_comparable_counts_are_left_out() -> None:
+def test_cases_without_comparable_counts_are_left_out():
     both = {"nsys": {"a": 10}, "torch": {"a": 20}}
     graphs = captured(both)
     graph = kernel_row("impl=a", "graph", 10, 1e4, kind="graph")

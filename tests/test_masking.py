@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -21,7 +20,7 @@ TOKENS = [
 
 @pytest.mark.parametrize("token", TOKENS)
 @pytest.mark.parametrize("text", ["{}", "refused {}.", "url?t={}&x=1", '{{"a": "{}"}}', "x={}\n"])
-def test_a_token_is_known_by_its_form(token: str, text: str) -> None:
+def test_a_token_is_known_by_its_form(token, text):
     assert token not in masking.mask_forms(text.format(token))
     assert "***" in masking.mask_forms(text.format(token))
 
@@ -43,7 +42,7 @@ def test_a_token_is_known_by_its_form(token: str, text: str) -> None:
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQOY\n-----END PGP PRIVATE KEY BLOCK-----\nx", "***\nx"),
     ],
 )
-def test_passwords_and_keys_are_known_by_what_stands_beside_them(text: str, masked: str) -> None:
+def test_passwords_and_keys_are_known_by_what_stands_beside_them(text, masked):
     assert masking.mask_forms(text) == masked
 
 
@@ -64,11 +63,11 @@ def test_passwords_and_keys_are_known_by_what_stands_beside_them(text: str, mask
         *("basic QKV_proj_16x128", "Basic TransformerBlock2d"),
     ],
 )
-def test_ordinary_texts_are_kept(text: str) -> None:
+def test_ordinary_texts_are_kept(text):
     assert masking.mask_forms(text) == text
 
 
-def test_the_rules_of_kernel_names_hold_no_secret() -> None:
+def test_the_rules_of_kernel_names_hold_no_secret():
     text = (plugins.builtin_folder("parsers") / "kernel_classes.yaml").read_text(encoding="utf-8")
     assert masking.mask_forms(text) == text
 
@@ -94,11 +93,11 @@ def test_the_rules_of_kernel_names_hold_no_secret() -> None:
         ("EMPTY_TOKEN", "", []),
     ],
 )
-def test_the_value_of_a_variable_is_a_secret_by_name_length_or_form(name: str, value: str, secrets: list[str]) -> None:
+def test_the_value_of_a_variable_is_a_secret_by_name_length_or_form(name, value, secrets):
     assert masking.secrets_in_variable(name, value) == secrets
 
 
-def test_a_path_is_no_secret(tmp_path: Path) -> None:
+def test_a_path_is_no_secret(tmp_path):
     (tmp_path / "a-folder-with-a-long-name").mkdir()
     assert masking.secrets_in_variable("DATA", str(tmp_path / "a-folder-with-a-long-name")) == []
     assert masking.secrets_in_variable("DATA", "/not-a-folder-that-exists/at-all")
@@ -114,9 +113,7 @@ KEY = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
     ("--monkey", KEY, False), ("--host-key", __file__, False), ("--cfg.wandb.key", KEY, True),
     ("--dict-key", "layers.0.weight", False), ("--image_key", "jpg;png", False), ("--name-pat", "h[0-9]+", False),
 ])  # fmt: skip
-def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a_path(
-    option: str, value: str, is_secret: bool
-) -> None:
+def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a_path(option, value, is_secret):
     assert masking.is_secret_option(option, value) is is_secret
     assert masking.is_secret_parameter(option.lstrip("-"), value) is is_secret
     assert bool(masking.assigned_secrets(f"{option}={value}")) is is_secret
@@ -126,13 +123,13 @@ def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a
     ("token", True), ("hub_token", True), ("api-key", True), ("password", True), ("tokenizer", False),
     ("num_tokens", False), ("key", False), ("num_key_value_heads", False), ("tokens", False),
 ])  # fmt: skip
-def test_a_parameter_is_secret_by_the_end_of_its_name(name: str, is_secret: bool) -> None:
+def test_a_parameter_is_secret_by_the_end_of_its_name(name, is_secret):
     assert masking.is_secret_parameter(name, "text") is is_secret
     assert not masking.is_secret_parameter(name, 4096) and not masking.is_secret_parameter(name, "")
 
 
 @pytest.mark.parametrize("word", ["ACGT-", "my-token-"])
-def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> None:
+def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word):
     began = time.process_time()
     assert masking.mask_forms(line := word * 4_000) == line
     assert masking.mask_forms(f"{line}token=Xq7Vw2pLk9Ab") == f"{line}token=***"
@@ -150,7 +147,7 @@ def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word: str) -> 
     ("sh DB_PASSWORD=ab'c d' z", ["ab'c d"]), (r'sh A_TOKEN="a\"b c" z', [r'a\"b c']),
     ("MAX_TOKENS=4096", []), ("key=seqlen", []), ("SORT_KEY=$NAME", []), ("tokenizer=gpt2", []), ("a=1", []),
 ])  # fmt: skip
-def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list[str]) -> None:
+def test_secrets_are_found_in_the_assignments_of_a_word(word, secrets):
     assert list(masking.assigned_secrets(word)) == secrets
     hidden = masking.hide_assigned(word)
     assert (hidden == word) is (not secrets) and not any(f"={secret}" in hidden for secret in secrets)
@@ -161,12 +158,12 @@ def test_secrets_are_found_in_the_assignments_of_a_word(word: str, secrets: list
     ("OPENAI_API_KEY=EMPTY python x.py --mode 7", "OPENAI_API_KEY=*** python x.py --mode 7"),
     (r"A_TOKEN=a\ b B_TOKEN='c d' ./x; C_TOKEN=e;./y", "A_TOKEN=*** B_TOKEN='***' ./x; C_TOKEN=***;./y"),
 ])  # fmt: skip
-def test_a_line_of_a_shell_keeps_what_follows_an_assignment(line: str, public: str) -> None:
+def test_a_line_of_a_shell_keeps_what_follows_an_assignment(line, public):
     assert masking.hide_assigned(line, before="-lc") == public
 
 
 @pytest.mark.parametrize("word", ["TOKEN=", "a-", "a=", "-", "X_KEY=a ", ",A=", "'", "key", "X_KEY='a ", 'KEY="\\" '])
-def test_assignments_of_a_long_word_take_no_quadratic_time(word: str) -> None:
+def test_assignments_of_a_long_word_take_no_quadratic_time(word):
     began = time.process_time()
     masking.hide_assigned(word * 50_000)
     masking.hide_option(word * 50_000)
@@ -179,22 +176,22 @@ SECRET = 'pä"ss\\wörd,mit/Umlaut=%20'
 @pytest.mark.parametrize("written", [
     SECRET, json.dumps(SECRET), json.dumps(SECRET, ensure_ascii=False), repr(SECRET), quote(SECRET), quote(SECRET, "")
 ])  # fmt: skip
-def test_a_known_secret_is_masked_in_every_usual_spelling(written: str) -> None:
+def test_a_known_secret_is_masked_in_every_usual_spelling(written):
     text = masking.Masker({SECRET: "${NAME}"}).mask(f"before {written} after")
     assert "${NAME}" in text and "Umlaut" not in text and text.startswith("before ") and text.endswith(" after")
 
 
-def test_each_line_of_a_long_secret_is_masked() -> None:
+def test_each_line_of_a_long_secret_is_masked():
     masker = masking.Masker({"first line\nsecond line\nx": "${KEY}"})
     assert masker.mask("got: second line") == "got: ${KEY}" and masker.mask("x") == "x"
     assert masker.mask_all({"second line": ["first line", 1, None]}) == {"${KEY}": ["${KEY}", 1, None]}
 
 
-def test_the_longest_of_several_secrets_is_masked_first() -> None:
+def test_the_longest_of_several_secrets_is_masked_first():
     assert masking.Masker({"secret": "A", "secret-more": "B"}).mask("secret-more secret") == "B A"
 
 
-def test_a_digest_is_stable_for_a_salt_and_tells_nothing_without_it() -> None:
+def test_a_digest_is_stable_for_a_salt_and_tells_nothing_without_it():
     assert masking.digest("x", b"salt") == masking.digest("x", b"salt") != masking.digest("x", b"other")
     assert masking.digest("x", b"salt") != masking.digest("y", b"salt")
     assert masking.mask_forms(f"token={masking.digest('x', b'salt')}") == f"token={masking.digest('x', b'salt')}"

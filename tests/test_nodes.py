@@ -9,14 +9,11 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import forked
 import pandas as pd
 import pytest
 from program import ROOT, WITHOUT_TORCH, rows
-from slurm_cluster import Cluster
 
 from profpipe.analysis.cluster import Nodes, differences_of_job
 from profpipe.analysis.findings import CaseResult
@@ -24,7 +21,7 @@ from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.hook.settings import Settings
 from profpipe.ingest import reader
-from profpipe.job import Job, Missing, Tool
+from profpipe.job import Missing, Tool
 from profpipe.measure import node
 from profpipe.profilers import nsys
 from profpipe.results import schema
@@ -32,7 +29,7 @@ from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntr
 from profpipe.results.schema import Tables
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
-from profpipe.runner.slurm import step, submit
+from profpipe.runner.slurm import queue, submit
 
 #: Two ranks train together; the second one is late in each step.
 TRAIN = """
@@ -62,7 +59,7 @@ workloads:
 """
 
 
-def test_a_program_on_two_nodes_is_one_case_with_its_ranks_by_node(tmp_path: Path, slurm: Cluster) -> None:
+def test_a_program_on_two_nodes_is_one_case_with_its_ranks_by_node(tmp_path, slurm):
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     env = {**os.environ, **slurm.environment, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -104,7 +101,7 @@ touch finished
 
 
 @pytest.mark.exhaustive
-def test_what_a_killed_runner_and_a_time_limit_leave_on_the_nodes_is_ended(tmp_path: Path, slurm: Cluster) -> None:
+def test_what_a_killed_runner_and_a_time_limit_leave_on_the_nodes_is_ended(tmp_path, slurm):
     waits = "echo $SLURMD_NODENAME >> started; until [ -e go ]; do sleep 0.1; done; echo $SLURMD_NODENAME >> ended"
     hangs = "trap '' INT TERM; echo $SLURMD_NODENAME >> hung; sleep 600 & wait; sleep 600"
     (tmp_path / "pipeline.yaml").write_text(
@@ -133,18 +130,18 @@ def test_what_a_killed_runner_and_a_time_limit_leave_on_the_nodes_is_ended(tmp_p
 # --- without a cluster -----------------------------------------------------------------------------------------------
 
 
-def planned(folder: Path, text: str, **options: Any) -> list[Job]:
+def planned(folder, text, **options):
     (folder / "p.yaml").write_text(text)
     tools = {name: Tool(name, "1", f"/bin/{name}") for name in ("plain", "torch", "nsys", "ncu")}
     pipeline = load_pipeline(folder / "p.yaml")
     return plan.plan(pipeline, tools, scripts={}, cwd=folder, out=folder, python="python", **options)
 
 
-def workload(settings: str) -> str:
+def workload(settings):
     return f"version: 1\nworkloads: {{w: {{command: [./a.out], profilers: [plain, nsys, ncu], {settings}}}}}\n"
 
 
-def test_outside_of_an_allocation_and_in_a_small_one_the_workload_is_skipped_with_the_remedy(tmp_path: Path) -> None:
+def test_outside_of_an_allocation_and_in_a_small_one_the_workload_is_skipped_with_the_remedy(tmp_path):
     for allocated, has in ((None, "profpipe runs in no allocation of Slurm"), (1, "the allocation has 1")):
         for job in planned(tmp_path, workload("nodes: 2"), allocated=allocated):
             assert isinstance(job.tool, Missing)
@@ -156,7 +153,7 @@ def test_outside_of_an_allocation_and_in_a_small_one_the_workload_is_skipped_wit
     assert isinstance(replayed.tool, Missing) and "a kernel that waits" in replayed.tool.reason
 
 
-def test_nsys_records_and_exports_each_task_on_its_node(tmp_path: Path) -> None:
+def test_nsys_records_and_exports_each_task_on_its_node(tmp_path):
     settings = "nodes: 2, tasks_per_node: 4, srun: [--cpus-per-task=8]"
     job = replace(planned(tmp_path, workload(settings), allocated=2)[1], on_gpu=True)
     (command,) = nsys.commands(job)
@@ -171,8 +168,8 @@ def test_nsys_records_and_exports_each_task_on_its_node(tmp_path: Path) -> None:
     assert [path.name for path in nsys.artifacts(job)] == ["capture.node1.task0.sqlite", "capture.node2.task1.sqlite"]
 
 
-def test_ranks_that_files_do_not_state_follow_the_tasks_and_not_the_process_ids(tmp_path: Path) -> None:
-    def steps_of(task: int, device: int, process: int) -> Tables:
+def test_ranks_that_files_do_not_state_follow_the_tasks_and_not_the_process_ids(tmp_path):
+    def steps_of(task, device, process):
         place = {"source": f"raw/w/nsys/capture.node{task}.task{task}.sqlite", "process": process, "device": device}
         case = {"workload": "w", "case": "default", "profiler": "nsys", "state": "steady", "rule": "pattern"}
         made = [{**place, **case, "step": step, "start_ns": 0.0, "wall_ns": 1.0 + task} for step in range(3)]
@@ -186,7 +183,7 @@ def test_ranks_that_files_do_not_state_follow_the_tasks_and_not_the_process_ids(
     assert ranks == {(task, device): 2 * task + device for task in range(12) for device in range(2)}
 
 
-def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_are_named() -> None:
+def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_are_named():
     gpus = {"node1": "H100", "node2": "H100", "node3": "A100"}
     known = {name: NodeEntry(Machine(gpus=(Gpu(name=gpu),)), {"torch": "2.9"}) for name, gpu in gpus.items()}
     pairs = {"a": ("node1", "node2"), "b": ("node2", "node1"), "c": ("node1", "node3")}
@@ -211,9 +208,7 @@ def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_ar
         ("", "10.0.0.1", "10.0.0.1", "10-0-0-1."),
     ],
 )
-def test_a_rank_has_the_node_name_that_its_facts_have(
-    monkeypatch: pytest.MonkeyPatch, slurm_name: str, host: str, name: str, place: str
-) -> None:
+def test_a_rank_has_the_node_name_that_its_facts_have(monkeypatch, slurm_name, host, name, place):
     monkeypatch.setenv("SLURMD_NODENAME", slurm_name)
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     given = {"folder": "f", "stem": "capture", "profiler": "plain", "nodes": 2}
@@ -222,7 +217,7 @@ def test_a_rank_has_the_node_name_that_its_facts_have(
     assert (rank.node, rank.place) == (node.describe()["node"], place) == (name, place)
 
 
-def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns() -> None:
+def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns():
     gpu = {"name": "NVIDIA H200", "uuid": "GPU-0123", "driver": "575.57.08", "sm_count": 132, "power_limit_w": 700.0}
     lines = [
         list(node.as_lines({"node": name, "machine": {"gpus": [gpu] * 8}, "packages": {"torch": "2.9"}}))
@@ -230,12 +225,12 @@ def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns() -> None:
     ]
     assert len(lines[0]) > 1 and max(map(len, lines[0])) < 1024  # bytes that srun passes on at a time
     mixed = ["srun: lines of srun", *itertools.chain.from_iterable(zip(*lines, strict=True))]
-    found = step.describe_nodes(2, lambda argv, env: "\n".join(mixed))
+    found = queue.describe_nodes(2, lambda argv, env: "\n".join(mixed))
     assert {name: len(entry.machine.gpus or ()) for name, entry in found.items()} == {"node1": 8, "node2": 8}
     # Descriptions that profpipe did not write, and one that lacks a part, are left out.
     wrong = ('{"node":"n1"}', "5", '{"gpus":5}', '{"node":"n4","machine":{"gpus":5},"packages":{}}')
     mixed[-1:] = [f"profpipe-node n{number} {text}" for number, text in enumerate(wrong, 1)]
-    assert list(step.describe_nodes(2, lambda argv, env: "\n".join(mixed))) == ["node1"]
+    assert list(queue.describe_nodes(2, lambda argv, env: "\n".join(mixed))) == ["node1"]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +241,13 @@ def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns() -> None:
         ("{command: [a], nodes: 2, capture: {after_s: 1, for_s: 1}}", "'capture' is for a command on one node"),
     ],
 )
-def test_nodes_are_for_commands(tmp_path: Path, settings: str, message: str) -> None:
+def test_nodes_are_for_commands(tmp_path, settings, message):
     (tmp_path / "w.py").write_text("def build(params): ...\n")
     with pytest.raises(ConfigError, match=message):
         planned(tmp_path, f"version: 1\nworkloads: {{w: {settings}}}\n")
 
 
-def test_workloads_with_different_nodes_are_no_array(tmp_path: Path) -> None:
+def test_workloads_with_different_nodes_are_no_array(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\nworkloads: {a: {command: [x], nodes: 2}, b: {command: [x]}}\n")
     request = RunRequest.create(load_pipeline(path), path, tmp_path)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import forked
-import pandas as pd
 from nsys_exports import Export
 
 from profpipe import plugins
@@ -17,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 
 
-def parsed(parser: str, path: Path) -> Any:
+def parsed(parser, path):
     return plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path)
 
 
-def by_kernel(metrics: pd.DataFrame) -> dict[tuple[str, str], dict[str, float]]:
+def by_kernel(metrics):
     """By case and subject: metric -> value."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in metrics.itertuples():
@@ -29,7 +28,7 @@ def by_kernel(metrics: pd.DataFrame) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-def two_ranks(folder: Path) -> Path:
+def two_ranks(folder):
     """Two processes, each with its GPU and two iterations of a case; ids of calls are the same in both.
 
     An iteration of the first: 100 ns of communication, 40 of them beside 70 ns of attention. Of the second: 100 ns

@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ print(json.dumps({{kind: sorted(map(str, plugins.builtin_folder(kind).iterdir())
 """
 
 
-def call(argv: Sequence[str | Path], cwd: Path, **env: str) -> str:
+def call(argv, cwd, **env):
     """What ``argv`` prints, run far from the checkout and without the PYTHONPATH of the tests."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
     done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300)
@@ -36,13 +35,13 @@ def call(argv: Sequence[str | Path], cwd: Path, **env: str) -> str:
     return done.stdout
 
 
-def pip(python: Path | str, command: str, *arguments: Path | str, cwd: Path) -> None:
+def pip(python, command, *arguments, cwd):
     alone = ("--no-deps", "--no-build-isolation", "--quiet", "--disable-pip-version-check")
     call([python, "-m", "pip", command, *alone, *arguments], cwd)
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A copy of the files that the project ships, so that building changes nothing in the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for folder in ("profpipe", *KINDS):
@@ -53,14 +52,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(checkout, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     pip(sys.executable, "wheel", "--wheel-dir", folder, checkout, cwd=folder)
     return next(folder.glob("*.whl"))
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
+def python(tmp_path):
     """The interpreter of a new environment with the packages of this one in reach, pip included, and no profpipe."""
     home = tmp_path / "venv"
     venv.create(home, system_site_packages=True)
@@ -70,40 +69,40 @@ def python(tmp_path: Path) -> Path:
     return home / "bin" / "python"
 
 
-def found(python: Path | str, cwd: Path, **env: str) -> dict[str, list[Path]]:
+def found(python, cwd, **env):
     return {
         kind: [Path(path) for path in paths]
         for kind, paths in json.loads(call([python, "-c", FOLDERS], cwd, **env)).items()
     }
 
 
-def shipped(folder: Path) -> Iterator[str]:
+def shipped(folder):
     return (path.name for pattern in SHIPPED for path in folder.glob(pattern))
 
 
-def assert_all_there(folders: dict[str, list[Path]], inside: Path) -> None:
+def assert_all_there(folders, inside):
     for kind in KINDS:
         assert all(path.is_relative_to(inside) for path in folders[kind])
         assert {path.name for path in folders[kind]} >= set(shipped(ROOT / kind))
 
 
-def test_an_installed_wheel_finds_its_own_folders(wheel: Path, python: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_finds_its_own_folders(wheel, python, tmp_path):
     pip(python, "install", wheel, cwd=tmp_path)
     assert_all_there(found(python, tmp_path), inside=tmp_path / "venv")
 
 
 @pytest.mark.slow
-def test_an_editable_install_finds_the_folders_of_the_checkout(checkout: Path, python: Path, tmp_path: Path) -> None:
+def test_an_editable_install_finds_the_folders_of_the_checkout(checkout, python, tmp_path):
     pip(python, "install", "--editable", checkout, cwd=tmp_path)
     assert_all_there(found(python, tmp_path), inside=checkout)
 
 
-def test_a_bare_checkout_finds_its_folders(checkout: Path, tmp_path: Path) -> None:
+def test_a_bare_checkout_finds_its_folders(checkout, tmp_path):
     assert_all_there(found(sys.executable, tmp_path, PYTHONPATH=str(checkout)), inside=checkout)
 
 
 @pytest.mark.slow
-def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout: Path, tmp_path: Path) -> None:
+def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout, tmp_path):
     copy = shutil.copytree(checkout, tmp_path / "copy")
     for name in ("parsers/mine.py", "parsers/mine.yaml", "workloads/mine.py", "templates/mine.j2"):
         (copy / name).write_text("")
@@ -113,14 +112,14 @@ def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout: Path, tmp
     assert "profpipe/parsers/mine.yaml" in names
 
 
-def test_the_wheel_holds_every_module_of_the_engine_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_of_the_engine_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "profpipe").rglob("*.py")} <= names
     assert "profpipe/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "parsers/"))]
 
 
-def test_the_installed_program_says_its_version_and_lists_workloads(wheel: Path, python: Path, tmp_path: Path) -> None:
+def test_the_installed_program_says_its_version_and_lists_workloads(wheel, python, tmp_path):
     pip(python, "install", wheel, cwd=tmp_path)
     program = python.with_name("profpipe")
     assert profpipe.__version__ in call([program, "--version"], tmp_path)

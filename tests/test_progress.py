@@ -18,7 +18,7 @@ from profpipe.runner.progress import Display, duration, time_left
 ROOT = Path(__file__).parents[1]
 
 
-def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None:
+def test_without_a_terminal_each_event_is_one_plain_line(tmp_path):
     stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     with Display(stream) as display:
         display.job_started(job, 1, 3)
@@ -34,7 +34,7 @@ def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None
     ]
 
 
-def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path: Path) -> None:
+def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path):
     stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     with Display(stream) as display:
         display.job_started(job, 1, 1)
@@ -48,7 +48,7 @@ def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path: Path
     ]
 
 
-def test_the_live_line_says_job_case_and_time(tmp_path: Path) -> None:
+def test_the_live_line_says_job_case_and_time(tmp_path):
     display = Display(io.StringIO())
     assert display.line() == "starting"
     display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6)
@@ -59,14 +59,14 @@ def test_the_live_line_says_job_case_and_time(tmp_path: Path) -> None:
     assert display.line() == "[2/6] attention under fake | 0 s so far | about 0 s left | case 2 of 2: case=2"
 
 
-def test_the_live_line_says_which_round_it_is(tmp_path: Path) -> None:
+def test_the_live_line_says_which_round_it_is(tmp_path):
     display = Display(io.StringIO())
     display.job_started(job_of(tmp_path, "pass", "pass", "pass"), 1, 1)
     display.case_started("case=3", Visit(1, 2, 4))
     assert display.line().endswith("| case 1 of 3, round 2 of 4: case=3")
 
 
-def test_a_command_is_shown_with_the_case_that_runs(tmp_path: Path) -> None:
+def test_a_command_is_shown_with_the_case_that_runs(tmp_path):
     stream, job = io.StringIO(), job_of(tmp_path, "pass", script=None, command=("true",))
     display = Display(stream)
     display.job_started(job, 1, 1)
@@ -74,7 +74,7 @@ def test_a_command_is_shown_with_the_case_that_runs(tmp_path: Path) -> None:
     assert display.line().endswith(" | case=1")
 
 
-def test_on_a_terminal_the_line_is_live_and_the_results_stay() -> None:
+def test_on_a_terminal_the_line_is_live_and_the_results_stay():
     program = """
 from pathlib import Path
 from fake_profiler import job_of
@@ -97,25 +97,25 @@ with Display() as display:
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "and is there again afterwards"
 
 
-def test_rich_is_not_loaded_where_nothing_is_drawn() -> None:
+def test_rich_is_not_loaded_where_nothing_is_drawn():
     program = "import sys, profpipe.runner.progress as p\nwith p.Display(): pass\nprint('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_time_left_is_unknown_until_something_has_ended() -> None:
+def test_time_left_is_unknown_until_something_has_ended():
     assert time_left([], jobs_left=3, job_s=5.0, job_done=0.0) is None
 
 
-def test_time_left_goes_by_the_cases_of_the_current_job_and_the_mean_of_all() -> None:
+def test_time_left_goes_by_the_cases_of_the_current_job_and_the_mean_of_all():
     # A quarter of this job took 5 s: 15 s remain of it, and two more jobs like it and the 40 s one take 30 s each.
     assert time_left([40.0], jobs_left=2, job_s=5.0, job_done=0.25) == 15.0 + 2 * 30.0
 
 
-def test_a_job_that_takes_longer_than_the_mean_has_no_negative_time_left() -> None:
+def test_a_job_that_takes_longer_than_the_mean_has_no_negative_time_left():
     assert time_left([10.0], jobs_left=0, job_s=25.0, job_done=0.0) == 0.0
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.6, "8 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")])
-def test_durations_are_short(seconds: float, text: str) -> None:
+def test_durations_are_short(seconds, text):
     assert duration(seconds) == text

@@ -10,15 +10,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from profpipe import profilers
 from profpipe.config.models import Pipeline
-from profpipe.job import Job, Missing, Tool, log_name, workload_argv
+from profpipe.job import Missing, Tool, log_name, workload_argv
 from profpipe.measure import distributed, rounds
-from profpipe.measure.distributed import EndedByPeer, Ranks
+from profpipe.measure.distributed import CaseEnd, EndedByPeer, Ranks
 from profpipe.results import schema, store
 from profpipe.runner import plan
 
@@ -29,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- meetings, of threads that share a store -------------------------------------------------------------------------
 
 
-def together(*does: Any) -> list[Any]:
+def together(*does):
     """What each of the processes, here threads, returned or raised."""
     shared, found = torch.distributed.HashStore(), [None] * len(does)
 
-    def one(rank: int) -> None:
+    def one(rank):
         try:
             found[rank] = does[rank](Ranks(rank, len(does), store=shared))
         except (Exception, SystemExit) as error:
@@ -50,9 +49,9 @@ def together(*does: Any) -> list[Any]:
 def test_a_single_process_exchanges_nothing():
     alone = distributed.join(1)
     alone.barrier("built")
-    assert (alone.all_max(3.5), alone.agree_on_end("ok", "", ["noisy"]), alone.file_name("x")) == (
+    assert (alone.all_max(3.5), alone.agree_on_end(CaseEnd("ok", "", ["noisy"])), alone.file_name("x")) == (
         3.5,
-        ("ok", "", ("noisy",)),
+        CaseEnd("ok", "", ("noisy",)),
         "x",
     )
     alone.shutdown()
@@ -63,10 +62,9 @@ def test_the_largest_value_is_everybodys():
 
 
 def test_the_most_severe_end_counts_for_all_processes_and_names_the_rank():
-    found = together(
-        lambda r: r.agree_on_end("failed", "lost the others"), lambda r: r.agree_on_end("oom", "no more memory")
-    )
-    assert found == [("oom", "rank 1: no more memory", ())] * 2
+    ends = CaseEnd("failed", "lost the others"), CaseEnd("oom", "no more memory")
+    found = together(lambda r: r.agree_on_end(ends[0]), lambda r: r.agree_on_end(ends[1]))
+    assert found == [CaseEnd("oom", "rank 1: no more memory", ())] * 2
 
 
 def test_the_largest_of_all_processes_is_found_place_by_place():
@@ -76,44 +74,44 @@ def test_the_largest_of_all_processes_is_found_place_by_place():
 
 
 def test_an_end_that_all_processes_share_names_no_rank():
-    assert (
-        together(*[lambda r: r.agree_on_end("skipped", "no flash here")] * 2) == [("skipped", "no flash here", ())] * 2
-    )
+    end = CaseEnd("skipped", "no flash here", ())
+    assert together(*[lambda r: r.agree_on_end(end)] * 2) == [end] * 2
 
 
 def test_the_case_has_the_flags_of_all_processes():
-    found = together(lambda r: r.agree_on_end("ok", ""), lambda r: r.agree_on_end("ok", "", ["noisy"]))
-    assert [flags for _, _, flags in found] == [("noisy",)] * 2
+    ends = CaseEnd("ok"), CaseEnd("ok", "", ["noisy"])
+    found = together(lambda r: r.agree_on_end(ends[0]), lambda r: r.agree_on_end(ends[1]))
+    assert [end.flags for end in found] == [("noisy",)] * 2
 
 
 def test_who_comes_to_a_step_leaves_the_case_that_another_has_ended():
-    def failing(own: Ranks) -> Any:
-        return own.agree_on_end("oom", "no more memory")
+    def failing(own):
+        return own.agree_on_end(CaseEnd("oom", "no more memory"))
 
     waiting, ended = together(lambda r: r.barrier("built"), failing)
     assert isinstance(waiting, EndedByPeer)
-    assert (waiting.status, waiting.reason) == ended[:2] == ("oom", "rank 1: no more memory")
+    assert waiting.end == ended == CaseEnd("oom", "rank 1: no more memory", ())
 
 
 def test_processes_that_are_not_at_the_same_point_fail_the_case_and_say_where_they_are():
-    one, other = together(lambda r: r.barrier("batch"), lambda r: r.agree_on_end("ok", ""))
-    assert other[:2] == ("failed", "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'")
-    assert one.reason == other[1]
+    one, other = together(lambda r: r.barrier("batch"), lambda r: r.agree_on_end(CaseEnd("ok", "")))
+    where = "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'"
+    assert (other.status, other.reason) == ("failed", where) and one.end.reason == where
 
 
 def test_a_rank_that_waits_too_long_gets_an_error_and_a_late_rank_ends(monkeypatch):
     monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     left = threading.Event()
 
-    def early(own: Ranks) -> Any:
+    def early(own):
         try:
-            return own.agree_on_end("oom", "no more memory")
+            return own.agree_on_end(CaseEnd("oom", "no more memory"))
         finally:
             left.set()
 
-    def late(own: Ranks) -> Any:
+    def late(own):
         left.wait(20)
-        return own.agree_on_end("failed", "connection lost")
+        return own.agree_on_end(CaseEnd("failed", "connection lost"))
 
     found = together(early, late)
     assert [type(each) for each in found] == [distributed.PeerTimeout, SystemExit]
@@ -130,11 +128,11 @@ def test_fewer_gpus_than_processes_skip_the_case_and_a_machine_without_gpus_does
 # --- planned jobs ----------------------------------------------------------------------------------------------------
 
 
-def pipeline(**workload: Any) -> Pipeline:
+def pipeline(**workload):
     return Pipeline.model_validate({"version": 1, "workloads": {"w": {"script": "w", **workload}}})
 
 
-def planned(**workload: Any) -> dict[str, Job]:
+def planned(**workload):
     names = ("plain", "torch", "nsys", "ncu", "rocprof")
     jobs = plan.plan(
         pipeline(processes=2, profilers=list(names), **workload),
@@ -295,7 +293,7 @@ workloads:
 
 
 @pytest.fixture(scope="module")
-def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def run_of_two(tmp_path_factory):
     """A run whose cases end in every way that one of two processes can end them: (its folder, what was printed)."""
     home = tmp_path_factory.mktemp("two")
     (home / "workloads").mkdir()
@@ -314,7 +312,7 @@ def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def ends(run_of_two: tuple[Path, str]) -> dict[str, tuple[str, str]]:
+def ends(run_of_two):
     data, _ = store.load(run_of_two[0])
     rows = zip(data.cases["params"], data.cases["status"], data.cases["reason"], strict=True)
     return {json.loads(params)["what"]: (status, reason) for params, status, reason in rows}

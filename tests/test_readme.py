@@ -7,13 +7,11 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from test_imports import EVERYBODY, MAY_IMPORT
 
 from profpipe.config.models import Pipeline
@@ -26,14 +24,14 @@ _SEVERAL = {"workloads": ".NAME", "kernel_classes": "[]", "tables": "[]", "plots
 EXAMPLES = ROOT / "examples"
 
 
-def first_screen() -> str:
+def first_screen():
     """Return twelve lines of the report of a training loop: its answer, and where a step goes."""
     text = (EXAMPLES / "own_program" / "SUMMARY.md").read_text(encoding="utf-8")
     parts = _table(text, "## Where a step goes: gpt").splitlines()
     return "\n".join([_answer(text), "", *parts[:10]])
 
 
-def example_results() -> str:
+def example_results():
     """Return a table of the examples: what ran, and the answer that SUMMARY.md gives."""
     rows = ["| example | run | answer |", "| --- | --- | --- |"]
     for summary in sorted(EXAMPLES.glob("*/SUMMARY.md")):
@@ -44,19 +42,19 @@ def example_results() -> str:
     return "\n".join(rows)
 
 
-def _answer(text: str) -> str:
+def _answer(text):
     """Return the first paragraph in bold type, which is the answer to the question of the run."""
     return next(line for line in text.splitlines() if re.match(r"\*\*.*\.\*\*$", line))
 
 
-def _table(text: str, heading: str) -> str:
+def _table(text, heading):
     """Return the first table below ``heading``."""
     lines = text[text.index(f"\n{heading}\n") :].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|"))
     return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
 
 
-def _overview(text: str) -> Iterator[str]:
+def _overview(text):
     """Yield the answer for each workload of a run that has several."""
     head, _, *rows = _table(text, "## Overview").split("\n")
     for line in rows:
@@ -67,16 +65,16 @@ def _overview(text: str) -> Iterator[str]:
         yield f"{row['workload']}: " + " · ".join(filter(None, [row["fastest"], place + time]))
 
 
-def _cells(line: str) -> list[str]:
+def _cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def pipeline_keys() -> str:
+def pipeline_keys():
     """Return a table of the keys of a pipeline file. The keys of a mapping follow the key that holds it."""
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *_keys("", Pipeline, set())])
 
 
-def _keys(path: str, model: type[BaseModel], shown: set[tuple[type, str]]) -> Iterator[str]:
+def _keys(path, model, shown):
     """Yield a row for each key whose declaration is not among ``shown``."""
     for name, field in model.model_fields.items():
         declared = next(base for base in reversed(model.__mro__) if name in getattr(base, "model_fields", ()))
@@ -90,20 +88,20 @@ def _keys(path: str, model: type[BaseModel], shown: set[tuple[type, str]]) -> It
             yield from _keys(place, inner, shown)
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models(annotation):
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
         yield from _models(inner)
 
 
-def _first_line(field: FieldInfo) -> str:
+def _first_line(field):
     """Return the first line that documents the mapping behind a key."""
     inner = next(_models(field.annotation), None)
     return (inner.__doc__ or "").splitlines()[0].rstrip(".") if inner else ""
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field):
     if field.is_required():
         return "required"
     value = field.default
@@ -112,7 +110,7 @@ def _default(field: FieldInfo) -> str:
     return f"`{json.dumps(value)}`".replace('"', "")
 
 
-def packages() -> str:
+def packages():
     """Return a table of the packages: their purpose, from their docstrings, and what else they may import."""
     rows = ["| package | content | may also import |", "| --- | --- | --- |"]
     for name, others in MAY_IMPORT.items():
@@ -125,7 +123,7 @@ def packages() -> str:
     return "\n".join([*rows, "", f"Every module may import {everybody} and other modules of the same package."])
 
 
-def documentation() -> str:
+def documentation():
     """Return the tables of the schema as Markdown: first the columns that several tables have."""
     tables = Counter((column.name, column.meaning) for table in schema.ALL for column in table.columns)
     rows = {
@@ -142,7 +140,7 @@ def documentation() -> str:
     return "\n\n".join(blocks)
 
 
-def _holders(column: schema.Column) -> str:
+def _holders(column):
     names = [table.name for table in schema.ALL if column in table.columns]
     return "all" if len(names) == len(schema.ALL) else ", ".join(names)
 
@@ -157,7 +155,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_part_of_the_page_equals_its_source(name: str, regenerate: bool) -> None:
+def test_the_part_of_the_page_equals_its_source(name, regenerate):
     page, make = PARTS[name]
     text = (ROOT / page).read_text(encoding="utf-8")
     before, rest = text.split(f"<!-- {name} -->\n")

@@ -10,20 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import forked
-import pandas as pd
 import pytest
 from program import ROOT, profpipe, rows
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_index import Basis, CaseIndex
-from profpipe.analysis.findings import Doubt, DoubtCause, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import Doubt, DoubtCause, WinVerdict
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import job_tables
-from profpipe.job import Job, Tool
+from profpipe.job import Tool
 from profpipe.measure.statistics import interval_of_processes, median_interval
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import agreement, headline
@@ -46,13 +44,13 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""
 SLEEPS = "test {kind} = quick || sleep 0.4"
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder, text):
     path = folder / "pipeline.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def planned(tmp_path: Path, text: str, **narrowed: Any) -> list[Job]:
+def planned(tmp_path, text, **narrowed):
     pipeline = load_pipeline(write(tmp_path, text))
     tools = {name: Tool(name, "1", f"/bin/{name}") for name in ("plain", "nsys")}
     return plan.plan(pipeline, tools, scripts={}, cwd=tmp_path, out=tmp_path / "o", python="python", **narrowed)
@@ -61,7 +59,7 @@ def planned(tmp_path: Path, text: str, **narrowed: Any) -> list[Job]:
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
-def test_processes_are_interleaved_in_rounds_and_each_round_has_an_order_drawn_with_the_seed(tmp_path: Path) -> None:
+def test_processes_are_interleaved_in_rounds_and_each_round_has_an_order_drawn_with_the_seed(tmp_path):
     text = PIPELINE % ":"
     jobs = planned(tmp_path, text)
     assert [job.repeat for job in jobs] == [1, 1, 2, 2, 3, 3, 4, 4]
@@ -72,14 +70,14 @@ def test_processes_are_interleaved_in_rounds_and_each_round_has_an_order_drawn_w
     assert any([job.cases for job in other] != [job.cases for job in jobs] for other in others)
 
 
-def test_each_process_has_its_folder_and_a_profiler_records_one_process(tmp_path: Path) -> None:
+def test_each_process_has_its_folder_and_a_profiler_records_one_process(tmp_path):
     jobs = planned(tmp_path, PIPELINE % ":", profilers=["plain", "nsys"])
     folders = [job.folder.relative_to(tmp_path / "o/raw/w") for job in jobs]
     assert len(set(folders)) == len(folders) == 4 * 2 + 2
     assert Path("plain/1/process-4") in folders and folders[-2:] == [Path("nsys/1"), Path("nsys/2")]
 
 
-def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path: Path) -> None:
+def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path):
     jobs = planned(tmp_path, (PIPELINE % ":").replace("    repeats: 4\n", ""))
     assert [job.repeats for job in jobs] == [1, 1] and not any(job.is_repeated for job in jobs)
     pipeline = load_pipeline(tmp_path / "pipeline.yaml", ["repeats=2", "workloads.w.repeats=6"])
@@ -95,16 +93,14 @@ def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path
         ("repeats: 4", ["workloads.w.timing.seed=1"], "workloads.w.timing: has no effect on a command"),
     ],
 )
-def test_settings_of_the_harness_are_refused_for_a_command(
-    tmp_path: Path, line: str, overrides: list[str], message: str
-) -> None:
+def test_settings_of_the_harness_are_refused_for_a_command(tmp_path, line, overrides, message):
     path = write(tmp_path, (PIPELINE % ":").replace("    repeats: 4", f"    {line}"))
     with pytest.raises(ConfigError) as caught:
         load_pipeline(path, overrides)
     assert message in str(caught.value)
 
 
-def test_set_reaches_the_scripts_and_leaves_the_commands_beside_them(tmp_path: Path) -> None:
+def test_set_reaches_the_scripts_and_leaves_the_commands_beside_them(tmp_path):
     (tmp_path / "mine.py").write_text("def build(params):\n    return lambda: None\n", encoding="utf-8")
     path = write(tmp_path, (PIPELINE % ":") + "  s: {script: mine.py}\n")
     pipeline = load_pipeline(path, ["warmup=1"])
@@ -115,7 +111,7 @@ def test_set_reaches_the_scripts_and_leaves_the_commands_beside_them(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tmp_path: Path) -> None:
+def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tmp_path):
     write(tmp_path, PIPELINE % SLEEPS)
     profpipe(tmp_path, "run", "--out", "o")
     assert sorted((tmp_path / "order.txt").read_text().split()) == ["quick"] * 4 + ["slow"] * 4
@@ -133,7 +129,7 @@ def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tm
     assert details.count("w under plain, 4 processes") == 2
 
 
-def test_a_case_that_fails_in_one_process_has_failed_and_starts_no_other(tmp_path: Path) -> None:
+def test_a_case_that_fails_in_one_process_has_failed_and_starts_no_other(tmp_path):
     second = "test {kind} = quick || test $(grep -c slow order.txt) -lt 2"
     write(tmp_path, PIPELINE % second)
     done = forked.run(tmp_path, "run", "--out", "o", env=ENVIRONMENT)
@@ -147,7 +143,7 @@ def test_a_case_that_fails_in_one_process_has_failed_and_starts_no_other(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path: Path) -> None:
+def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path):
     write(tmp_path, PIPELINE % "sleep 0.2")
     argv = [sys.executable, "-m", "profpipe", "run", "--out", "o"]
     child = subprocess.Popen(argv, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -169,7 +165,7 @@ def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(tmp_path: Path) -> None:
+def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(tmp_path):
     path = write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")
     profpipe(tmp_path, "run", "--out", "o", "--reuse")
@@ -182,7 +178,7 @@ def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(t
 
 
 @pytest.mark.slow
-def test_history_and_compare_have_the_wall_times_of_commands(tmp_path: Path) -> None:
+def test_history_and_compare_have_the_wall_times_of_commands(tmp_path):
     write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")
     result = json.loads(profpipe(tmp_path, "run", "--out", "o", "--json"))
@@ -204,7 +200,7 @@ for _ in range(12):
 
 
 @pytest.mark.slow
-def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(tmp_path: Path) -> None:
+def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     settings = ["--set", "repeats=2", "--set", "items_per_step=100", "--warmup-steps", "3"]
     profpipe(tmp_path, "run", "-p", "plain", *settings, "--", sys.executable, "train.py")
@@ -223,7 +219,7 @@ def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
-def test_three_to_five_processes_have_students_interval_and_more_that_of_order_statistics() -> None:
+def test_three_to_five_processes_have_students_interval_and_more_that_of_order_statistics():
     assert interval_of_processes([1.0, 2.0]) is None
     low, high = interval_of_processes([1.0, 2.0, 4.0]) or (0.0, 0.0)
     mean, spread = 7 / 3, statistics.stdev([1.0, 2.0, 4.0])
@@ -233,12 +229,12 @@ def test_three_to_five_processes_have_students_interval_and_more_that_of_order_s
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0, 100.0], [1.0, 50.0, 50.0, 50.0], [0.0, 0.0, 0.0, 7.0, 9.0]])
-def test_the_interval_of_few_processes_holds_their_median(values: list[float]) -> None:
+def test_the_interval_of_few_processes_holds_their_median(values):
     low, high = interval_of_processes(values) or (0.0, 0.0)
     assert low <= statistics.median(values) <= high
 
 
-def of_process(number: int, time: float, **more: Any) -> schema.Tables:
+def of_process(number, time, **more):
     """The tables of one process with steps: a step time with its interval, and an outlier of that process."""
     key = {"run": "r", "workload": "w", "case": "c", "profiler": "plain"}
     metrics = [
@@ -250,14 +246,14 @@ def of_process(number: int, time: float, **more: Any) -> schema.Tables:
     return schema.Tables(cases=schema.frame(schema.CASES, cases), metrics=schema.frame(schema.METRICS, metrics))
 
 
-def merged(times: list[float]) -> pd.DataFrame:
+def merged(times):
     stored = schema.Tables()
     for number, value in enumerate(times, start=1):
         stored = job_tables.merge_processes(stored, of_process(number, value), number, len(times))
     return stored.metrics.set_index(["metric", "subject"])
 
 
-def test_steps_of_several_processes_have_the_interval_between_processes_not_within_one() -> None:
+def test_steps_of_several_processes_have_the_interval_between_processes_not_within_one():
     metrics = merged([100.0, 110.0, 120.0])
     case = metrics.loc["time", ""]
     assert (case["value"], case["n"]) == (110.0, 60)
@@ -267,17 +263,17 @@ def test_steps_of_several_processes_have_the_interval_between_processes_not_with
     assert metrics.loc["time", "process 3 rank 1"]["value"] == 125.0
 
 
-def test_two_processes_have_the_interval_that_holds_both_of_theirs() -> None:
+def test_two_processes_have_the_interval_that_holds_both_of_theirs():
     case = merged([100.0, 110.0]).loc["time", ""]
     assert (case["ci_low"], case["ci_high"]) == (99.0, 111.0)
 
 
-def test_outliers_stay_those_of_their_process() -> None:
+def test_outliers_stay_those_of_their_process():
     subjects = merged([100.0, 110.0]).loc["step_outlier_copies"].index
     assert set(subjects) == {"process 1 rank 0 step 7", "process 2 rank 0 step 7"}
 
 
-def test_a_process_that_runs_again_replaces_its_first_numbers() -> None:
+def test_a_process_that_runs_again_replaces_its_first_numbers():
     stored = job_tables.merge_processes(schema.Tables(), of_process(1, 100.0), 1, 12)
     stored = job_tables.merge_processes(stored, of_process(12, 300.0), 12, 12)
     stored = job_tables.merge_processes(stored, of_process(1, 200.0), 1, 12)
@@ -285,7 +281,7 @@ def test_a_process_that_runs_again_replaces_its_first_numbers() -> None:
     assert metrics.loc["time", ""]["value"] == 250.0 and metrics.loc["time", "process 1"]["value"] == 200.0
 
 
-def test_numbers_of_single_processes_are_no_kernels_or_phases_of_the_case() -> None:
+def test_numbers_of_single_processes_are_no_kernels_or_phases_of_the_case():
     index = CaseIndex.of(job_tables.merge_processes(schema.Tables(), of_process(1, 100.0), 1, 2))
     assert {subject for _, _, subject in index.numbers} == {""} and index.numbers["c", "plain", ""]["time"].value == 100
 
@@ -293,24 +289,22 @@ def test_numbers_of_single_processes_are_no_kernels_or_phases_of_the_case() -> N
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def wall(case: str, value: float, n: int = 1, **more: Any) -> dict[str, Any]:
+def wall(case, value, n=1, **more):
     return metric_row(case, "process_wall", value, n=n, **more)
 
 
-def workload(
-    metrics: list[dict[str, Any]], kernels: list[dict[str, Any]] | None = None, **own: Any
-) -> WorkloadFindings:
+def workload(metrics, kernels=None, **own):
     declared = {"command": ["python", "t.py", "{k}"], "matrix": {"k": [1, 2]}, "baseline": {"k": 1}, **own}
     data = tables([case_row("k=1"), case_row("k=2")], kernels or [], metrics=metrics)
     (found,) = analyze(data, {"pipeline": {"workloads": {"w": declared}}}).workloads
     return found
 
 
-def answer(found: WorkloadFindings) -> str:
+def answer(found):
     return Markdown().text(headline.answer(found))
 
 
-def test_one_process_of_each_case_shows_the_wall_time_and_no_winner() -> None:
+def test_one_process_of_each_case_shows_the_wall_time_and_no_winner():
     found = workload([wall("k=1", 3e9), wall("k=2", 1e9)], repeats=1)
     assert found.basis == Basis("plain", "wall")
     (shape,) = found.shapes
@@ -321,27 +315,27 @@ def test_one_process_of_each_case_shows_the_wall_time_and_no_winner() -> None:
     assert "process wall time" in text and "names no winner" in text and "fastest" not in text
 
 
-def test_a_single_sample_of_the_second_case_is_enough_for_a_doubt() -> None:
+def test_a_single_sample_of_the_second_case_is_enough_for_a_doubt():
     found = workload([wall("k=1", 3e9), wall("k=2", 1e9, 5, ci_low=0.9e9, ci_high=1.1e9)], repeats=5)
     (shape,) = found.shapes
     assert shape.win and Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)) in shape.win.doubts
     assert "`k=1` has a single sample of unknown spread" in answer(found)
 
 
-def test_two_processes_have_no_interval_and_name_no_winner() -> None:
+def test_two_processes_have_no_interval_and_name_no_winner():
     found = workload([wall("k=1", 3e9, 2), wall("k=2", 1e9, 2)], repeats=2)
     assert found.shapes[0].win and found.shapes[0].win.verdict is WinVerdict.INCONCLUSIVE
     assert "too_few_samples" in answer(found)
 
 
-def test_processes_with_intervals_apart_name_a_winner_and_overlapping_ones_a_tie() -> None:
+def test_processes_with_intervals_apart_name_a_winner_and_overlapping_ones_a_tie():
     apart = [wall("k=1", 3e9, 3, ci_low=2.9e9, ci_high=3.1e9), wall("k=2", 1e9, 3, ci_low=0.9e9, ci_high=1.1e9)]
     assert "`k=2` is fastest: 1000 ms of process wall time, 3.00x" in answer(workload(apart, repeats=3))
     near = [wall("k=1", 3e9, 3, ci_low=1e9, ci_high=5e9), apart[1]]
     assert "are tied" in answer(workload(near, repeats=3))
 
 
-def test_the_time_of_steps_comes_before_the_wall_time_of_processes() -> None:
+def test_the_time_of_steps_comes_before_the_wall_time_of_processes():
     steps = [metric_row(f"k={k}", "time", 1e6 * k, n=20, ci_low=0.99e6 * k, ci_high=1.01e6 * k) for k in (1, 2)]
     found = workload([*steps, wall("k=1", 9e9), wall("k=2", 3e9)], repeats=1)
     assert found.basis == Basis("plain", "time")
@@ -349,13 +343,13 @@ def test_the_time_of_steps_comes_before_the_wall_time_of_processes() -> None:
 
 
 @pytest.mark.parametrize("metric", ["process_wall", "time"])
-def test_no_time_of_a_command_is_compared_with_its_kernels_as_if_it_were_cuda_events(metric: str) -> None:
+def test_no_time_of_a_command_is_compared_with_its_kernels_as_if_it_were_cuda_events(metric):
     kernels = [kernel_row(f"k={k}", "ampere_sgemm", 9, 1e6) for k in (1, 2)]
     found = workload([metric_row(f"k={k}", metric, 5e9, n=20) for k in (1, 2)], kernels)
     assert found.agreements == () and not agreement.agreement(found).blocks
 
 
-def test_the_kernel_sum_of_one_process_wins_nothing() -> None:
+def test_the_kernel_sum_of_one_process_wins_nothing():
     kernels = [kernel_row(f"k={k}", "ampere_sgemm", 9, k * 1e6) for k in (1, 2)]
     (shape,) = workload([], kernels).shapes
     assert (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, strategies as st
@@ -16,6 +17,7 @@ from report_study import (
     DATA,
     analyze,
     case_row,
+    check_golden,
     example,
     kernel_row,
     made_up,
@@ -47,11 +49,8 @@ def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPL
     return read_pages(folder)
 
 
-def compare(text: str, golden: Path, regenerate: bool) -> None:
-    if regenerate:
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8"), "pytest --regenerate writes the golden files again"
+#: The tables and the record of a run.
+Study: TypeAlias = "tuple[Tables, dict[str, Any]]"
 
 
 # --- golden pages ----------------------------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["recorded", "made-up"])
 def test_the_pages_are_the_golden_ones_and_whole(folders: dict[str, Path], regenerate: bool, name: str) -> None:
     text = read_pages(folders[name])
-    compare(text, Path(__file__).parent / "golden" / f"pages-{name}.md", regenerate)
+    check_golden(f"pages-{name}.md", text, regenerate)
     for lines in tables_of(text):
         assert len({cells(line) for line in lines}) == 1, lines[0]
     assert "an older page" not in text
@@ -104,7 +103,8 @@ def test_any_key_of_run_json_may_be_absent(absent: str | None) -> None:
 def test_the_text_files_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
     data, run = made_up(["flash", "cudnn"], [512, 2048])
     page(data, run, tmp_path)
-    compare((tmp_path / f"{name}.txt").read_text(encoding="utf-8"), DATA / "report-made-up" / f"{name}.txt", regenerate)
+    text = (tmp_path / f"{name}.txt").read_text(encoding="utf-8")
+    check_golden(f"../data/report-made-up/{name}.txt", text, regenerate)
 
 
 def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
@@ -132,35 +132,101 @@ def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
     return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
 
 
-def test_a_case_with_different_times_in_two_workloads_gives_a_warning_and_cannot_win(tmp_path: Path) -> None:
-    """A slow host passed for a call that synchronises in one of them: 30.6 ms for a forward pass of 8.5."""
+def twice(sizes: dict[str, Any], contexts: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> Study:
+    """A case with a slow host in one of two workloads: 30.6 ms for a forward pass of 8.5."""
 
     def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
         return metric_row(case, "time", ms * 1e6, ci_low=ms * 0.98e6, ci_high=ms * 1.02e6) | {"workload": workload}
 
-    rows = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
-    rows += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
+    metrics = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
+    metrics += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
     entry = {"script": "lm", "matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}
-    run = {"pipeline": {"workloads": {"sizes": entry, "contexts": entry}}}
-    text = page(tables(metrics=rows), run, tmp_path)
-    sentence = "different times in two workloads; trust neither: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
-    assert sentence in text
-    assert "took a different time in another workload." in text
-    for unlike in ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}}):
-        other = {**run["pipeline"]["workloads"], "sizes": {**entry, **unlike}}
-        assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
-    # Of environments only the names are kept: these two may well have unlike values.
-    hidden = {name: {**entry, "env": {"OMP_WAIT": None}} for name in ("sizes", "contexts")}
-    assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": hidden}}, tmp_path)
-    other_case = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
-    assert sentence not in page(tables([other_case], metrics=rows), run, tmp_path)
+    workloads = {"sizes": {**entry, **sizes}, "contexts": {**entry, **contexts}}
+    return tables(rows, metrics=metrics), {"pipeline": {"workloads": workloads}}
 
 
-def test_a_case_with_unexpected_kernels_cannot_win(tmp_path: Path) -> None:
-    data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
-    top = page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path)
-    assert "is not called the fastest: `b` did not run the kernels it should" in top
-    assert "**Unexpected kernel**: `impl=b` requested `cudnn` and ran `fa2`." in top
+def in_doubt() -> Study:
+    """Several wins in doubt. The clock of a case without a flag counts too."""
+    clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
+    numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
+               for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
+    numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
+    rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
+            for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
+    return tables(rows, metrics=numbers), with_baseline("b")
+
+
+def counted(clock: str) -> Study:
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    metrics = [
+        metric_row("impl=a", "iterations", 10, "1"),
+        metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
+    ]
+    metrics += [metric_row("impl=a", clock, 1.79e9, "Hz", **ncu)] if clock else []
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
+    return tables((), kernels, [range_row("impl=a", 10)], metrics), {}
+
+
+def studies() -> Iterator[tuple[str, Study]]:
+    own, pair, cycles = metric_row, times(a=2000.0, b=1000.0), "cycles_elapsed.avg.per_second"
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
+    both = [f"impl={i},seqlen={n}" for i in "ab" for n in (1, 2)]
+    yield "different times in two workloads", twice({}, {})
+    unlike = ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}})
+    yield from ((f"no warning: {next(iter(each))}", twice(each, {})) for each in unlike)
+    hidden = {"env": {"OMP_WAIT": None}}
+    yield "no warning: of environments only the names are kept, and values may be unlike", twice(hidden, hidden)
+    other = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
+    yield "no warning: another process", twice({}, {}, [other])
+    yield (
+        "a case with unexpected kernels cannot win",
+        (
+            tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=pair),
+            with_baseline("a", expects={"w": {"impl=b": "cudnn"}}),
+        ),
+    )
+    yield "several wins in doubt", in_doubt()
+    named = [own("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
+    run = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
+    yield "several workloads have the name of their pipeline", (tables(metrics=named), run)
+    yield "one workload has its own name", (tables(metrics=named[:1]), run)
+    yield "files from elsewhere", (tables(metrics=named), {"name": "out"})
+    for what, n in (("", 1), ("no ", 0)):
+        rows = [own(f"n={i}", "time", 5.0, n=30 + n * i) for i in (1, 2)]
+        yield f"{what}column of samples", (tables(metrics=rows), {})
+    yield "a machine without a GPU", (tables(metrics=pair), with_baseline("a", machine={"gpus": []}))
+    missing = [*times(a=1000.0, b=2000.0), own("impl=a", "flops", 1e6, "flop")]
+    yield "a missing value is neither zero nor nan", (tables(metrics=missing), with_baseline("a"))
+    lone = [kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]
+    yield "sums over all iterations", (tables(kernels=lone), {})
+    steps = [kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)]
+    yield "the ranges of a single capture", (tables(kernels=steps), {})
+    bmm = kernel_row("impl=a", "aten::bmm", 2, 5000.0, **{**cpu, "kernel_class": "gemm"})
+    yield (
+        "CPU operators",
+        (
+            tables(kernels=[bmm], ranges=[range_row("impl=a", 2, "torch")]),
+            {"machine": {"gpus": [], "cpu": "Some CPU"}},
+        ),
+    )
+    for n in (1, 2):
+        yield f"{n} samples", (tables(metrics=[own("impl=a", "time", 5.0, n=n)]), {})
+        one = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
+        yield f"{n} iterations", (one, {})
+    operators = [kernel_row(case, "mystery", 2, 5000.0, **cpu) for case in both]
+    yield "operators of the other cases", (tables(kernels=operators), with_baseline("a"))
+    kernels = [kernel_row(case, ATTENTION, 2, 5000.0) for case in both]
+    yield "kernels of the other cases", (tables(kernels=kernels), with_baseline("a"))
+    for name in (f"gpc__{cycles}", f"smsp__{cycles}", ""):
+        yield f"clock that ncu counts: {name or 'none'}", counted(name)
+
+
+def test_pages_of_small_runs_are_the_golden_ones(tmp_path: Path, regenerate: bool) -> None:
+    texts = []
+    for number, (name, (data, run)) in enumerate(studies()):
+        (tmp_path / str(number)).mkdir()
+        texts.append(f"<!-- {name} -->\n\n{page(data, run, tmp_path / str(number))}")
+    check_golden("report.md", "\n".join(texts), regenerate)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -174,34 +240,6 @@ def test_a_users_template_that_does_not_fit_is_named(text: str, expected: str, t
         write_page(Findings(), tables(), {}, tmp_path, template)
 
 
-def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path) -> None:
-    """The clock of a case without a flag counts too."""
-    clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
-    numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
-               for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
-    numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
-    rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
-            for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
-    text = page(tables(rows, metrics=numbers), with_baseline("b"), tmp_path)
-    assert "In 3 of 4 shapes the lowest time is not called the fastest; the table says why." in text
-    lines = [line for line in text.splitlines() if line.startswith("| ") and "`a`" in line]
-    sentence = {line.split("|")[1].strip(): line for line in reversed(lines)}
-    clock = "in doubt: the GPU ran at 1939 MHz for `a` and at 1711 MHz for `b`"
-    assert f"| {clock} |" in sentence["1"] and "in doubt" not in sentence["3"]
-    assert "| **other_process**; in doubt: `a` is other_process |" in sentence["2"]
-
-
-def test_a_study_of_several_workloads_has_the_name_of_its_pipeline(tmp_path: Path) -> None:
-    rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
-    run = {"pipeline": {"name": "accuracy", "workloads": {"fp16": {}, "bf16": {}}}}
-    named = page(tables(metrics=rows), run, tmp_path)
-    assert named.startswith("# accuracy · 2 cases\n") and "fp16" in named
-    assert page(tables(metrics=rows[:1]), run, tmp_path).startswith("# fp16 · 1 case\n")
-    assert page(tables(metrics=rows), {"name": "out"}, tmp_path).startswith("# fp16 and bf16 · 2 cases\n"), (
-        "files from elsewhere"
-    )
-
-
 def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024, 2048])
     page(data, run, tmp_path)
@@ -211,21 +249,6 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
     (tmp_path / "SUMMARY.md").write_bytes((tmp_path / "SUMMARY.md").read_bytes() + b"caf\xe9\n")
     page(tables(metrics=times(a=1.0)), {}, tmp_path)
     assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
-
-
-def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: Path) -> None:
-    rows = [metric_row(f"n={n}", "time", 5.0, n=30 + n) for n in (1, 2)]
-    page(tables(metrics=rows), {}, tmp_path)
-    assert "| n | time ns | samples |" in (tmp_path / "details.md").read_text(encoding="utf-8")
-    same = [metric_row(f"n={n}", "time", 5.0, n=30) for n in (1, 2)]
-    page(tables(metrics=same), {}, tmp_path)
-    assert "| n | time ns |\n" in (tmp_path / "details.md").read_text(encoding="utf-8")
-
-
-def test_times_of_a_machine_without_a_gpu_are_labelled_as_such(tmp_path: Path) -> None:
-    text = page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a", machine={"gpus": []}), tmp_path)
-    assert "Measured on a CPU.\n" in text
-    assert "on a CPU" not in page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a"), tmp_path)
 
 
 # --- what must hold of every page ------------------------------------------------------------------------------------
@@ -252,75 +275,6 @@ def test_kernel_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert "<script>" not in outside_code and "k<a" not in outside_code
     for lines in tables_of(text):
         assert len({cells(line) for line in lines}) == 1
-
-
-def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
-    data = tables(metrics=[*times(a=1000.0, b=2000.0), metric_row("impl=a", "flops", 1e6, "flop")])
-    page(data, with_baseline("a"), tmp_path)
-    details = (tmp_path / "details.md").read_text(encoding="utf-8")
-    row = next(line for line in details.splitlines() if line.startswith("| `b`"))
-    assert row.rstrip(" |").split(" | ")[-1] == "–"
-
-
-def test_sums_over_all_iterations_are_labelled_as_such(tmp_path: Path) -> None:
-    text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
-    assert "**6 kernel launches, 5.00 us in all: add 80.0 % and copy 20.0 % of it.**" in text
-    assert "Sums over the whole recording (nsys): the file does not say how many iterations it has." in text
-    assert "/call" not in text
-
-
-def test_the_ranges_of_a_single_capture_are_all_listed(tmp_path: Path) -> None:
-    kernels = [kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)]
-    rows = [line for line in page(tables(kernels=kernels), {}, tmp_path).splitlines() if line.startswith("| step ")]
-    assert rows[0] == "| step 0 | 1 | 1.00 | 2.2 |" and len(rows) == 9
-
-
-def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
-    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
-    data = tables(
-        kernels=[kernel_row("impl=a", "aten::bmm", 2, 5000.0, **cpu)], ranges=[range_row("impl=a", 2, "torch")]
-    )
-    text = page(data, {"machine": {"gpus": [], "cpu": "Some CPU"}}, tmp_path)
-    assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
-
-
-@pytest.mark.parametrize(("n", "s"), [(1, ""), (2, "s")])
-def test_one_sample_and_one_iteration_are_written_in_the_singular(tmp_path: Path, n: int, s: str) -> None:
-    assert f"over {n} sample{s}." in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
-    data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
-    assert f"over {n} iteration{s}." in page(data, {}, tmp_path)
-
-
-def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
-    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
-    rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]
-    text = page(tables(kernels=rows), with_baseline("a"), tmp_path)
-    assert "<summary>The first 2 operators of each other case, from 10 % on</summary>" in text
-    assert "| operator | of the workload's time % |" in (tmp_path / "details.md").read_text(encoding="utf-8")
-
-
-def test_kernels_are_named_by_their_cases(tmp_path: Path) -> None:
-    rows = [kernel_row(f"impl={i},seqlen={n}", ATTENTION, 2, 5000.0) for i in "ab" for n in (1, 2)]
-    page(tables(kernels=rows), with_baseline("a"), tmp_path)
-    _, _, text = (tmp_path / "details.md").read_text(encoding="utf-8").partition("## Top kernels, seqlen 2")
-    opened, _, folded = text.partition("<summary>The first 2 kernels of each other case, from 10 % on</summary>")
-    assert "| seqlen 2, `a` |" in opened and "| seqlen 1, `a` |" in folded
-
-
-@pytest.mark.parametrize("clock", ["GPC GHz", "SM GHz", ""])
-def test_the_clock_that_ncu_counts_is_explained_where_it_is_shown(tmp_path: Path, clock: str) -> None:
-    ncu = {"profiler": "ncu", "subject": ATTENTION}
-    names = {"GPC GHz": "gpc__cycles_elapsed.avg.per_second", "SM GHz": "smsp__cycles_elapsed.avg.per_second"}
-    metrics = [
-        metric_row("impl=a", "iterations", 10, "1"),
-        metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
-    ]
-    metrics += [metric_row("impl=a", names[clock], 1.79e9, "Hz", **ncu)] if clock else []
-    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
-    page(tables((), kernels, [range_row("impl=a", 10)], metrics), {}, tmp_path)
-    text = (tmp_path / "details.md").read_text(encoding="utf-8")
-    _, _, section = text.partition("<summary>Further figures of ncu</summary>\n\n")
-    assert section.startswith("GPC GHz is a clock that ncu counts itself" if clock == "GPC GHz" else "| case |")
 
 
 @pytest.mark.parametrize(

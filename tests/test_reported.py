@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from profpipe.commands import ingest
 from profpipe.results import store
-from profpipe.results.schema import Check, Tables
+from profpipe.results.schema import Check
 
 DATA = Path(__file__).parent / "data" / "reported"
 GOLDEN = Path(__file__).parent / "golden" / "reported.md"
@@ -24,7 +23,7 @@ PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """The results of ``profpipe ingest FILE --out DIR`` by the name of the file."""
     found = {name: tmp_path_factory.mktemp("reported") / "out" for name in NAMES}
     with pytest.MonkeyPatch.context() as patch:
@@ -34,28 +33,28 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def tables(folders: dict[str, Path], name: str) -> Tables:
+def tables(folders, name):
     return store.load(folders[name])[0]
 
 
-def first_screen(folder: Path) -> str:
+def first_screen(folder):
     """The page up to its first section after the warnings."""
     page = (folder / "SUMMARY.md").read_text(encoding="utf-8")
     return page.partition("\n## Where")[0]
 
 
-def steps_of(folders: dict[str, Path], name: str) -> pd.DataFrame:
+def steps_of(folders, name):
     steps = tables(folders, name).steps
     return steps[steps["state"] != "other"]
 
 
-def checks_of(folders: dict[str, Path], name: str) -> dict[str, tuple[float, int, str]]:
+def checks_of(folders, name):
     metrics = tables(folders, name).metrics
     own = metrics[metrics["metric"].str.startswith("check_")]
     return {row.metric: (row.value, row.n, row.subject) for row in own.itertuples()}
 
 
-def test_the_first_screens_are_as_recorded(folders: dict[str, Path], regenerate: bool) -> None:
+def test_the_first_screens_are_as_recorded(folders, regenerate):
     found = "\n\n".join(f"<!-- {name} -->\n{first_screen(folders[name]).strip()}" for name in NAMES) + "\n"
     if regenerate:
         GOLDEN.write_text(found, encoding="utf-8")
@@ -63,7 +62,7 @@ def test_the_first_screens_are_as_recorded(folders: dict[str, Path], regenerate:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_launch_is_lost_and_no_time_but_that_of_late_ends(folders: dict[str, Path], name: str) -> None:
+def test_no_launch_is_lost_and_no_time_but_that_of_late_ends(folders, name):
     known, kernels = EXPECTED[name], tables(folders, name).kernels
     kernels = kernels[kernels["kind"] == "kernel"]
     total = known.get("total_ns") or 1000 * (known.get("total_us") or known.get("true_total_us") or 0)
@@ -83,9 +82,7 @@ def test_no_launch_is_lost_and_no_time_but_that_of_late_ends(folders: dict[str, 
         ("rocm_late_end.json", "framework", 6, 2020),
     ],
 )
-def test_the_steps_are_those_that_are_true(
-    folders: dict[str, Path], name: str, rule: str, count: int, step_us: float
-) -> None:
+def test_the_steps_are_those_that_are_true(folders, name, rule, count, step_us):
     steps = steps_of(folders, name)
     assert set(steps["rule"]) == {rule}
     for _, own in steps.groupby(["process", "device"]):
@@ -94,7 +91,7 @@ def test_the_steps_are_those_that_are_true(
     assert (steps[PARTS].sum(axis=1) == steps["wall_ns"]).all()
 
 
-def test_the_end_of_a_kernel_is_no_later_than_the_next_one_of_its_stream_begins(folders: dict[str, Path]) -> None:
+def test_the_end_of_a_kernel_is_no_later_than_the_next_one_of_its_stream_begins(folders):
     name = "rocm_late_end.json"
     known, kernels = EXPECTED[name], tables(folders, name).kernels
     removed, n, kernel = checks_of(folders, name)[Check.LATE_END.value]
@@ -105,7 +102,7 @@ def test_the_end_of_a_kernel_is_no_later_than_the_next_one_of_its_stream_begins(
     assert "322 ms" not in first_screen(folders[name])
 
 
-def test_ranks_that_a_merger_put_into_one_trace_stay_apart(folders: dict[str, Path]) -> None:
+def test_ranks_that_a_merger_put_into_one_trace_stay_apart(folders):
     known, steps = EXPECTED["merged_ranks.json"], steps_of(folders, "merged_ranks.json")
     steady = steps[steps["state"] == "steady"].groupby("rank")
     assert steady.ngroups == known["ranks"]
@@ -115,7 +112,7 @@ def test_ranks_that_a_merger_put_into_one_trace_stay_apart(folders: dict[str, Pa
         assert found == known[f"{part}_us"]
 
 
-def test_a_step_is_not_judged_whose_kernels_ran_after_it(folders: dict[str, Path]) -> None:
+def test_a_step_is_not_judged_whose_kernels_ran_after_it(folders):
     name = "graph_deferred.json"
     burst = EXPECTED[name]["in_the_burst"]["us"] / EXPECTED[name]["total_us"]
     assert checks_of(folders, name)[Check.OUTSIDE_STEPS.value][0] == pytest.approx(100 * burst)
@@ -124,20 +121,20 @@ def test_a_step_is_not_judged_whose_kernels_ran_after_it(folders: dict[str, Path
     assert "97.5 %" not in page and "40.0x" not in page and steps_of(folders, name).empty
 
 
-def test_a_process_whose_kernels_were_not_recorded_is_named(folders: dict[str, Path]) -> None:
+def test_a_process_whose_kernels_were_not_recorded_is_named(folders):
     name = "rank_without_kernels.sqlite"
     launches = EXPECTED[name]["launch_calls"]["1001"]
     assert checks_of(folders, name)[Check.LOST_KERNELS.value] == (launches, launches, "process 1001")
     assert steps_of(folders, name).empty
 
 
-def test_the_devices_of_a_process_are_no_ranks_and_share_its_steps(folders: dict[str, Path]) -> None:
+def test_the_devices_of_a_process_are_no_ranks_and_share_its_steps(folders):
     steps = steps_of(folders, "one_process_four_gpus.sqlite")
     assert steps["process"].nunique() == 1 and steps["device"].nunique() == 4
     assert set(steps["rank"]) == {0}
 
 
-def test_the_range_and_the_stride_that_make_a_step_are_said(folders: dict[str, Path]) -> None:
+def test_the_range_and_the_stride_that_make_a_step_are_said(folders):
     assert "at the program's own range `train_step`" in (folders["own_range.sqlite"] / "SUMMARY.md").read_text()
     layers = (folders["layers_as_steps.sqlite"] / "SUMMARY.md").read_text()
     assert "recurs 5 times in a step" in layers

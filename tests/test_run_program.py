@@ -24,7 +24,7 @@ with open("seen.jsonl", "a") as stream:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A project with a folder `parsers`, which has nothing to do with profpipe."""
     folder = tmp_path / "project"
     (folder / "parsers").mkdir(parents=True)
@@ -33,18 +33,18 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def seen(folder: Path) -> list[dict[str, object]]:
+def seen(folder):
     return [json.loads(line) for line in (folder / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def refusal(folder: Path, *arguments: str) -> str:
+def refusal(folder, *arguments):
     """The message of a run that is refused with exit code 2 before anything runs."""
     done = forked.run(folder, "run", *arguments, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (2, "") and not (folder / "out").exists()
     return done.stderr
 
 
-def test_a_program_runs_in_the_users_folder_and_its_file_repeats_the_run_from_another(project: Path) -> None:
+def test_a_program_runs_in_the_users_folder_and_its_file_repeats_the_run_from_another(project):
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py", "--batch", "8", "-w", "--")
     file = project / "out" / "latest" / "pipeline.yaml"
     assert seen(project) == [{"argv": ["--batch", "8", "-w", "--"], "cwd": str(project), "data": None}]
@@ -59,21 +59,21 @@ def test_a_program_runs_in_the_users_folder_and_its_file_repeats_the_run_from_an
     ] * 2
 
 
-def test_the_page_says_how_to_repeat_it(project: Path) -> None:
+def test_the_page_says_how_to_repeat_it(project):
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py")
     page = (project / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "profpipe run -p plain -- python train.py" in page and "`profpipe run pipeline.yaml`" in page
     assert page.startswith("# train · 1 case")
 
 
-def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project: Path) -> None:
+def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project):
     profpipe(project, "run", "--out", "o", "--", "python", "train.py", PATH=str(Path(sys.executable).parent))
     statuses = {row["profiler"]: row["status"] for row in rows(project / "o" / "latest" / "cases.csv")}
     assert statuses == {"plain": "ok", "torch": "skipped", "nsys": "skipped"}
 
 
 @pytest.mark.slow
-def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -> None:
+def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project):
     argv = [
         "run",
         "-p",
@@ -97,7 +97,7 @@ def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Path) -> None:
+def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project):
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py")
     run = (project / "out" / "latest").resolve()
     record = json.loads((run / "run.json").read_text())
@@ -108,7 +108,7 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Pat
 
 
 @pytest.mark.slow
-def test_the_program_gets_the_variables_that_env_names(project: Path) -> None:
+def test_the_program_gets_the_variables_that_env_names(project):
     argv = ["run", "-p", "plain", "--env", "DATA_DIR", "--", "python", "train.py"]
     profpipe(project, *argv, DATA_DIR="/data")
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py", DATA_DIR="/data")
@@ -118,7 +118,7 @@ def test_the_program_gets_the_variables_that_env_names(project: Path) -> None:
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(project: Path) -> None:
+def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(project):
     words = ["--hub-token", "hf_s3cret", "--password=hunter2", "--db", "pg://me:pa55word@host", "--tokenizer", "gpt2"]
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py", *words, DB_PASS="pa55word")
     (only,) = seen(project)
@@ -142,13 +142,13 @@ def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(pro
 
 
 @pytest.mark.slow
-def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project: Path) -> None:
+def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project):
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py", "${HOME}", "${X:-y}")
     profpipe(project, "run", (project / "out" / "latest").resolve() / "pipeline.yaml")
     assert [each["argv"] for each in seen(project)] == [["${HOME}", "${X:-y}"]] * 2
 
 
-def test_only_options_that_take_a_secret_hide_their_value() -> None:
+def test_only_options_that_take_a_secret_hide_their_value():
     shown = ["--max-tokens", "128", "--key", "k", "--num-key-value-heads", "8", "--sort-key=name", "--no-token", "--x"]
     assert program.mask(shown, {}) == (shown, {})
     key = "0a1b2c3d4e5f"
@@ -163,7 +163,7 @@ def test_only_options_that_take_a_secret_hide_their_value() -> None:
     )
 
 
-def test_a_word_that_holds_a_secret_keeps_its_other_parts() -> None:
+def test_a_word_that_holds_a_secret_keeps_its_other_parts():
     line = ["bash", "-c", "NUM_PASS=1 python x.py --mode 17"]
     assert program.mask(line, {}) == (line, {})
     assert program.mask(["bash", "-c", "OPENAI_API_KEY=EMPTY python x.py --mode 7"], {}) == (
@@ -197,12 +197,12 @@ def test_a_word_that_holds_a_secret_keeps_its_other_parts() -> None:
         ("./größe", "gr-e"),
     ],
 )
-def test_a_run_is_named_after_its_program(command: str, name: str) -> None:
+def test_a_run_is_named_after_its_program(command, name):
     assert program.name_of(command.split()) == name
 
 
 @pytest.mark.slow
-def test_mistakes_say_what_to_do(project: Path) -> None:
+def test_mistakes_say_what_to_do(project):
     assert "no program after '--'. For example: profpipe run -- python train.py" in refusal(project, "--")
     assert "there is no program 'pyhton'" in refusal(project, "--", "pyhton", "train.py")
     assert "Try: profpipe run -- python train.py" in refusal(project, "--", "train.py")
@@ -218,20 +218,20 @@ def test_mistakes_say_what_to_do(project: Path) -> None:
     assert "'0' is not a number of at least 1" in refusal(project, "--measure-steps", "0", "--", "python", "train.py")
 
 
-def test_a_dry_run_writes_nothing_and_shows_the_command(project: Path) -> None:
+def test_a_dry_run_writes_nothing_and_shows_the_command(project):
     printed = profpipe(project, "run", "-p", "plain", "--dry-run", "--", "python", "train.py", "--token", "hunter2")
     assert "in " + str(project) in printed and "python train.py --token '${TOKEN}'" in printed
     assert not (project / "out").exists() and "hunter2" not in printed
 
 
-def test_the_options_for_steps_are_in_the_pipeline_file(project: Path) -> None:
+def test_the_options_for_steps_are_in_the_pipeline_file(project):
     options = ["-p", "plain", "--warmup-steps", "0", "--measure-steps", "7", "--stop"]
     profpipe(project, "run", *options, "--", "python", "train.py")
     written = yaml.safe_load((project / "out" / "latest" / "pipeline.yaml").read_text())
     assert written["workloads"]["train"]["steps"] == {"warmup": 0, "measure": 7, "stop": True}
 
 
-def test_a_working_folder_must_exist_and_belongs_to_a_command(tmp_path: Path) -> None:
+def test_a_working_folder_must_exist_and_belongs_to_a_command(tmp_path):
     file = tmp_path / "p.yaml"
     for own, message in (
         ("{command: [ls], cwd: nowhere}", "workloads.w.cwd: there is no folder 'nowhere'"),

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -35,41 +34,41 @@ ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
 
 
-def parsed(path: Path) -> schema.Tables:
+def parsed(path):
     (result,) = reader.ingest([reader.Source(path, "file")])
     assert isinstance(result, reader.Read), result
     return result.tables.with_columns(workload="")
 
 
-def scrubbed(path: Path) -> dict[str, int]:
+def scrubbed(path):
     return exports.scrub(path, reader.name_of(reader.choose(path, reader.parsers())))
 
 
-def check_same_tables(before: schema.Tables, after: schema.Tables) -> None:
+def check_same_tables(before, after):
     for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
     assert before.origin == after.origin
 
 
-def writable_copy(path: Path, folder: Path) -> Path:
+def writable_copy(path, folder):
     copy = folder / path.name
     shutil.copyfile(path, copy)
     return copy
 
 
-def content(path: Path) -> bytes:
+def content(path):
     raw = path.read_bytes()
     return gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
 
 
-def profpipe(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def profpipe(folder, *arguments, **environment):
     return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
 
 # --- recorded files --------------------------------------------------------------------------------------------------
 
 
-def recorded(shared_data: Path) -> Iterator[Path]:
+def recorded(shared_data):
     """Every recorded export and trace that is read, but not the Git LFS pointers among them."""
     for path in sorted(shared_data.rglob("*")):
         if path.name.endswith((".sqlite", ".json.gz", ".db")) and path.stat().st_size > 1000:
@@ -77,9 +76,7 @@ def recorded(shared_data: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(shared_data, tmp_path):
     count = 0
     for path in recorded(shared_data):
         copy = writable_copy(path, tmp_path)
@@ -95,7 +92,7 @@ def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_no
     assert count >= 15
 
 
-def test_what_describes_the_machine_and_the_recording_stays(shared_data: Path, tmp_path: Path) -> None:
+def test_what_describes_the_machine_and_the_recording_stays(shared_data, tmp_path):
     copy = writable_copy(shared_data / "h200" / "lm_eager.sqlite", tmp_path)
     scrubbed(copy)
     with closing(sqlite3.connect(copy)) as database:
@@ -112,7 +109,7 @@ def test_what_describes_the_machine_and_the_recording_stays(shared_data: Path, t
 # --- planted secrets -------------------------------------------------------------------------------------------------
 
 
-def plant(path: Path) -> None:
+def plant(path):
     """Write SECRET to every place where nsys 2022 to 2026 stores private data."""
     environment = f"HOME=/root\0MY_TOKEN={SECRET}\0"
     with closing(sqlite3.connect(path)) as database:
@@ -166,7 +163,7 @@ def plant(path: Path) -> None:
         database.commit()
 
 
-def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path: Path) -> None:
+def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     before = parsed(copy)
     plant(copy)
@@ -185,7 +182,7 @@ def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path: Pa
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
 
 
-def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_the_export(tmp_path: Path) -> None:
+def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_the_export(tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     plant(copy)
     latin = "CAST(CAST({} AS BLOB) || x'20e9e8ff' AS TEXT)"
@@ -203,13 +200,13 @@ def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_the_export(tmp
     assert not scrubbed(copy)
 
 
-def test_scrubbing_an_export_leaves_no_other_file(tmp_path: Path) -> None:
+def test_scrubbing_an_export_leaves_no_other_file(tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     scrubbed(copy)
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
 
 
-def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path: Path) -> None:
+def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path):
     export = Export()
     export.launch(10, 1, pid=7)
     path = export.write_sqlite(tmp_path / "export.sqlite")
@@ -223,7 +220,7 @@ def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path: 
         assert database.execute("SELECT pid, name FROM PROCESSES").fetchall() == [(7, "python3")]
 
 
-def with_paths(path: Path) -> Path:
+def with_paths(path):
     """An export whose call stacks, threads and one range name folders."""
     export = Export()
     export.launch(10, 1, pid=7)
@@ -251,7 +248,7 @@ def with_paths(path: Path) -> Path:
     return path
 
 
-def test_call_stacks_and_threads_keep_the_names_of_files_without_their_folders(tmp_path: Path) -> None:
+def test_call_stacks_and_threads_keep_the_names_of_files_without_their_folders(tmp_path):
     path = with_paths(tmp_path / "export.sqlite")
     folder = in_folder(path)
     before = parsed(path)
@@ -265,14 +262,14 @@ def test_call_stacks_and_threads_keep_the_names_of_files_without_their_folders(t
     assert not scrubbed(path) and not scrubbed(folder)
 
 
-def test_a_real_recording_with_call_stacks_loses_the_folders_of_its_user(shared_data: Path, tmp_path: Path) -> None:
+def test_a_real_recording_with_call_stacks_loses_the_folders_of_its_user(shared_data, tmp_path):
     path = writable_copy(shared_data / "nsys" / "p4arth__cuda-perf-sandbox" / "report1.sqlite", tmp_path)
     assert b"/home/p4arth" in path.read_bytes()
     scrubbed(path)
     assert b"p4arth" not in path.read_bytes()
 
 
-def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_out(tmp_path: Path) -> None:
+def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_out(tmp_path):
     export = Export()
     export.launch(10, 1)
     path = export.write_sqlite(tmp_path / "export.sqlite")
@@ -294,7 +291,7 @@ def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_
 # --- folders of Parquet files ----------------------------------------------------------------------------------------
 
 
-def in_folder(path: Path) -> Path:
+def in_folder(path):
     """The tables of a SQLite export as nsys writes them into a folder, a Parquet file each."""
     folder = path.with_suffix(".parquetdir")
     folder.mkdir()
@@ -312,11 +309,11 @@ def in_folder(path: Path) -> Path:
     return folder
 
 
-def held(folder: Path) -> bytes:
+def held(folder):
     return b"".join(str(pq.read_table(file).to_pylist()).encode() + file.read_bytes() for file in folder.iterdir())
 
 
-def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables(tmp_path: Path) -> None:
+def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables(tmp_path):
     path = writable_copy(ATTENTION, tmp_path)
     plant(path)
     folder = in_folder(path)
@@ -339,7 +336,7 @@ def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, folder.name}
 
 
-def test_a_folders_types_and_permissions_stay(tmp_path: Path) -> None:
+def test_a_folders_types_and_permissions_stay(tmp_path):
     folder = in_folder(writable_copy(ATTENTION, tmp_path))
     calls = folder / "PROCESSES.parquet"
     table = pa.table(
@@ -359,7 +356,7 @@ def test_a_folders_types_and_permissions_stay(tmp_path: Path) -> None:
     assert kept.to_pylist() == [{"globalPid": pid_id(1), "name": "python", "commandLine": "", "arguments": None}]
 
 
-def test_a_folder_that_is_damaged_or_holds_more_than_tables_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_that_is_damaged_or_holds_more_than_tables_is_refused_and_left_as_it_was(tmp_path):
     folder = in_folder(writable_copy(ATTENTION, tmp_path))
     (folder / "notes.txt").write_text(SECRET)
     with pytest.raises(UnreadableFile, match=r"more than an export's tables: notes\.txt"):
@@ -373,18 +370,18 @@ def test_a_folder_that_is_damaged_or_holds_more_than_tables_is_refused_and_left_
     assert held_bytes(folder) == before and len(list(tmp_path.iterdir())) == 2
 
 
-def held_bytes(folder: Path) -> dict[str, bytes]:
+def held_bytes(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 # --- databases of rocprof --------------------------------------------------------------------------------------------
 
 
-def rocpd(shared_data: Path, folder: Path) -> Path:
+def rocpd(shared_data, folder):
     return writable_copy(shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db", folder)
 
 
-def test_a_rocpd_database_loses_host_command_environment_and_paths(shared_data: Path, tmp_path: Path) -> None:
+def test_a_rocpd_database_loses_host_command_environment_and_paths(shared_data, tmp_path):
     path = rocpd(shared_data, tmp_path)
     before = parsed(path)
     private = [b"banff-cyxtera", b"66a0384146474b3e96c75a0b6e9a9181", b"/workspace/", b"LD_PRELOAD", b"./batched_gemm"]
@@ -401,7 +398,7 @@ def test_a_rocpd_database_loses_host_command_environment_and_paths(shared_data: 
         assert json.loads(agent)["cu_count"] == 304
 
 
-def test_no_byte_of_a_secret_planted_into_a_rocpd_database_is_left(shared_data: Path, tmp_path: Path) -> None:
+def test_no_byte_of_a_secret_planted_into_a_rocpd_database_is_left(shared_data, tmp_path):
     path = rocpd(shared_data, tmp_path)
     guid = "_00008fe4_d5df_75df_9c0d_78bdba3692bd"
     marker = json.dumps({"message": "forward", "who": SECRET})
@@ -434,9 +431,7 @@ def test_no_byte_of_a_secret_planted_into_a_rocpd_database_is_left(shared_data: 
         assert kept[0] == database.execute(f"SELECT count(*) FROM rocpd_arg{guid}").fetchone()[0]
 
 
-def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_a_rocpd_database(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_a_rocpd_database(shared_data, tmp_path):
     path, guid = rocpd(shared_data, tmp_path), "_00008fe4_d5df_75df_9c0d_78bdba3692bd"
     marker = json.dumps({"who": SECRET, "message": "caf?"}).encode().replace(b"?", b"\xe9")
     with closing(sqlite3.connect(path)) as database:
@@ -456,7 +451,7 @@ def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_a_rocpd_databa
         }
 
 
-def test_a_database_of_rocprof_v1_loses_the_arguments_of_its_calls(shared_data: Path, tmp_path: Path) -> None:
+def test_a_database_of_rocprof_v1_loses_the_arguments_of_its_calls(shared_data, tmp_path):
     path = writable_copy(shared_data / "rocprof" / "vjelic__aiter-glog-fork" / "results.db", tmp_path)
     with closing(sqlite3.connect(path)) as database:
         database.execute('CREATE TABLE HIP ("BeginNs" INTEGER, "EndNs" INTEGER, "pid" INTEGER, "args" TEXT)')
@@ -470,7 +465,7 @@ def test_a_database_of_rocprof_v1_loses_the_arguments_of_its_calls(shared_data: 
 # --- what cannot be scrubbed -----------------------------------------------------------------------------------------
 
 
-def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alone(tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     untouched = copy.read_bytes()
     copy.chmod(0o444)
@@ -486,7 +481,7 @@ def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alo
     assert copy.read_bytes() == untouched and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_damaged_export_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_damaged_export_is_refused_and_left_as_it_was(tmp_path):
     for path in (ATTENTION, CPU_TRACE):
         copy = writable_copy(path, tmp_path)
         damaged = path.read_bytes()[: path.stat().st_size // 2]
@@ -497,7 +492,7 @@ def test_a_damaged_export_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path: Path) -> None:
+def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path):
     (tmp_path / "there").mkdir()
     copy = writable_copy(ATTENTION, tmp_path / "there")
     plant(copy)
@@ -508,7 +503,7 @@ def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_command_counts_removals_and_continues_after_a_file_that_it_cannot_scrub(tmp_path: Path) -> None:
+def test_the_command_counts_removals_and_continues_after_a_file_that_it_cannot_scrub(tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     plant(copy)
     (tmp_path / "notes.csv").write_text("a,b\n")
@@ -524,7 +519,7 @@ def test_the_command_counts_removals_and_continues_after_a_file_that_it_cannot_s
     assert (again.returncode, again.stdout) == (0, f"{copy.name}: nothing to remove\n")
 
 
-def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: Path) -> None:
+def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path):
     raw = tmp_path / "raw" / "attention" / "nsys"
     raw.mkdir(parents=True)
     scrubbed(writable_copy(ATTENTION, raw))
@@ -539,7 +534,7 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     assert found == [f"raw/attention/nsys/{name}" for name in private]
 
 
-def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private_files(tmp_path: Path) -> None:
+def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private_files(tmp_path):
     raw = tmp_path / "raw" / "attention" / "torch"
     raw.mkdir(parents=True)
     trace = content(CPU_TRACE)
@@ -565,7 +560,7 @@ def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_trace_loses_its_host_and_the_environment_of_its_job_and_no_event(tmp_path: Path, zipped: bool) -> None:
+def test_a_trace_loses_its_host_and_the_environment_of_its_job_and_no_event(tmp_path, zipped):
     trace = json.loads(content(CPU_TRACE))
     before = {
         "schemaVersion": trace.pop("schemaVersion"),
@@ -586,9 +581,7 @@ def test_a_trace_loses_its_host_and_the_environment_of_its_job_and_no_event(tmp_
 
 
 @pytest.mark.parametrize("only_events", [True, False])
-def test_the_python_stack_of_a_trace_keeps_the_names_of_files_without_their_folders(
-    tmp_path: Path, only_events: bool
-) -> None:
+def test_the_python_stack_of_a_trace_keeps_the_names_of_files_without_their_folders(tmp_path, only_events):
     calls = [
         f"/home/{SECRET} x/train.py(12): main",
         "torch/nn/modules/module.py(7): forward",
@@ -614,7 +607,7 @@ def test_the_python_stack_of_a_trace_keeps_the_names_of_files_without_their_fold
     check_same_tables(read, parsed(path))
 
 
-def test_a_trace_that_is_only_a_list_of_events_without_a_stack_is_not_touched(tmp_path: Path) -> None:
+def test_a_trace_that_is_only_a_list_of_events_without_a_stack_is_not_touched(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(json.loads(content(CPU_TRACE))["traceEvents"]))
     text = path.read_bytes()
@@ -633,9 +626,7 @@ with nvtx.annotate("forward"):
 
 
 @pytest.mark.slow
-def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_files_still_hold_it(
-    nsys: Path, tmp_path: Path
-) -> None:
+def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_files_still_hold_it(nsys, tmp_path):
     pytest.importorskip("nvtx")
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "pipeline.yaml").write_text(
@@ -656,7 +647,7 @@ def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_f
     assert listed["raw/program/nsys/capture.sqlite"] == (raw / "capture.sqlite").stat().st_size
 
 
-def test_nsys_itself_still_reads_a_scrubbed_export(nsys: Path, tmp_path: Path) -> None:
+def test_nsys_itself_still_reads_a_scrubbed_export(nsys, tmp_path):
     copy = writable_copy(ATTENTION, tmp_path)
     scrubbed(copy)
     stats = [nsys, "stats", "-q", "-f", "csv", "-r", "gpukernsum", copy]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from report_study import analyze, case_row, metric_row, tables
 
-from profpipe.analysis.findings import Doubt, DoubtCause, Findings, NodeSpread, Win
+from profpipe.analysis.findings import Doubt, DoubtCause, NodeSpread
 from profpipe.measure.flags import Flag
 from profpipe.report.sections import environment, times
 from profpipe.report.text import write_text
@@ -17,11 +15,11 @@ H100 = {"name": "NVIDIA H100 80GB HBM3", "driver": "580.1", "memory_bytes": 80 <
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver": "580.1", "memory_bytes": 80 << 30, "max_sm_clock_hz": 1_410_000_000}
 
 
-def node(gpu: dict[str, Any], count: int = 1, torch: str = "2.11") -> dict[str, Any]:
+def node(gpu, count=1, torch="2.11"):
     return {"machine": {"gpus": [gpu] * count, "cpu": "CPU"}, "packages": {"torch": torch}}
 
 
-def on_nodes(second: dict[str, Any], *more: dict[str, Any], b_ns: float = 150.0) -> tuple[Findings, dict[str, Any]]:
+def on_nodes(second, *more, b_ns=150.0):
     """``a``, the baseline, with 100 ns on n1, and ``b`` on n2, which is ``second``."""
     jobs = [
         {"workload": "w", "profiler": "plain", "cases": [f"impl={x}"], "node": n} for x, n in (("a", "n1"), ("b", "n2"))
@@ -34,7 +32,7 @@ def on_nodes(second: dict[str, Any], *more: dict[str, Any], b_ns: float = 150.0)
     return analyze(tables(cases, metrics=[*times, *more]), run), run
 
 
-def only_win(findings: Findings) -> Win:
+def only_win(findings):
     ((shape,),) = (workload.shapes for workload in findings.workloads)
     assert shape.win is not None
     return shape.win
@@ -53,7 +51,7 @@ REFERENCE = metric_row("impl=a", "time", 104.0, subject="node n2")
         (node(H100, torch="2.9"), "torch 2.11 and 2.9"),
     ],
 )
-def test_unlike_nodes_are_not_compared(second: dict[str, Any], text: str) -> None:
+def test_unlike_nodes_are_not_compared(second, text):
     findings, _ = on_nodes(second, REFERENCE)
     win = only_win(findings)
     assert win.verdict == "inconclusive" and [doubt.cause for doubt in win.doubts] == [DoubtCause.UNLIKE_NODES]
@@ -63,7 +61,7 @@ def test_unlike_nodes_are_not_compared(second: dict[str, Any], text: str) -> Non
     assert all(Flag.UNLIKE_NODES in case.marks for case in findings.workloads[0].cases)
 
 
-def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
+def test_like_nodes_have_a_mark_and_the_spread_between_them():
     findings, _ = on_nodes(node(H100, count=8), REFERENCE)
     assert only_win(findings).verdict == "clear"
     assert findings.workloads[0].node_spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
@@ -75,12 +73,12 @@ def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
     )
 
 
-def test_the_case_that_varies_between_nodes_is_named_with_the_letters_of_its_values() -> None:
+def test_the_case_that_varies_between_nodes_is_named_with_the_letters_of_its_values():
     doubt = Doubt(DoubtCause.NODE_SPREAD, ("a", "b"), spread=NodeSpread("impl=%C3%BC", 0.04, 2))
     assert write_text(times.doubt_text(doubt)).endswith("and impl=ü varies by 4.0 % between 2 nodes")
 
 
-def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win() -> None:
+def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win():
     win = only_win(on_nodes(node(H100), REFERENCE, b_ns=103.5)[0])
     assert win.verdict == "inconclusive"
     assert (
@@ -91,7 +89,7 @@ def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win() -> 
     assert write_text(times.doubt_of(win)) == "a and b ran on different nodes, and how far these lie apart is not known"
 
 
-def test_cases_of_one_node_have_no_mark() -> None:
+def test_cases_of_one_node_have_no_mark():
     findings, run = on_nodes(node(H100), REFERENCE)
     run["jobs"] = [{**job, "node": "n1"} for job in run["jobs"]]
     times = [metric_row(f"impl={x}", "time", t, ci_low=t - 1, ci_high=t + 1) for x, t in (("a", 100.0), ("b", 103.5))]
@@ -99,7 +97,7 @@ def test_cases_of_one_node_have_no_mark() -> None:
     assert only_win(findings).verdict == "clear" and not any(case.marks for case in findings.workloads[0].cases)
 
 
-def test_the_environment_lists_like_nodes_in_one_row() -> None:
+def test_the_environment_lists_like_nodes_in_one_row():
     run = {"nodes": {"n1": node(H100), "n2": node(H100, count=8), "n3": node(A100)}}
     table = next(table for table in environment.environment(Manifest.parse(run)).tables() if table.id == "nodes")
     assert [write_text(row[0].text) for row in table.rows] == ["n1 and n2", "n3"]

@@ -10,7 +10,6 @@ import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from program import profpipe
@@ -45,18 +44,18 @@ workloads:
 """
 
 
-def request(folder: Path, text: str = PIPELINE) -> RunRequest:
+def request(folder, text=PIPELINE):
     path = folder / "pipeline.yaml"
     path.write_text(text, encoding="utf-8")
     return RunRequest.create(load_pipeline(path, env={}), path, folder / "out")
 
 
-def tasks(folder: Path, spread: Any) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+def tasks(folder, spread):
     plan = submit.plan_tasks(request(folder, f"{PIPELINE}slurm: {{spread: {spread}}}\n"), comparisons)
     return [(task.workload, task.cases, task.profilers) for task in plan]
 
 
-def test_cases_that_the_report_compares_are_one_task(tmp_path: Path) -> None:
+def test_cases_that_the_report_compares_are_one_task(tmp_path):
     every = ("plain", "nsys", "ncu")
     assert tasks(tmp_path, "comparisons") == [
         ("attention", ("n=1,impl=a", "n=1,impl=b"), every),
@@ -66,7 +65,7 @@ def test_cases_that_the_report_compares_are_one_task(tmp_path: Path) -> None:
     ]
 
 
-def test_each_case_is_a_task_or_each_case_under_each_profiler(tmp_path: Path) -> None:
+def test_each_case_is_a_task_or_each_case_under_each_profiler(tmp_path):
     assert [cases for _, cases, _ in tasks(tmp_path, "cases")] == [
         ("n=1,impl=a",), ("n=1,impl=b",), ("n=2,impl=a",), ("n=2,impl=b",), ("n=1",), ("n=2",),
     ]  # fmt: skip
@@ -77,7 +76,7 @@ def test_each_case_is_a_task_or_each_case_under_each_profiler(tmp_path: Path) ->
     ]
 
 
-def test_the_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_plan_is_read_as_it_was_written(tmp_path):
     plan = submit.plan_tasks(request(tmp_path), comparisons)
     records.save_plan(tmp_path, plan)
     assert list(records.load_plan(tmp_path)) == plan
@@ -86,14 +85,14 @@ def test_the_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         records.load_plan(tmp_path)
 
 
-def script_of(settings: Slurm, folder: Path, tasks: int, place: Path) -> str:
+def script_of(settings, folder, tasks, place):
     workloads = {"w": {"command": ["true"]}}
     pipeline = Pipeline.model_validate({"version": 1, "name": "sweep", "workloads": workloads})
     own = RunRequest(pipeline.model_copy(update={"slurm": settings}), place / "pipeline.yaml", folder.parent)
     return submit.write_script(own, folder, tasks)
 
 
-def test_the_batch_script_is_the_golden_one(regenerate: bool) -> None:
+def test_the_batch_script_is_the_golden_one(regenerate):
     settings = Slurm(
         partition="gpu",
         gres="gpu:h100:1",
@@ -109,7 +108,7 @@ def test_the_batch_script_is_the_golden_one(regenerate: bool) -> None:
     check_golden("slurm.sh", re.sub(r"profpipe [\d.]+\.", "profpipe 1.2.3.", text), regenerate)
 
 
-def test_a_word_of_the_command_stays_one_word(tmp_path: Path) -> None:
+def test_a_word_of_the_command_stays_one_word(tmp_path):
     folder = tmp_path / "a; touch $(whoami) 'b'"
     lines = script_of(Slurm(python="py thon"), folder, 1, folder).splitlines()
     assert shlex.split(lines[-1])[:6] == ["exec", "py thon", "-m", "profpipe", "task", str(folder)]
@@ -129,12 +128,12 @@ def test_a_word_of_the_command_stays_one_word(tmp_path: Path) -> None:
         ("array_limit: 0", r"slurm\.array_limit"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_setting_is_refused_with_its_place(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         request(tmp_path, f"{PIPELINE}slurm: {{{text}}}\n")
 
 
-def test_settings_of_the_command_line_are_text(tmp_path: Path) -> None:
+def test_settings_of_the_command_line_are_text(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text(PIPELINE, encoding="utf-8")
     overrides = ["slurm.time=1:30:00", "slurm.array_limit=4", "slurm.options=--mem=4G --exclusive"]
@@ -143,9 +142,7 @@ def test_settings_of_the_command_line_are_text(tmp_path: Path) -> None:
     assert Pipeline.model_validate(load_pipeline(path, overrides).model_dump(mode="json")).slurm == settings
 
 
-def test_what_the_batch_script_sets_is_in_private_files_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_batch_script_sets_is_in_private_files_only(tmp_path, capsys):
     own = request(tmp_path, f"{PIPELINE}slurm: {{setup: [export DB_PASSWORD=hunter2-hunter2, module load cuda]}}\n")
     run = submit.create(own, ["profpipe"], comparisons)
     holders = [path for path in run.rglob("*") if path.is_file() and "hunter2" in path.read_text(errors="replace")]
@@ -168,14 +165,14 @@ def test_what_the_batch_script_sets_is_in_private_files_only(
     assert "module load cuda" in capsys.readouterr().err
 
 
-def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_word(tmp_path: Path) -> None:
+def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_word(tmp_path):
     command = "{command: [python, x.py, '{seqlen}', SORT_KEY=seqlen], matrix: {seqlen: [1, 2]}, profilers: [plain]}"
     own = request(tmp_path, f"version: 1\nname: words\nworkloads:\n  sort: {command}\n")
     settings = manifest_entries.published(own.pipeline, own.secrets).workloads["sort"]
     assert list(settings.command) == ["python", "x.py", "{seqlen}", "SORT_KEY=***"] and "seqlen" in settings.matrix
 
 
-def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) -> None:
+def test_options_after_the_dashes_are_published_without_secrets(tmp_path):
     words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2,db_pass=tok-tok", "--comment", "MY_TOKEN=tok-tok-t", "--mem=4G"]
     own = cluster.with_options(request(tmp_path, PIPELINE), words)
     run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
@@ -186,7 +183,7 @@ def test_options_after_the_dashes_are_published_without_secrets(tmp_path: Path) 
     assert command[4:] == ["--export=ALL,DB_PASSWORD=...,db_pass=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
 
 
-def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path):
     (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
     printed = profpipe(tmp_path, "run", "p.yaml", "--slurm", "--dry-run", "--", "--mem=4G", "-p", "gpu")
     assert "#SBATCH --mem=4G\n#SBATCH -p gpu\n" in printed and "#SBATCH --array=0-3\n" in printed
@@ -194,20 +191,20 @@ def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
 
 
-def test_an_unknown_workload_is_refused_before_the_plan_is_shown(tmp_path: Path) -> None:
+def test_an_unknown_workload_is_refused_before_the_plan_is_shown(tmp_path):
     own = replace(request(tmp_path), workloads=("atention",))
     with pytest.raises(ConfigError, match="atention"):
         submit.plan_tasks(own, comparisons)
 
 
-def test_a_folder_that_cannot_stand_in_a_batch_script_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_stand_in_a_batch_script_is_refused(tmp_path):
     own = replace(request(tmp_path), out=tmp_path / "a\n#SBATCH --uid=0")
     with pytest.raises(ConfigError, match=r"cannot stand in a batch script\. Choose another --out\."):
         submit.create(own, ["profpipe"], comparisons)
     assert not own.out.exists()
 
 
-def test_indices_are_written_and_read_as_slurm_does() -> None:
+def test_indices_are_written_and_read_as_slurm_does():
     assert queue.indices([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
     assert list(queue.expand("[0-3,7,9-10%4]")) == [0, 1, 2, 3, 7, 9, 10]
     assert list(queue.expand("0-8:4")) == [0, 4, 8] and list(queue.expand("N/A")) == []
@@ -216,7 +213,7 @@ def test_indices_are_written_and_read_as_slurm_does() -> None:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node: str = "n1") -> Record:
+def record(index, attempt=1, state=TaskState.DONE, node="n1"):
     job = JobEntry("w", "plain", (f"n={index}",), folder=f"raw/w/task-{index:04d}", node=node)
     row = ["run", "w", f"n={index}", "plain", "ok", f"attempt {attempt}", "{}", 1.5, "[]"]
     cases = {"columns": schema.CASES.names, "rows": [row]}
@@ -225,7 +222,7 @@ def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
+def run_folder(tmp_path):
     """A run of three tasks with one case each, of which none was submitted."""
     folder = tmp_path / "run"
     records.save_plan(folder, [Task(i, "w", (f"n={i}",), ("plain",)) for i in range(3)])
@@ -233,7 +230,7 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Path) -> None:
+def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder):
     for each in (record(0), record(1), record(1, 2), record(1, 3, TaskState.RUNNING), record(2, 1, TaskState.RUNNING)):
         each.save(run_folder)
     data, known = collect.collect(run_folder, {})
@@ -248,7 +245,7 @@ def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Pat
     assert collect.collect(run_folder, {})[1].ended
 
 
-def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
+def test_a_record_that_is_being_written_is_no_record(run_folder):
     (run_folder / "slurm" / "records" / ".0000-1.json.0123456789abcdef.partial").write_text('{"index": 0')
     assert not records.read_records(run_folder)
     record(0).save(run_folder)
@@ -259,7 +256,7 @@ def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
         records.read_records(run_folder)
 
 
-def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run_folder: Path) -> None:
+def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run_folder):
     job = run_folder / "raw" / "w" / "task-0000" / "plain"
     copied, own = job.with_name(atomic.temporary_name("nsys")), job.with_name(".mine.partial")
     for folder in (job, copied, own):
@@ -274,13 +271,13 @@ def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run
     assert sorted(path.name for path in job.parent.iterdir()) == [".mine.partial", "plain"]
 
 
-def test_attempts_have_different_numbers(run_folder: Path) -> None:
+def test_attempts_have_different_numbers(run_folder):
     starts = [records.begin(run_folder, Task(1, node=node, job="7_1")) for node in ("n1", "n2")]
     assert [start.attempt for start in starts] == [1, 2]
     assert records.read_starts(run_folder) == starts
 
 
-def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_folder: Path) -> None:
+def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_folder):
     (run_folder / "slurm" / "submissions").mkdir()
     path = run_folder / "slurm" / "submissions" / "7.json"
     path.write_text('{"job": 7')
@@ -294,7 +291,7 @@ def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_fo
     assert records.read_starts(run_folder) == [Task(1, attempt=1)]
 
 
-def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder: Path) -> None:
+def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder):
     records.begin(run_folder, Task(0, node="n1", job="7_0"))
     queue.Submission(8, (0,)).save(run_folder)
     before = Task(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
@@ -302,7 +299,7 @@ def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgott
     assert (first.state, first.job) == (TaskState.CANCELLED, "8_0")
 
 
-def test_records_of_another_version_are_refused(run_folder: Path) -> None:
+def test_records_of_another_version_are_refused(run_folder):
     record(0).save(run_folder)
     other = record(1)
     tables = {"cases": other.tables["cases"].replace('"seconds"', '"duration"')}
@@ -311,9 +308,7 @@ def test_records_of_another_version_are_refused(run_folder: Path) -> None:
         collect.collect(run_folder, {})
 
 
-def test_collect_renders_no_template_that_a_foreign_run_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_renders_no_template_that_a_foreign_run_names(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path / "no Slurm here"))
     run = submit.create(request(tmp_path), ["profpipe"], comparisons)
     for place in (tmp_path, run / "inside"):
@@ -330,7 +325,7 @@ def test_collect_renders_no_template_that_a_foreign_run_names(
     assert "or its request was changed. The templates of its pipeline are not used." in capsys.readouterr().err
 
 
-def test_collect_says_what_no_array_has(run_folder: Path) -> None:
+def test_collect_says_what_no_array_has(run_folder):
     with pytest.raises(ConfigError, match="is no run on a cluster"):
         records.load_plan(run_folder.parent)
     record(1).save(run_folder)

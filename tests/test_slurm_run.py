@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from program import WITHOUT_TORCH, rows
 from slurm_cluster import Cluster
 
 from profpipe.results.manifest import Manifest
-from profpipe.results.tasks import Task, TaskState
+from profpipe.results.tasks import TaskState
 
 #: The cases of one n wait until the file `go-N` exists.
 WORKLOAD = """
@@ -57,58 +56,58 @@ class Sweep:
     folder: Path
     cluster: Cluster
 
-    def profpipe(self, *words: str, exit_code: int = 0) -> str:
+    def profpipe(self, *words, exit_code=0):
         env = {**os.environ, **self.cluster.environment, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}
         done = forked.run(self.folder, *words, env=env)
         assert done.returncode == exit_code, done.stdout + done.stderr
         return done.stdout
 
-    def release(self, *numbers: int) -> None:
+    def release(self, *numbers):
         for number in numbers:
             (self.folder / f"go-{number}").touch()
 
     @property
-    def run(self) -> Path:
+    def run(self):
         return (self.folder / "out" / "latest").resolve()
 
     @property
-    def job(self) -> str:
+    def job(self):
         """The array that was submitted first."""
         return min((path.stem for path in (self.run / "slurm" / "submissions").iterdir()), key=int)
 
-    def state(self, index: int) -> str:
+    def state(self, index):
         return self.cluster.run("squeue", "-h", "--states=all", f"--jobs={self.job}_{index}", "--format=%T").strip()
 
-    def node(self, index: int) -> str:
+    def node(self, index):
         return self.cluster.run("squeue", "-h", "--states=all", f"--jobs={self.job}_{index}", "--format=%N").strip()
 
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self):
         return Manifest.load(self.run).tasks
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, slurm: Cluster) -> Iterator[Sweep]:
+def sweep(tmp_path, slurm):
     (tmp_path / "work.py").write_text(WORKLOAD, encoding="utf-8")
     (tmp_path / "pipeline.yaml").write_text(PIPELINE, encoding="utf-8")
     yield Sweep(tmp_path, slurm)
     slurm.clear()
 
 
-def wait_for(is_true: Callable[[], bool], describe: Callable[[], str] = str, seconds: float = 90) -> None:
+def wait_for(is_true, describe=str, seconds=90):
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, describe()
         time.sleep(0.1)
 
 
-def process_of(run: Path, index: int) -> int:
+def process_of(run, index):
     """The process of a task."""
     words = f"task\0{run}\0{index}\0".encode()
     found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().endswith(words)]
     return int(found[0].parent.name)
 
 
-def common(run: Path) -> dict[str, list[tuple[str, ...]]]:
+def common(run):
     """The rows of each table without times and facts of the host."""
     tables = {name: rows(run / f"{name}.parquet") for name in TABLES}
     assert not any(tables[name] for name in TABLES if name not in COMMON)
@@ -116,7 +115,7 @@ def common(run: Path) -> dict[str, list[tuple[str, ...]]]:
     return {name: sorted(tuple(row[column] for column in COMMON[name]) for row in tables[name]) for name in COMMON}
 
 
-def test_a_disturbed_sweep_loses_nothing_and_equals_a_run_on_one_machine(sweep: Sweep) -> None:
+def test_a_disturbed_sweep_loses_nothing_and_equals_a_run_on_one_machine(sweep):
     run_on_cluster = sweep.profpipe("run", "--slurm")
     assert "Submitted 10 tasks as job " in run_on_cluster and "collect" in run_on_cluster
     assert sweep.cluster.run("squeue", "-h", f"--jobs={sweep.job}_0", "--format=%k").strip() == 'a "b" \\ c #d'
@@ -194,7 +193,7 @@ workloads:
 """
 
 
-def test_all_pairs_of_a_case_run_on_one_node_and_a_case_without_a_record_is_resumed(sweep: Sweep) -> None:
+def test_all_pairs_of_a_case_run_on_one_node_and_a_case_without_a_record_is_resumed(sweep):
     (sweep.folder / "pipeline.yaml").write_text(PAIRS, encoding="utf-8")
     sweep.profpipe("ab", "--b", "set:seconds=0.3", "--pairs", "2", "--slurm", "--wait", "--quiet")
     run = sweep.run

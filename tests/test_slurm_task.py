@@ -44,7 +44,7 @@ workloads:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """A run of two tasks with two cases each, of which none was submitted. The workload counts its processes."""
     (tmp_path / "work.sh").write_text('echo "$1 $IMPL" >> processes\n', encoding="utf-8")
     path = tmp_path / "pipeline.yaml"
@@ -52,22 +52,22 @@ def run(tmp_path: Path) -> Path:
     return submit.create(RunRequest.create(load_pipeline(path), path, tmp_path / "out"), ["profpipe"], comparisons)
 
 
-def processes(run: Path) -> list[str]:
+def processes(run):
     return (run.parents[1] / "processes").read_text(encoding="utf-8").splitlines()
 
 
-def record_of(run: Path) -> Record:
+def record_of(run):
     """The record of the first task that counts."""
     return records.read_records(run)[0]
 
 
-def carry_out(run: Path, index: int, exit_code: int = 0) -> None:
+def carry_out(run, index, exit_code=0):
     profpipe(run.parent, "task", run, index, exit_code=exit_code, SLURMD_NODENAME="n1", SLURM_ARRAY_JOB_ID="7",
              SLURM_ARRAY_TASK_ID=str(index))  # fmt: skip
 
 
 @pytest.mark.slow
-def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
+def test_tasks_leave_their_files_and_records_and_run_once(run):
     carry_out(run, 0)
     assert processes(run) == ["1 a", "1 b"]
     profpipe(run.parent, "collect", run, "--quiet", exit_code=1)
@@ -87,7 +87,7 @@ def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Path) -> None:
+def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run):
     carry_out(run, 0)
     whole = record_of(run)
     second = whole.manifest.jobs[1]
@@ -104,7 +104,7 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Pat
 
 
 @pytest.mark.slow
-def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run: Path) -> None:
+def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run):
     (run / "raw" / "work").write_text("in the way", encoding="utf-8")
     carry_out(run, 0, exit_code=1)
     task = record_of(run).task
@@ -115,7 +115,7 @@ def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run: Path) -
     assert (task.attempt, task.state) == (2, TaskState.DONE)
 
 
-def test_a_task_refuses_code_that_changed_after_the_run_was_submitted(run: Path) -> None:
+def test_a_task_refuses_code_that_changed_after_the_run_was_submitted(run):
     (run.parents[1] / "work.sh").write_text("true\n", encoding="utf-8")
     carry_out(run, 0, exit_code=2)
     details = record_of(run).task.details
@@ -123,7 +123,7 @@ def test_a_task_refuses_code_that_changed_after_the_run_was_submitted(run: Path)
 
 
 @pytest.mark.slow
-def test_two_collections_at_once_do_no_harm(run: Path) -> None:
+def test_two_collections_at_once_do_no_harm(run):
     for index in range(2):
         carry_out(run, index)
     argv = [sys.executable, "-m", "profpipe", "collect", run, "--quiet"]
@@ -135,7 +135,7 @@ def test_two_collections_at_once_do_no_harm(run: Path) -> None:
 # --- what Slurm answers ----------------------------------------------------------------------------------------------
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+def install(folder, monkeypatch, **programs):
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n# A stand-in of the tests, not Slurm's {name}.\n{script}\n")
         (folder / name).chmod(0o755)
@@ -145,9 +145,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> N
 FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 
 
-def test_accounting_is_asked_for_tasks_that_the_controller_has_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accounting_is_asked_for_tasks_that_the_controller_has_forgotten(tmp_path, monkeypatch):
     lines = (
         "7_0|COMPLETED|0:0|n1",
         "7_1|TIMEOUT|0:0|n2",
@@ -167,7 +165,7 @@ def test_accounting_is_asked_for_tasks_that_the_controller_has_forgotten(
     assert seen[1].node == "n2" and seen[0].details == "exit code 0"
 
 
-def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, scontrol="exit 1", squeue="echo '7|3|RUNNING|n1|None'; echo '7|4|PENDING||Priority'")
     assert queue.look_up([Submission(7, (3, 4))]) == {
         3: Task(3, state=TaskState.RUNNING, node="n1", job="7_3"),
@@ -175,9 +173,7 @@ def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path: Path, monkeypa
     }  # fmt: skip
 
 
-def test_a_controller_that_does_not_answer_is_no_answer(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_does_not_answer_is_no_answer(run, tmp_path, monkeypatch):
     away = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
     install(tmp_path, monkeypatch, scontrol=away, squeue=away, sacct="exit 1", sbatch="touch submitted; echo 8")
     Submission(7, (0, 1)).save(run)
@@ -188,9 +184,7 @@ def test_a_controller_that_does_not_answer_is_no_answer(
     assert len(queue.read_submissions(run)) == 1
 
 
-def test_only_the_last_array_that_has_an_index_says_what_became_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_array_that_has_an_index_says_what_became_of_it(tmp_path, monkeypatch):
     script = """
 case $4 in 7) task=0-2 state=FAILED;; 8) task=1 state=PENDING;; esac
 echo "JobId=$4 ArrayJobId=$4 ArrayTaskId=$task JobState=$state Reason=Resources ExitCode=1:0"
@@ -202,7 +196,7 @@ echo "JobId=$4 ArrayJobId=$4 ArrayTaskId=$task JobState=$state Reason=Resources 
     }  # fmt: skip
 
 
-def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path, monkeypatch):
     sbatch = f'echo "$@" >> {tmp_path}/calls; echo $((100 + $(wc -l < {tmp_path}/calls)))'
     install(tmp_path, monkeypatch, scontrol="echo 'MaxArraySize            = 10'", sbatch=sbatch)
     monkeypatch.setattr("secrets.token_hex", lambda size: "word")
@@ -225,9 +219,7 @@ def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, mo
         ("echo sbatch: error: invalid partition >&2; exit 1", False, "sbatch refused the array: .*invalid partition"),
     ],
 )
-def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str, is_kept: bool, message: str
-) -> None:
+def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(tmp_path, monkeypatch, sbatch, is_kept, message):
     install(tmp_path, monkeypatch, scontrol="exit 1", sbatch=sbatch)
     path = tmp_path / "pipeline.yaml"
     path.write_text(PIPELINE, encoding="utf-8")
@@ -238,12 +230,10 @@ def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(
     assert any((tmp_path / "out").glob("*/slurm/plan.json")) is is_kept
 
 
-def test_a_run_that_a_resume_has_submitted_is_not_submitted_again(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_a_resume_has_submitted_is_not_submitted_again(run, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, scontrol="exit 1", sbatch=f"touch {tmp_path}/called; exit 1")
 
-    def resumed(*_: object) -> Path:
+    def resumed(*_):
         # In place of a `resume` between the making of the folder and its lock.
         Submission(8, (0, 1)).save(run)
         return run
@@ -253,9 +243,7 @@ def test_a_run_that_a_resume_has_submitted_is_not_submitted_again(
     assert not (tmp_path / "called").exists()
 
 
-def test_a_run_on_which_another_process_works_keeps_its_folder(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_which_another_process_works_keeps_its_folder(run, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, sbatch="exit 1")
     monkeypatch.setattr(submit, "create", lambda *_: run)
     monkeypatch.setattr(cluster, "_LOCK_S", 0.1)
@@ -264,9 +252,7 @@ def test_a_run_on_which_another_process_works_keeps_its_folder(
     assert (run / "slurm" / "plan.json").exists()
 
 
-def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(run, tmp_path, monkeypatch):
     lost = f'echo "$@" > {tmp_path}/call; kill -9 $$'
     install(tmp_path, monkeypatch, scontrol="exit 1", squeue="exit 1", sacct="exit 1", sbatch=lost)
     with pytest.raises(queue.SubmissionUnknown):
@@ -289,7 +275,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
 
 
 @pytest.mark.slow
-def test_of_two_resumes_at_once_one_submits(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_resumes_at_once_one_submits(run, tmp_path, monkeypatch):
     known = "[ -f submitted ] && echo JobId=8 ArrayJobId=8 ArrayTaskId=0-1 JobState=PENDING"
     # The array is in the queue, although its number is lost.
     lost = 'touch submitted; echo 8 >> numbers; echo "$@" > call; echo Socket timed out >&2; exit 1'

@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import hooked
 import pytest
@@ -55,13 +53,13 @@ while time.monotonic() < last + 60:
 """
 
 
-def free_port() -> str:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
 
 
-def pipeline(folder: Path, program: str, **workload: Any) -> Path:
+def pipeline(folder, program, **workload):
     (folder / "server.py").write_text(program, encoding="utf-8")
     (folder / "client.py").write_text(CLIENT, encoding="utf-8")
     port = free_port()
@@ -72,7 +70,7 @@ def pipeline(folder: Path, program: str, **workload: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
+def test_a_server_is_recorded_for_a_span_and_ended(tmp_path):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     # The server has imported torch by then, beside its client and on a machine as busy as this one.
@@ -100,9 +98,7 @@ def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
     assert f"Recorded: 1 s, from {after_s} s after the start of the program." in page and "of the host." in page
 
 
-def run_span(
-    folder: Path, program: str, profiler: str = "torch", after_s: float = 0.0, for_s: float = 60.0
-) -> hooked.Hooked:
+def run_span(folder, program, profiler="torch", after_s=0.0, for_s=60.0):
     """Run a program that ends by itself under a span of time."""
     return hooked.run_python(folder, program, profiler=profiler, capture={"after_s": after_s, "for_s": for_s})
 
@@ -119,7 +115,7 @@ while time.monotonic() < ends:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path: Path) -> None:
+def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path):
     # torch imports its compiler when the profiler starts, which takes seconds.
     done = run_span(tmp_path, "import torch._inductor.config\n" + WORKS.format(3))
     assert done.returncode == 0 and "before the end of the capture" in done.notes, done.output
@@ -136,7 +132,7 @@ def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path: Path) ->
     ],
     ids=["no torch", "too short"],
 )
-def test_a_program_that_leaves_nothing_says_why(tmp_path: Path, program: str, why: str) -> None:
+def test_a_program_that_leaves_nothing_says_why(tmp_path, program, why):
     done = run_span(tmp_path, program, after_s=30)
     assert done.returncode == 0 and not done.traces and why in done.explanation
 
@@ -156,9 +152,7 @@ def test_a_program_that_leaves_nothing_says_why(tmp_path: Path, program: str, wh
     ],
     ids=["no torch", "torch"],
 )
-def test_the_reason_says_when_a_span_ended_before_torch_was_imported(
-    tmp_path: Path, program: str, why: str, profiler: str
-) -> None:
+def test_the_reason_says_when_a_span_ended_before_torch_was_imported(tmp_path, program, why, profiler):
     done = run_span(tmp_path, program, profiler, for_s=0.1)
     assert done.returncode == 0 and not done.traces
     assert why in done.explanation and "Set capture.after_s higher" in done.explanation
@@ -180,7 +174,7 @@ for worker in workers: worker.join()
 
 
 @pytest.mark.slow
-def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(tmp_path: Path) -> None:
+def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(tmp_path):
     done = run_span(tmp_path, FORKS, "plain")
     assert done.returncode == 0 and len(done.tables) == 3, done.output
     tables = reader.combine(own.with_columns(workload="w", case="c", profiler="plain") for own in done.tables)
@@ -189,21 +183,21 @@ def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(t
 
 
 @pytest.mark.slow
-def test_a_profiler_of_the_program_ends_the_span(tmp_path: Path) -> None:
+def test_a_profiler_of_the_program_ends_the_span(tmp_path):
     program = WORKS.format(2) + "with torch.profiler.profile() as own:\n    torch.ones(3).cumprod(0)\n"
     program += "print([event.key for event in own.key_averages()])"
     done = run_span(tmp_path, "import torch._inductor.config\n" + program)
     assert "aten::cumprod" in done.output and "the program uses torch.profiler itself" in done.notes
 
 
-def test_a_span_longer_than_the_time_limit_is_refused(tmp_path: Path) -> None:
+def test_a_span_longer_than_the_time_limit_is_refused(tmp_path):
     path = pipeline(tmp_path, "", capture={"after_s": 890, "for_s": 20})
     with pytest.raises(ConfigError, match=r"'capture' ends after 910 s\. Set timeout_s higher than 900"):
         load_pipeline(path)
 
 
 @pytest.mark.slow
-def test_what_a_program_returns_when_it_is_ended_is_no_failure(tmp_path: Path) -> None:
+def test_what_a_program_returns_when_it_is_ended_is_no_failure(tmp_path):
     program = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('asked'))\ntime.sleep(1)\n"
     # It ends later than it was asked to, with an exit code that it chose.
     program += "while True:\n    time.sleep(0.1)\n    if time.monotonic() > ends: raise SystemExit(3)\n"

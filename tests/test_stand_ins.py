@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -36,18 +35,18 @@ COMMAND = "version: 1\nworkloads: {mine: {command: [sh, -c, 'echo ran > ran.txt'
 class Project:
     """A folder with a workload, and a folder on PATH for the stand-ins."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.programs = folder, folder / "bin"
         self.programs.mkdir()
         (folder / "sums.py").write_text(WORKLOAD)
 
-    def install(self, name: str, script: str) -> Path:
+    def install(self, name, script):
         path = self.programs / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return path
 
-    def profpipe(self, profiler: str, pipeline: str = PIPELINE) -> subprocess.CompletedProcess[str]:
+    def profpipe(self, profiler, pipeline=PIPELINE):
         (self.folder / "pipeline.yaml").write_text(pipeline.replace("PROFILER", profiler))
         # Without torch, which no workload here needs and every harness would wait for.
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS / 'no_torch'}"}
@@ -57,16 +56,16 @@ class Project:
     def latest(self):
         return store.load((self.folder / "out" / "latest").resolve())
 
-    def summary(self) -> str:
+    def summary(self):
         return read_pages(self.folder / "out" / "latest")
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
-def install_rocprof(project: Project, variant: str) -> None:
+def install_rocprof(project, variant):
     program = shlex.join([sys.executable, str(TESTS / "fake_rocprof.py"), variant])
     project.install(variant, f'exec {program} "$@"')
 
@@ -135,7 +134,7 @@ code=$?
 """
 
 
-def install_ncu(project: Project, ending: str) -> None:
+def install_ncu(project, ending):
     project.install("ncu", NCU + ending)
 
 

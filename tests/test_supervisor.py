@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
-from profpipe.job import Command, Job, Tool
+from profpipe.job import Command, Tool
 from profpipe.runner import executor, process, supervisor
 from profpipe.runner.process import GRACE, GracePeriods
 
@@ -58,14 +57,14 @@ process.ask(["sh", "-c", {script!r}], timeout_s=600.0)
 """
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def wait_until_gone(pids: list[int], wait_s: float) -> list[int]:
+def wait_until_gone(pids, wait_s):
     """The processes that live after ``wait_s`` seconds."""
     deadline = time.monotonic() + wait_s
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
@@ -73,13 +72,13 @@ def wait_until_gone(pids: list[int], wait_s: float) -> list[int]:
     return left
 
 
-def supervisor_of(runner: subprocess.Popen[str]) -> int:
+def supervisor_of(runner):
     (pid,) = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
     return int(pid)
 
 
 @pytest.fixture
-def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def started(request, tmp_path):
     """A runner, and the processes of its job or of another command, all of which ignore signals."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     script = HIDDEN.format(python=sys.executable, stubborn=tmp_path / "stubborn.py", folder=tmp_path)
@@ -99,13 +98,13 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
 
 
 @pytest.mark.parametrize("started", [RUNNER, CALLER], ids=["job", "call"], indirect=True)
-def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> None:
+def test_what_a_killed_runner_started_is_gone_within_two_seconds(started):
     runner, pids = started
     runner.kill()
     assert wait_until_gone(pids, 2.0) == []
 
 
-def test_a_supervisor_that_is_stopped_ends_what_it_started_when_the_runner_is_killed(started) -> None:
+def test_a_supervisor_that_is_stopped_ends_what_it_started_when_the_runner_is_killed(started):
     runner, pids = started
     os.kill(supervisor_of(runner), signal.SIGSTOP)
     runner.kill()
@@ -113,7 +112,7 @@ def test_a_supervisor_that_is_stopped_ends_what_it_started_when_the_runner_is_ki
 
 
 @pytest.mark.slow
-def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started) -> None:
+def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started):
     runner, pids = started
     os.kill(supervisor_of(runner), signal.SIGKILL)
     output, _ = runner.communicate(timeout=30)
@@ -121,7 +120,7 @@ def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started
     assert wait_until_gone(pids, 0.0) == []
 
 
-def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> None:
+def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path):
     """As where Python needs PYTHONHOME, which ``-I`` ignores."""
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
@@ -138,7 +137,7 @@ def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> 
     assert last.endswith(f"{tmp_path}/python -I -S {supervisor.__file__}")
 
 
-def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path) -> None:
+def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, before[1]))
@@ -149,7 +148,7 @@ def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
+def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path):
     """As where a process hangs inside a driver and survives SIGKILL. Here the stopped supervisor reports no end."""
     with (tmp_path / "log").open("wb") as log:
         started = process.start(["sleep", "600"], dict(os.environ), log)
@@ -163,7 +162,7 @@ def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_l
     assert started.wait(5.0) == -signal.SIGKILL
 
 
-def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_is_named(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         with pytest.raises(FileNotFoundError, match="no-such-program"):
             process.start(["no-such-program"], {}, log)
@@ -173,7 +172,7 @@ def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
             process.start(["true", "a\0b"], dict(os.environ), log)
 
 
-def test_words_and_variables_of_any_bytes_and_length_reach_a_program(tmp_path: Path) -> None:
+def test_words_and_variables_of_any_bytes_and_length_reach_a_program(tmp_path):
     word, value = os.fsdecode(b"\xff\xe9 \n'"), "x" * 100_000
     program = "import os, sys; sys.stdout.buffer.write(os.fsencode(sys.argv[1] + str(len(os.environ['LONG']))))"
     assert process.ask([sys.executable, "-c", program, word], env={"LONG": value}) == os.fsencode(
@@ -181,7 +180,7 @@ def test_words_and_variables_of_any_bytes_and_length_reach_a_program(tmp_path: P
     ).decode(errors="replace")
 
 
-def test_a_program_has_the_signals_and_descriptors_of_a_shell() -> None:
+def test_a_program_has_the_signals_and_descriptors_of_a_shell():
     program = (
         "import os, signal; "
         "print([s.name for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN], "
@@ -192,7 +191,7 @@ def test_a_program_has_the_signals_and_descriptors_of_a_shell() -> None:
     assert process.ask([sys.executable, "-c", program]) == f"{[*ignored, 'SIGPIPE', 'SIGXFSZ']} [0, 1, 2]\n"
 
 
-def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_of_a_job(tmp_path: Path) -> None:
+def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_of_a_job(tmp_path):
     """The runner is process 1 of its namespace, and /proc is the one of its host, where all descend from process 1."""
     isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*isolated, "true"], capture_output=True).returncode:
@@ -222,7 +221,7 @@ exit 1
 """
 
 
-def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runner_end(tmp_path: Path) -> None:
+def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runner_end(tmp_path):
     isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
@@ -235,7 +234,7 @@ def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runne
 
 
 @pytest.mark.slow
-def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path: Path) -> None:
+def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pid"))
     job, began = job_of(tmp_path, "pass", script=None, command=command, timeout_s=0.5), time.monotonic()
@@ -257,14 +256,14 @@ printf report > "$report"
 
 
 @pytest.mark.slow
-def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path: Path) -> None:
+def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path):
     report, tool = tmp_path / "report", tmp_path / "tool"
     tool.write_text(TOOL)
     tool.chmod(0o755)
     workload = ("sleep", "600")
     job = job_of(tmp_path, "pass", script=None, command=workload, timeout_s=0.5, tool=Tool("fake", "1", str(tool)))
 
-    def commands(job: Job) -> list[Command]:
+    def commands(job):
         return [Command((str(tool), str(report), *job.command), (report,))]
 
     profiler = fake_profiler(tmp_path)

@@ -65,9 +65,7 @@ def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_tha
     # A mock: graphs need a GPU. It shows only which function is called how.
     calls = []
     monkeypatch.setattr(rounds.launch_profile, "capture_graph", lambda fn: lambda: calls.append("replay"))
-    monkeypatch.setattr(
-        rounds.sampling, "run_loop", lambda fn, n, **_: calls.append("loop") or rounds.sampling.Loop(1.0)
-    )
+    monkeypatch.setattr(rounds.sampling, "run_loop", lambda fn, n, **_: calls.append("loop") or (1.0, ()))
     case = timed(plan(order="sequential", mode="cuda_graph", target=0.9), [])
     case.visit(lambda: calls.append("eager"))
     calls.clear()
@@ -86,7 +84,7 @@ def test_the_launch_time_is_the_shortest_seen_and_at_most_the_loop_time(monkeypa
         )
 
     monkeypatch.setattr(rounds.sampling, "sample", sample)
-    monkeypatch.setattr(rounds.sampling, "run_loop", lambda fn, n, **_: rounds.sampling.Loop(loop_ns))
+    monkeypatch.setattr(rounds.sampling, "run_loop", lambda fn, n, **_: (loop_ns, ()))
     case = timed(plan(order="interleaved", rounds=3), written)
     assert [case.visit(lambda: None) for _ in range(3)] == [False, False, True]
     assert case.finish(lambda: None) == flags
@@ -289,7 +287,7 @@ def test_a_graph_that_cannot_be_captured_fails_its_case_with_the_reason(mode):
 def test_the_loop_without_a_profiler_is_as_long_as_its_time_needs(monkeypatch, call_ns, iterations):
     """A mock of the loop: how often it calls. By default two seconds are spent on a case."""
     made = []
-    monkeypatch.setattr(rounds.sampling, "run_loop", lambda fn, n, **_: made.append(n) or rounds.sampling.Loop(7.0))
+    monkeypatch.setattr(rounds.sampling, "run_loop", lambda fn, n, **_: made.append(n) or (7.0, ()))
     case = timed(plan(repeats=30), [])
     case.samples_ns["time"] = [call_ns]
     assert case.loop_wall_ns(lambda: None) == (None if iterations is None else 7.0)

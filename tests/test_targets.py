@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
-from profpipe.analysis.findings import Grade, Target, WorkloadFindings
+from profpipe.analysis.findings import Grade, Target
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report.sections import cases as section
@@ -21,7 +20,7 @@ EVERY = {
 }  # fmt: skip
 
 
-def study(targets: dict[str, Any], flags: tuple[str, ...] = (), **ns: float) -> WorkloadFindings:
+def study(targets, flags=(), **ns):
     """Implementations with these times in ns of 1 GFLOP and 1 MB; ``plain`` is the baseline."""
     cases, kernels, ranges, metrics = [], [], [], []
     for impl, time in ns.items():
@@ -42,15 +41,15 @@ def study(targets: dict[str, Any], flags: tuple[str, ...] = (), **ns: float) -> 
 @pytest.mark.parametrize(
     ("value", "grade"), [(150, "good"), (149.9, "fair"), (100, "fair"), (99.9, "poor"), (0, "poor")]
 )
-def test_a_value_is_good_from_one_limit_on_and_poor_below_the_other(value: float, grade: str) -> None:
+def test_a_value_is_good_from_one_limit_on_and_poor_below_the_other(value, grade):
     assert Target(150, 100).judge(value) is Grade(grade)
 
 
-def test_without_a_lower_limit_no_value_is_poor() -> None:
+def test_without_a_lower_limit_no_value_is_poor():
     assert Target(80).judge(1) is Grade.FAIR
 
 
-def test_each_quantity_of_a_case_is_judged_by_its_own_target() -> None:
+def test_each_quantity_of_a_case_is_judged_by_its_own_target():
     found = study(EVERY, plain=20_000, fast=5_000)
     fast, plain = ({case.id: case for case in found.cases}[id] for id in ("impl=fast", "impl=plain"))
     assert fast.reached == pytest.approx(
@@ -68,13 +67,13 @@ def test_each_quantity_of_a_case_is_judged_by_its_own_target() -> None:
     }
 
 
-def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good() -> None:
+def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good():
     found = study({"tflops": {"good": 150}}, plain=20_000, wrong=500)
     wrong = next(case for case in found.cases if case.variant == "wrong")
     assert "above_peak" in wrong.marks and not wrong.grades
 
 
-def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values() -> None:
+def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values():
     workload = study(EVERY, plain=20_000, slow=12_000, fast=5_000)
     page = section.targets(workload, workload)
     assert texts(page)[0] == "**TFLOP/s** (good from 150, poor below 100): of 3 cases 1 good, 2 poor."
@@ -86,7 +85,7 @@ def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values() -> None:
     assert (slow["over baseline"], plain["over baseline"]) == ("1.67x poor", "–")
 
 
-def test_a_target_that_nothing_measured_says_what_measures_it() -> None:
+def test_a_target_that_nothing_measured_says_what_measures_it():
     rows = [metric_row("impl=a", "time", 1e3)]
     run = {"pipeline": {"workloads": {"w": {"targets": EVERY}}}}
     (workload,) = analyze(tables([case_row("impl=a")], metrics=rows), run).workloads
@@ -95,7 +94,7 @@ def test_a_target_that_nothing_measured_says_what_measures_it() -> None:
     )
 
 
-def test_without_targets_the_page_has_no_such_section() -> None:
+def test_without_targets_the_page_has_no_such_section():
     workload = study({}, plain=1e3)
     assert not section.targets(workload, workload)
 
@@ -107,13 +106,13 @@ workloads: {w: {command: [train], targets: TARGETS}}
 """
 
 
-def load(tmp_path: Path, targets: str) -> Any:
+def load(tmp_path, targets):
     path = tmp_path / "pipeline.yaml"
     path.write_text(PIPELINE.replace("TARGETS", targets))
     return loader.load_pipeline(path).workloads["w"].targets
 
 
-def test_a_workload_changes_single_targets_of_the_defaults(tmp_path: Path) -> None:
+def test_a_workload_changes_single_targets_of_the_defaults(tmp_path):
     found = load(tmp_path, "{tflops: {good: 300}, speedup: {good: 3}}")
     assert (found.tflops.good, found.tflops.poor, found.speedup.good, found.sm) == (300, 100, 3, None)
 
@@ -127,13 +126,13 @@ def test_a_workload_changes_single_targets_of_the_defaults(tmp_path: Path) -> No
         ("{speedup: {good: 2, poor: 3}}", "calls values from 2 on good and values below 3 poor"),
     ],
 )
-def test_a_wrong_target_is_refused_with_its_place(tmp_path: Path, targets: str, message: str) -> None:
+def test_a_wrong_target_is_refused_with_its_place(tmp_path, targets, message):
     with pytest.raises(ConfigError) as refused:
         load(tmp_path, targets)
     assert message in str(refused.value)
 
 
-def test_the_shipped_pipeline_has_the_published_targets_of_an_a100() -> None:
+def test_the_shipped_pipeline_has_the_published_targets_of_an_a100():
     found = loader.load_pipeline(ROOT / "pipelines" / "targets.yaml").workloads["attention"].targets
     assert (found.tflops.good, found.tflops.poor) == (150, 100)
     assert (found.gpu_busy.good, found.gpu_busy.poor) == (90, 70)

@@ -30,7 +30,7 @@ workloads: {w: {command: [touch, mark], profilers: [plain], hook: false}}
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
+def request_of(tmp_path, monkeypatch):
     """A request whose command leaves the file ``mark``; the current folder is that of the pipeline."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -40,39 +40,39 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
 
 
 @pytest.fixture
-def run(request_of: RunRequest) -> Path:
+def run(request_of):
     """A run that was killed before its first job."""
     return session.create(request_of, ["profpipe", "run"]).folder
 
 
-def resume(*words: object) -> int:
+def resume(*words):
     return cli.main(["resume", *map(str, words), "--quiet"])
 
 
-def mark() -> bool:
+def mark():
     """Return whether the command of the run was started."""
     return Path("mark").exists()
 
 
-def change(path: Path, old: str, new: str) -> None:
+def change(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
 
 
-def test_a_run_of_this_user_is_resumed_without_a_question(run: Path) -> None:
+def test_a_run_of_this_user_is_resumed_without_a_question(run):
     assert not fingerprint.find_doubt(run)
     assert resume() == 0 and mark() and Manifest.load(run).ended
 
 
-def test_a_run_that_its_user_moved_is_resumed_without_a_question(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_its_user_moved_is_resumed_without_a_question(run, tmp_path):
     moved = tmp_path / "elsewhere" / "moved"
     moved.parent.mkdir()
     shutil.move(run, moved)
     assert resume(moved) == 0 and mark()
 
 
-def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run: Path, request_of: RunRequest) -> None:
+def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run, request_of):
     known = _list_file()
     assert known.stat().st_mode & 0o777 == 0o600 and known.parent.stat().st_mode & 0o777 == 0o700
     other = session.create(replace(request_of, out=request_of.out / "other"), ["profpipe", "run"]).folder
@@ -80,35 +80,35 @@ def test_the_list_of_runs_is_private_and_has_a_line_for_each_run(run: Path, requ
     assert not fingerprint.find_doubt(run) and not fingerprint.find_doubt(other)
 
 
-def _list_file() -> Path:
+def _list_file():
     return Path(os.environ["XDG_STATE_HOME"], "profpipe", "runs")
 
 
-def _unknown(run: Path) -> None:
+def _unknown(run):
     _list_file().write_text("\n")
 
 
-def _list_of_others(run: Path) -> None:
+def _list_of_others(run):
     _list_file().chmod(0o622)
 
 
-def _no_home(run: Path) -> None:
+def _no_home(run):
     os.environ["XDG_STATE_HOME"] = "/nonexistent"
 
 
-def _other_request(run: Path) -> None:
+def _other_request(run):
     change(run / REQUEST_FILE, '"touch", "mark"', '"touch", "./mark"')
 
 
-def _no_fingerprint(run: Path) -> None:
+def _no_fingerprint(run):
     (run / "raw" / "basis.json").unlink()
 
 
-def _sides_added(run: Path) -> None:
+def _sides_added(run):
     (run / "raw" / "sides.json").write_text("[]")
 
 
-def _other_owner(run: Path) -> None:
+def _other_owner(run):
     if os.geteuid() != 0:
         pytest.skip("only root may give a file away")
     os.chown(run / "cases.csv", 12345, -1)
@@ -120,9 +120,7 @@ CHANGES: list[Callable[[Path], None]] = [
 
 
 @pytest.mark.parametrize("alter", CHANGES, ids=lambda alter: alter.__name__.strip("_"))
-def test_any_other_run_is_refused_where_nobody_can_be_asked(
-    run: Path, alter: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_other_run_is_refused_where_nobody_can_be_asked(run, alter, capsys):
     alter(run)
     doubt = fingerprint.find_doubt(run)
     assert (doubt == "another user owns a file in it") is (alter is _other_owner) and doubt
@@ -133,10 +131,10 @@ def test_any_other_run_is_refused_where_nobody_can_be_asked(
     assert not [path for path in run.rglob("*") if path.name in ("lock", "SUMMARY.md")], "nothing was written"
 
 
-def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run: Path) -> None:
+def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run):
     is_over = threading.Event()
 
-    def rename() -> None:
+    def rename():
         for number in itertools.cycle(range(100)):
             if is_over.is_set():
                 return
@@ -151,18 +149,18 @@ def test_a_run_whose_files_are_renamed_meanwhile_is_still_of_this_user(run: Path
             is_over.set()
 
 
-def test_trust_resumes_a_run_of_somebody_else(run: Path) -> None:
+def test_trust_resumes_a_run_of_somebody_else(run):
     _unknown(run)
     assert resume(run, "--trust") == 0 and mark()
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
-def test_on_a_terminal_the_user_is_asked(run: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+def test_on_a_terminal_the_user_is_asked(run, monkeypatch, answer, code):
     _unknown(run)
     shown = Terminal()
     monkeypatch.setattr("sys.stdin", Terminal(answer))
@@ -171,7 +169,7 @@ def test_on_a_terminal_the_user_is_asked(run: Path, monkeypatch: pytest.MonkeyPa
     assert "Resume it? [y/N]" in shown.getvalue()
 
 
-def test_what_is_shown_cannot_hide_a_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_cannot_hide_a_command(run, capsys):
     change(run / REQUEST_FILE, '"touch", "mark"', '"touch", "mark", "\\u001b[1A\\u001b[2K\\r"')
     change(run / REQUEST_FILE, '"env": {}', '"env": {"LD_PRELOAD": "evil.so"}')
     assert resume(run) == 2
@@ -179,9 +177,7 @@ def test_what_is_shown_cannot_hide_a_command(run: Path, capsys: pytest.CaptureFi
     assert "LD_PRELOAD=evil.so touch mark" in printed and "\\x1b[1A\\x1b[2K\\r" in printed and "\x1b" not in printed
 
 
-def test_without_a_name_the_runs_of_others_are_left_out(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_name_the_runs_of_others_are_left_out(run, tmp_path, capsys):
     foreign = run.with_name("20990101T000000Z-small")
     shutil.copytree(run, foreign)
     change(foreign / REQUEST_FILE, '"touch", "mark"', '"touch", "./mark"')
@@ -197,9 +193,7 @@ def test_without_a_name_the_runs_of_others_are_left_out(
 
 
 @pytest.mark.parametrize("place", ["raw", "raw/w", "raw/w/plain/job.jsonl"])
-def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(run, tmp_path, capsys, place):
     outside = tmp_path / "outside"
     if place == "raw":
         shutil.move(run / "raw", outside)
@@ -212,12 +206,12 @@ def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
     assert not mark() and sorted(outside.rglob("*")) == before
 
 
-def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run: Path) -> None:
+def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run):
     (run / "raw" / "again").symlink_to("../cases.csv")
     assert fingerprint.find_link(run) is None and resume(run) == 0
 
 
-def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: RunRequest, tmp_path: Path) -> None:
+def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of, tmp_path):
     both = tuple(sides.create(label, (), request_of) for label in "AB")
     made = session.create(request_of, ["profpipe", "ab"], both, PairsEntry())  # type: ignore[arg-type]
     for place in sides.MADE_ANEW:
@@ -231,10 +225,12 @@ def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: 
     assert (tmp_path / "outside" / "kept").is_dir()
 
 
-def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path: Path, request_of: RunRequest) -> None:
+def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path, request_of):
     path = tmp_path / "out" / "run" / "pipeline.yaml"
     found = program.read_program(["touch", "mark"], path, profilers=["plain"])
-    run = session.create(RunRequest.of_program(found, path, tmp_path / "out"), ["profpipe", "run"]).folder
+    run = session.create(
+        RunRequest.create(found.pipeline, path, tmp_path / "out", program=found), ["profpipe", "run"]
+    ).folder
     for kind, name in (("parsers", "evil.py"), ("templates", "SUMMARY.md.j2")):
         (run / kind).mkdir()
         (run / kind / name).write_text("raise SystemExit('evil') {{ evil }}")
@@ -243,9 +239,7 @@ def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", [{"secrets": {"hunter2-hunter2": 5}}, {"hidden": "hunter2-hunter2"}])
-def test_a_damaged_request_is_named_without_its_secrets(
-    run: Path, part: dict[str, object], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_request_is_named_without_its_secrets(run, part, capsys):
     (run / REQUEST_FILE).write_text(json.dumps(json.loads((run / REQUEST_FILE).read_text()) | part))
     assert resume(run, "--trust") == 2
     printed = capsys.readouterr().err
@@ -253,7 +247,7 @@ def test_a_damaged_request_is_named_without_its_secrets(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pipeline": []}', "\\xff", '{"pipeline": {"version": 2}}'])
-def test_a_damaged_request_is_named(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_request_is_named(run, text, capsys):
     (run / REQUEST_FILE).write_bytes(text.encode().replace(b"\\xff", b"\xff"))
     assert resume(run, "--trust") == 2
     assert f"{run / REQUEST_FILE}: is not the file that profpipe wrote" in capsys.readouterr().err

@@ -9,9 +9,7 @@ import gzip
 import json
 import os
 import sqlite3
-import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -112,12 +110,12 @@ if __name__ == "__main__":
 """
 
 
-def profpipe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def profpipe(folder, *words):
     variables = {**os.environ, **VARIABLES, "PYTHONPATH": PYTHONPATH}
     return forked.run(folder, *words, env=variables)
 
 
-def decoded(path: Path) -> Iterator[bytes]:
+def decoded(path):
     """Yield the content of a file, as it is and decoded."""
     content = path.read_bytes()
     yield content
@@ -130,11 +128,11 @@ def decoded(path: Path) -> Iterator[bytes]:
             yield "\n".join(database.iterdump()).encode()
 
 
-def spellings(secret: str) -> set[bytes]:
+def spellings(secret):
     return {text.encode() for text in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])}
 
 
-def leaks(out: Path) -> tuple[list[str], list[Path]]:
+def leaks(out):
     """Return the secrets in files that are not private, and the private files that hold one."""
     found, private = [], []
     for path in sorted(path for path in out.rglob("*") if path.is_file() and not path.is_symlink()):
@@ -152,13 +150,13 @@ def leaks(out: Path) -> tuple[list[str], list[Path]]:
     return found, private
 
 
-def printed(done: subprocess.CompletedProcess[str]) -> list[str]:
+def printed(done):
     text = (done.stdout + done.stderr).encode()
     return [name for name, secret in SECRETS.items() if any(spelling in text for spelling in spellings(secret))]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("secrets")
     (folder / "leaks.py").write_text(PROGRAM)
     (folder / "pipeline.yaml").write_text(PIPELINE)
@@ -166,7 +164,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_secrets_of_a_pipeline_are_in_private_files_only(project: Path) -> None:
+def test_the_secrets_of_a_pipeline_are_in_private_files_only(project):
     done = profpipe(project, "run", "--set", "workloads.command.env.EXTRA_TOKEN=literal-option-value")
     assert done.returncode == 1, done.stderr
     assert printed(done) == []
@@ -184,7 +182,7 @@ def test_the_secrets_of_a_pipeline_are_in_private_files_only(project: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_second_run_names_the_cases_alike_and_can_be_compared(project: Path) -> None:
+def test_a_second_run_names_the_cases_alike_and_can_be_compared(project):
     done = profpipe(project, "run", "-w", "script")
     assert done.returncode == 1 and printed(done) == []
     names = [path.name for path in sorted((project / "out").glob("2*"))]
@@ -196,7 +194,7 @@ def test_a_second_run_names_the_cases_alike_and_can_be_compared(project: Path) -
 
 
 @pytest.mark.slow
-def test_the_secrets_of_a_program_are_in_private_files_only(project: Path) -> None:
+def test_the_secrets_of_a_program_are_in_private_files_only(project):
     words = [VARIABLES["HF_TOKEN"], f"--url={VARIABLES['MY_DB_URL']}", "--api-key", "literal-option-value", "{token}"]
     words += [LITERALS["form"], "--password=literal-api-key-value", "https://u:L1teral-Url-Pw@example.org"]
     options = [option for name in VARIABLES if name != "AWS_ACCESS_KEY_ID" for option in ("--env", name)]
@@ -211,7 +209,7 @@ def test_the_secrets_of_a_program_are_in_private_files_only(project: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_same_cases_and_leaks_nothing(project: Path) -> None:
+def test_a_resumed_run_has_the_same_cases_and_leaks_nothing(project):
     """A run whose second half was not done: what is measured later has the names of the first half."""
     assert profpipe(project, "run", "--out", "resumed").returncode == 1
     first = (project / "resumed" / "latest").resolve()
@@ -226,7 +224,7 @@ def test_a_resumed_run_has_the_same_cases_and_leaks_nothing(project: Path) -> No
 
 
 @pytest.mark.parametrize("changed", ["${HF_TOKEN", "workloads: {w: {script: '${HF_TOKEN}'}}", "name: '${MY_DB_URL}'"])
-def test_an_error_of_the_pipeline_file_shows_no_secret(project: Path, tmp_path: Path, changed: str) -> None:
+def test_an_error_of_the_pipeline_file_shows_no_secret(project, tmp_path, changed):
     (tmp_path / "pipeline.yaml").write_text(f"version: 1\n{changed}\n")
     done = profpipe(tmp_path, "run")
     assert done.returncode == 2 and printed(done) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import hooked
 import pytest
 
-from profpipe.job import Case, Command, Job, Tool
+from profpipe.job import Case, Job, Tool
 from profpipe.profilers import rocprof
 
 CALLS = "calls.txt"
@@ -68,13 +68,13 @@ if end == "crash":
 """
 
 
-def calls(folder: Path) -> list[tuple[str, str, int]]:
+def calls(folder):
     """(rank, call, iteration of the program) in the order of the calls."""
     lines = (folder / CALLS).read_text(encoding="utf-8").splitlines()
     return [(rank, call, int(step)) for rank, call, step in (line.split() for line in lines)]
 
 
-def run_pair(folder: Path, first: str, second: str) -> list[tuple[str, str, int]]:
+def run_pair(folder, first, second):
     """The calls of two processes of one machine, the arguments of which are ``STEPS END``. The second starts later."""
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     of_rank = [f"LOCAL_WORLD_SIZE=2 LOCAL_RANK={rank} {sys.executable} train.py {arguments}" for rank, arguments in
@@ -89,7 +89,7 @@ def run_pair(folder: Path, first: str, second: str) -> list[tuple[str, str, int]
 
 
 @pytest.mark.slow
-def test_the_process_that_comes_last_ends_the_capture_of_all(tmp_path: Path) -> None:
+def test_the_process_that_comes_last_ends_the_capture_of_all(tmp_path):
     found = run_pair(tmp_path, "12 waits", "9 late")
     assert [call for _, call, _ in found[:2]] == ["start", "start"]
     assert found[2] == ("1", "stop", 6)
@@ -104,19 +104,19 @@ def test_the_process_that_comes_last_ends_the_capture_of_all(tmp_path: Path) -> 
         pytest.param("'no GPU'", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_process_that_ends_early_or_has_no_gpu_does_not_keep_the_capture_open(tmp_path: Path, end: str) -> None:
+def test_a_process_that_ends_early_or_has_no_gpu_does_not_keep_the_capture_open(tmp_path, end):
     found = run_pair(tmp_path, f"5 {end}", "20 ends")
     assert found[-1] == ("1", "stop", 6)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_keeps_the_capture_open_for_as_many_steps_as_are_measured(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_keeps_the_capture_open_for_as_many_steps_as_are_measured(tmp_path):
     found = run_pair(tmp_path, "5 killed", "40 ends")
     assert found[-1] == ("1", "stop", 6 + 4)
 
 
 @pytest.mark.slow
-def test_rocprofv3_records_the_chosen_steps_only(tmp_path: Path) -> None:
+def test_rocprofv3_records_the_chosen_steps_only(tmp_path):
     env = {"PROFPIPE_RECORD": "regions"}
     hooked.run_python(tmp_path, PROGRAM, "12", "ends", profiler="rocprof", env=env)
     found = [(call, step) for _, call, step in calls(tmp_path)]
@@ -128,7 +128,7 @@ def test_rocprofv3_records_the_chosen_steps_only(tmp_path: Path) -> None:
 OPTIONS = (rocprof.PERIOD, rocprof.REGIONS)
 
 
-def rocprof_commands(options: tuple[str, ...], **settings: object) -> list[Command]:
+def rocprof_commands(options, **settings):
     steps = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
     tool = Tool("rocprof", "1.0", "/opt/rocprofv3", "rocprofv3", options)
     job = Job("w", "rocprof", (Case("default", {}),), Path("/job"), tool, "python", Path("/"))
@@ -137,7 +137,7 @@ def rocprof_commands(options: tuple[str, ...], **settings: object) -> list[Comma
     )
 
 
-def test_rocprofv3_waits_for_the_first_step_and_records_all_where_none_begins() -> None:
+def test_rocprofv3_waits_for_the_first_step_and_records_all_where_none_begins():
     (chosen,) = rocprof_commands(OPTIONS)
     assert "--selected-regions" in chosen.argv and chosen.env == {"PROFPIPE_RECORD": "regions"}
     assert chosen.otherwise is not None and "--selected-regions" not in chosen.otherwise.argv
@@ -147,12 +147,12 @@ def test_rocprofv3_waits_for_the_first_step_and_records_all_where_none_begins() 
 @pytest.mark.parametrize(
     ("options", "settings"), [((), {}), (OPTIONS, {"hook": False})], ids=["older rocprofv3", "without hook"]
 )
-def test_rocprofv3_records_the_whole_process_otherwise(options: tuple[str, ...], settings: dict[str, object]) -> None:
+def test_rocprofv3_records_the_whole_process_otherwise(options, settings):
     (command,) = rocprof_commands(options, **settings)
     assert "--selected-regions" not in command.argv and command.otherwise is None
 
 
-def test_rocprofv3_records_a_span_of_time_and_the_runner_ends_the_program() -> None:
+def test_rocprofv3_records_a_span_of_time_and_the_runner_ends_the_program():
     (command,) = rocprof_commands(OPTIONS, capture={"after_s": 60.0, "for_s": 2.5})
     where = command.argv.index("--collection-period")
     assert command.argv[where : where + 4] == ("--collection-period", "60:2.5:1", "--collection-period-unit", "sec")

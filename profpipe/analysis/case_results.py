@@ -253,7 +253,7 @@ def _accuracy(index: CaseIndex, case: CaseResult, declared: Workload | None) -> 
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
     if is_flagged and not verdict.mark and (nans or not limits):
-        return Verdict(Flag.INACCURATE, nan=tuple(nans))
+        return Verdict(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
     return verdict if limits or verdict.mark else None
 
 

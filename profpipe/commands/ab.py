@@ -123,16 +123,16 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
     from profpipe.runner.request import RunRequest
 
     path = arguments.program_file(args.out)
-    repeat = [
-        *("profpipe", "ab"),
-        *(["--aa"] if args.aa else []),
-        *(["--pairs", str(args.pairs)] * (args.pairs != _PAIRS)),
-        *(["--more", str(args.more)] if args.more else []),
-        *(["--captures", str(args.captures)] * (args.captures != _CAPTURES)),
-        *(["-p", args.profiler] if args.profiler else []),
-        *(["--gate", f"{args.gate:g}"] if args.gate is not None else []),
-        *(["--inconclusive", args.inconclusive] if args.inconclusive else []),
-    ]
+    repeat = ["profpipe", "ab", *(["--aa"] if args.aa else [])]
+    for option, value, default in (
+        ("--pairs", args.pairs, _PAIRS),
+        ("--more", args.more, 0),
+        ("--captures", args.captures, _CAPTURES),
+        ("-p", args.profiler, None),
+        ("--gate", args.gate, None),
+        ("--inconclusive", args.inconclusive, None),
+    ):
+        repeat += [] if value == default else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     for option, specs in zip(("--a", "--b"), both[: 1 if args.aa else 2], strict=False):
         repeat += [word for spec in specs for word in (option, spec.published_from(path.parent))]
 
@@ -145,7 +145,7 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
             settings=arguments.steps(args),
             repeat=repeat,
         )
-        return RunRequest.of_program(found, path, args.out)
+        return RunRequest.create(found.pipeline, path, args.out, program=found)
 
     return load
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 import time
 from collections import Counter
@@ -135,7 +134,7 @@ def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namesp
         print(yaml.shown(folder))
     else:
         print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}. To read what is done at any time:")
-        print(f"  {collect_command(folder)}")
+        print(f"  {execution.command('collect', folder)}")
     return errors.OK
 
 
@@ -145,12 +144,6 @@ def _shown(jobs: Sequence[int]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def collect_command(folder: Path) -> str:
-    """Return the command that collects a run, as the user can type it."""
-    program = shlex.split(execution.resume_command(folder))
-    return shlex.join([*program[:-2], "collect", program[-1]])
 
 
 # --- following -------------------------------------------------------------------------------------------------------
@@ -180,7 +173,7 @@ def follow(folder: Path, is_quiet: bool) -> None:
     except KeyboardInterrupt:
         jobs = " ".join(str(each.job) for each in queue.read_submissions(folder))
         what = f"Interrupted. The tasks stay in the queue; `scancel {jobs}` stops them."
-        raise Interrupted(f"{what} To read what is done: {collect_command(folder)}") from None
+        raise Interrupted(f"{what} To read what is done: {execution.command('collect', folder)}") from None
 
 
 def _look(folder: Path, plan: Sequence[Task], before: Sequence[Task] = ()) -> list[Task]:

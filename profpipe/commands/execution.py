@@ -58,9 +58,9 @@ def print_jobs(request: RunRequest) -> None:
             print(job.shown(command))
 
 
-def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> int:
-    """Carry out a new run; ``command`` is kept in its record."""
-    run = session.create(request, command)
+def start(request: RunRequest, words: list[str], args: argparse.Namespace) -> int:
+    """Carry out a new run; the ``words`` of the command are kept in its record."""
+    run = session.create(request, words)
     with folders.lock(run.folder):
         return carry_out(run, args).exit_code
 
@@ -72,8 +72,8 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
     except KeyboardInterrupt:
         # While jobs run, interrupts are counted and not raised. This one came while the report was written.
         what = "Interrupted before SUMMARY.md was written. The measurements are kept."
-        remedy = f"To write the report: `{_command('report', run.folder)}`."
-        raise Interrupted(f"{what} {remedy} To continue: {resume_command(run.folder)}") from None
+        remedy = f"To write the report: `{command('report', run.folder)}`."
+        raise Interrupted(f"{what} {remedy} To continue: {command('resume', run.folder)}") from None
 
 
 def _carry_out(run: Session, args: argparse.Namespace) -> Result:
@@ -82,10 +82,10 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
         try:
             run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:
-            stop = Interrupted(f"{interrupt} To continue: {resume_command(run.folder)}")
+            stop = Interrupted(f"{interrupt} To continue: {command('resume', run.folder)}")
     if stop is None and (failed := len(run.disk_full_cases)):
         what, remedy = explain_disk_full(" ".join(run.data.cases["reason"]))
-        then = f"{remedy}, then continue: {resume_command(run.folder)}"
+        then = f"{remedy}, then continue: {command('resume', run.folder)}"
         stop = ProfpipeError(f"{count_cases(failed)} failed because {what}. {then}")
     if stop is None:
         run.end()
@@ -130,11 +130,7 @@ def write_results(
     return result
 
 
-def resume_command(folder: Path) -> str:
-    """Return the command that resumes a run, as the user can type it. auto_profile.sh does not put profpipe on PATH."""
-    return _command("resume", folder)
-
-
-def _command(name: str, folder: Path) -> str:
+def command(name: str, folder: Path) -> str:
+    """Return a command for a run as the user can type it. auto_profile.sh does not put profpipe on PATH."""
     program = ["profpipe"] if shutil.which("profpipe") else [sys.executable, "-m", "profpipe"]
     return shlex.join([*program, name, yaml.shown(folder)])

@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
     if args.program is None:
         path = Path(args.pipeline or "pipeline.yaml")
-        pipeline = loader.load_pipeline(path, args.set)
+        pipeline, found = loader.load_pipeline(path, args.set), None
         used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
         variables = [f"{name}={os.environ[name]}" for name in used]
         command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
@@ -77,6 +77,7 @@ def main(args: argparse.Namespace) -> int:
         path = arguments.program_file(args.out)
         given, settings = {"overrides": args.set, "variables": args.env}, arguments.steps(args)
         found = program.read_program(args.program, path, profilers=args.profiler, settings=settings, **given)
+        pipeline = found.pipeline
         options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
         words = ["--", *options_of_sbatch] if options_of_sbatch else []
         command = ["profpipe", *options, *words, "--", *found.masked]
@@ -85,11 +86,11 @@ def main(args: argparse.Namespace) -> int:
     from profpipe.results import folders
     from profpipe.runner.request import RunRequest
 
-    common = args.reuse, args.captures, folders.find_salt if args.dry_run else folders.make_salt
-    if args.program is None:
-        request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, *common)
-    else:
-        request = RunRequest.of_program(found, path, args.out, *common)
+    # The profilers of a program are in its pipeline.
+    profilers = args.profiler if found is None else []
+    salt = folders.find_salt if args.dry_run else folders.make_salt
+    common = args.workload, profilers, args.reuse, args.captures, salt
+    request = RunRequest.create(pipeline, path, args.out, *common, found)
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
     request = execution.with_comparisons(request)

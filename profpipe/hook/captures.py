@@ -211,7 +211,7 @@ class TorchTrace(Capture):
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = False
         self._range: Any = None
-        self._others: Optional[torch_profiler.Others] = None
+        self._others: Any = None
         if given.is_collected:
             self._is_over = True
         else:
@@ -259,7 +259,6 @@ class TorchTrace(Capture):
             return  # the numbers started again
         if torch.autograd._profiler_enabled():
             self._is_over = True
-            assert self._others is not None
             self._others.want()
             return
         self._profile = torch_profiler.new(self.settings)

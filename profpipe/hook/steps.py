@@ -12,7 +12,6 @@ from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 from profpipe import ranges
 from profpipe.hook import captures, record, settings
-from profpipe.hook.captures import Capture
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -80,7 +79,8 @@ class Steps:
     def _reset(self) -> None:
         self.number, self.rule = -1, ""
         self._is_open = self._is_over = False
-        self._capture: Optional[Capture] = None
+        #: The capture of the process from its first boundary on.
+        self._capture: Any = None
         self._members = Sequence()
         self._stops = 0
 
@@ -149,24 +149,20 @@ class Steps:
             self._begin_recording(rule)
         elif rule != self.rule:
             self._discard()
-        capture = self._capture
-        assert capture is not None
         self.rule = rule
         self._end()
         if not self._stops:
             self.number += 1
             self._is_open = True
-            capture.begin(rule, self.number)
+            self._capture.begin(rule, self.number)
 
     def _close(self) -> None:
         if self.rule == "marker" and self._is_open:
             self._end()
-            assert self._capture is not None
             self._capture.pause()
 
     def _abandon(self) -> None:
         if self.rule == "marker" and self._is_open:
-            assert self._capture is not None
             self._is_open = False
             self._capture.abandon()
             self._capture.pause()
@@ -174,14 +170,12 @@ class Steps:
     def _end(self) -> None:
         if not self._is_open:
             return
-        assert self._capture is not None
         self._is_open = False
         self._capture.end(self.rule, self.number)
         if self._settings.stop and self.number >= self._settings.last:
             self._stops = 1
 
     def _discard(self) -> None:
-        assert self._capture is not None
         self._capture.discard()
         self.number, self._is_open = -1, False
 

@@ -86,6 +86,22 @@ class Conditions:
     other_processes: int | None = None
     counted_hz: tuple[float, ...] = ()
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Conditions:
+        """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown.
+
+        Fields of a later version, and values that are no numbers, count as missing.
+        """
+        readings = tuple(
+            Reading(**{field.name: value for field in fields(Reading) if is_number(value := reading.get(field.name))})
+            for reading in record.get("readings") or ()
+            if isinstance(reading, Mapping)
+        )
+        others = record.get("other_processes")
+        return cls(
+            readings, others if is_number(others) else None, tuple(filter(is_number, record.get("counted_hz") or ()))
+        )
+
     @property
     def sm_clock_hz(self) -> float | None:
         return _aggregate(statistics.median, self._clocks)
@@ -170,14 +186,6 @@ class Conditions:
             found[Flag.OTHER_PROCESS] = f"other processes on the GPU: {self.other_processes}"
         return found
 
-    @property
-    def flags(self) -> list[Flag]:
-        return list(self.findings)
-
-    @property
-    def notes(self) -> list[str]:
-        return list(self.findings.values())
-
     def metrics(self) -> dict[str, tuple[float, str]]:
         """Return the rows of the metrics table, name -> (value, unit), without unknown values."""
         rows = {
@@ -189,22 +197,6 @@ class Conditions:
             "temperature": (self.temperature_c, "degC"),
         }
         return {name: (value, unit) for name, (value, unit) in rows.items() if value is not None}
-
-
-def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
-    """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown.
-
-    Fields of a later version, and values that are no numbers, count as missing.
-    """
-    names = [field.name for field in fields(Reading)]
-    readings = tuple(
-        Reading(**{name: value for name in names if is_number(value := reading.get(name))})
-        for reading in record.get("readings") or ()
-        if isinstance(reading, Mapping)
-    )
-    others = record.get("other_processes")
-    counted = tuple(value for value in record.get("counted_hz") or () if is_number(value))
-    return Conditions(readings, others if is_number(others) else None, counted)
 
 
 def combine(many: Iterable[Conditions]) -> Conditions:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -32,12 +32,21 @@ CONTINUE: Final = ""
 _SEVERITY: Final[tuple[str, ...]] = (Status.CRASHED, Status.OOM, Status.FAILED, Status.SKIPPED)
 
 
-class EndedByPeer(Exception):
-    """Another process ended the case: ``status`` and ``reason``."""
+@dataclass(frozen=True)
+class CaseEnd:
+    """How a case ended."""
 
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(f"{status}: {reason}")
-        self.status, self.reason = status, reason
+    status: str
+    reason: str = ""
+    flags: Sequence[str] = ()
+
+
+class EndedByPeer(Exception):
+    """Another process ended the case, as ``end`` says."""
+
+    def __init__(self, end: CaseEnd) -> None:
+        super().__init__(f"{end.status}: {end.reason}")
+        self.end = end
 
 
 class PeerTimeout(Exception):
@@ -93,19 +102,17 @@ class Ranks:
         messages = self._exchange_and_continue(RankMessage("numbers", values=tuple(values)))
         return [max(at_index) for at_index in zip(*(message.values for message in messages), strict=True)]
 
-    def agree_on_end(self, status: str, reason: str, flags: Sequence[str] = ()) -> tuple[str, str, Sequence[str]]:
+    def agree_on_end(self, own: CaseEnd) -> CaseEnd:
         """Return how the visit to a case ended: the most severe end of any process, and the flags of all.
 
         Raises PeerTimeout if this process ends the case early and the others do not come to the exchange.
         """
         # A failed check may have left the others in the middle of it.
-        is_early = status in _SEVERITY or Flag.UNCHECKED in flags
-        messages = self._exchange(
-            RankMessage("end", status, reason, tuple(flags)), PEER_TIMEOUT_S if is_early else None
-        )
-        ended = _most_severe_end(messages)
+        is_early = own.status in _SEVERITY or Flag.UNCHECKED in own.flags
+        message = RankMessage("end", own.status, own.reason, tuple(own.flags))
+        messages = self._exchange(message, PEER_TIMEOUT_S if is_early else None)
         of_all = tuple(dict.fromkeys(flag for one in messages for flag in one.flags))
-        return (*ended, of_all) if ended else (status, reason, of_all)
+        return replace(_most_severe_end(messages) or own, flags=of_all)
 
     def shutdown(self) -> None:
         """Destroy the process group after the last case."""
@@ -119,7 +126,7 @@ class Ranks:
     def _exchange_and_continue(self, message: RankMessage) -> list[RankMessage]:
         messages = self._exchange(message, None)
         if ended := _most_severe_end(messages):
-            raise EndedByPeer(*ended)
+            raise EndedByPeer(ended)
         return messages
 
     def _exchange(self, message: RankMessage, timeout_s: float | None) -> list[RankMessage]:
@@ -146,16 +153,16 @@ class Ranks:
 SINGLE_PROCESS: Final = Ranks()
 
 
-def _most_severe_end(messages: Sequence[RankMessage]) -> tuple[str, str] | None:
+def _most_severe_end(messages: Sequence[RankMessage]) -> CaseEnd | None:
     """Return the end of the case for all, with its rank where not all agree; None while the case continues."""
     ends = [(rank, message) for rank, message in enumerate(messages) if message.status in _SEVERITY]
     if ends:
         rank, worst = min(ends, key=lambda end: _SEVERITY.index(end[1].status))
         all_agree = len(ends) == len(messages) and len({message.reason for message in messages}) == 1
-        return worst.status, worst.reason if all_agree else f"rank {rank}: {worst.reason}"
+        return CaseEnd(worst.status, worst.reason if all_agree else f"rank {rank}: {worst.reason}")
     if len({message.place for message in messages}) > 1:
         where = ", ".join(f"rank {rank} at {message.place!r}" for rank, message in enumerate(messages))
-        return Status.FAILED, f"the processes are out of step: {where}"
+        return CaseEnd(Status.FAILED, f"the processes are out of step: {where}")
     return None
 
 

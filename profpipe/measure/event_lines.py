@@ -107,8 +107,10 @@ def parse(line: bytes, key: str = "event") -> Event | Damage:
     kind = event.get(key)
     if not isinstance(kind, str):
         return Damage.WRONG
-    fields = _FIELDS[key].get(kind, {})
-    return event if all(is_valid(event.get(name)) for name, is_valid in fields.items()) else Damage.WRONG
+    needed, others = _FIELDS[key].get(kind, ({}, {}))
+    given = {name: is_valid for name, is_valid in others.items() if event.get(name) is not None}
+    is_right = all(is_valid(event.get(name)) for name, is_valid in {**needed, **given}.items())
+    return event if is_right else Damage.WRONG
 
 
 def _kind_of(line: bytes, key: str) -> str:
@@ -138,10 +140,6 @@ def _is_list_of(is_valid: _IsValid) -> _IsValid:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
-def _optional(is_valid: _IsValid) -> _IsValid:
-    return lambda value: value is None or is_valid(value)
-
-
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -154,6 +152,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
+
+
+def _is_index(value: Any) -> bool:
+    return value == 0 or _is_count(value)
 
 
 def _are_params(value: Any) -> bool:
@@ -175,54 +177,32 @@ def _are_times(value: Any) -> bool:
 _is_text, _is_mapping = _is_a(str), _is_a(dict)
 _are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
 
-#: By event: the values that a reader uses. Other events, and other values, are not looked at.
-_HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
-    "attempt": {"part": _is_count, "cases": _are_texts},
-    "ended": {"part": _is_count, "command": lambda value: value == 0 or _is_count(value)},
-    "started": {
-        "profiler": _optional(_is_text),
-        "torch": _optional(_is_text),
-        "machine": _optional(_is_mapping),
-        "rank": _optional(lambda value: value == 0 or _is_count(value)),
-    },
-    "order": {"rounds": _optional(_is_count)},
-    "case_started": {"case": _is_text, "params": _optional(_are_params)},
-    "samples": {
-        "case": _is_text,
-        "values": _are_times,
-        "unit": lambda value: isinstance(value, str) and value in NS_PER,
-        "metric": _optional(_is_text),
-        "round": _optional(_is_count),
-        "conditions": _optional(_is_mapping),
-    },
-    "metric": {
-        "case": _is_text,
-        "metric": _is_text,
-        "unit": _is_text,
-        "subject": _optional(_is_text),
-        "n": _optional(_is_count),
-    },
-    "error": {"case": _is_text},
-    "expects": {"case": _is_text, "family": _optional(_is_text)},
-    "case_ended": {
-        "case": _is_text,
-        "status": lambda value: isinstance(value, str) and value in _STATUSES,
-        "reason": _optional(_is_text),
-        "seconds": _optional(_is_number),
-        "flags": _optional(_are_texts),
-        "params": _optional(_are_params),
-    },
+_Fields = Mapping[str, _IsValid]
+
+#: By event: the values that a reader needs, and those that may be missing. Other events and values are not looked at.
+_HARNESS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
+    "attempt": ({"part": _is_count, "cases": _are_texts}, {}),
+    "ended": ({"part": _is_count, "command": _is_index}, {}),
+    "started": ({}, {"profiler": _is_text, "torch": _is_text, "machine": _is_mapping, "rank": _is_index}),
+    "order": ({}, {"rounds": _is_count}),
+    "case_started": ({"case": _is_text}, {"params": _are_params}),
+    "samples": (
+        {"case": _is_text, "values": _are_times, "unit": lambda value: isinstance(value, str) and value in NS_PER},
+        {"metric": _is_text, "round": _is_count, "conditions": _is_mapping},
+    ),
+    "metric": ({"case": _is_text, "metric": _is_text, "unit": _is_text}, {"subject": _is_text, "n": _is_count}),
+    "error": ({"case": _is_text}, {}),
+    "expects": ({"case": _is_text}, {"family": _is_text}),
+    "case_ended": (
+        {"case": _is_text, "status": lambda value: isinstance(value, str) and value in _STATUSES},
+        {"reason": _is_text, "seconds": _is_number, "flags": _are_texts, "params": _are_params},
+    ),
 }
-_HOOK: Final[Mapping[str, Mapping[str, _IsValid]]] = {
-    "started": {
-        "profiler": _optional(_is_text),
-        "torch": _optional(_is_text),
-        "device_name": _optional(_is_text),
-        "warmup": _optional(lambda value: value == 0 or _is_count(value)),
-    },
-    "steps": {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
-    "memory": dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _optional(_is_number)),
-    "note": {"text": _is_text},
-    "error": {"type": _is_text, "message": _is_text, "during": _is_text},
+_HOOK: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
+    "started": ({}, {"profiler": _is_text, "torch": _is_text, "device_name": _is_text, "warmup": _is_index}),
+    "steps": ({"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times}, {}),
+    "memory": ({}, dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _is_number)),
+    "note": ({"text": _is_text}, {}),
+    "error": ({"type": _is_text, "message": _is_text, "during": _is_text}, {}),
 }
 _FIELDS: Final = {"event": _HARNESS, "hook": _HOOK}

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from profpipe.measure import (
     sampling,
     workload_metrics,
 )
-from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
+from profpipe.measure.distributed import SINGLE_PROCESS, CaseEnd, Ranks
 from profpipe.measure.flags import Flag
 
 # --- what a profiler records -----------------------------------------------------------------------------------------
@@ -201,15 +201,6 @@ def _run(spec_path: Path) -> None:
 # --- one visit to a case ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CaseEnd:
-    """How a case ended."""
-
-    status: str
-    reason: str = ""
-    flags: Sequence[str] = ()
-
-
 @dataclass
 class Worker:
     """This process: its specification and workload, and what earlier visits to cases left.
@@ -246,7 +237,7 @@ class Worker:
             end = self._agree_on_end(name, self._try_case(name, params, measure))
         except distributed.EndedByPeer as ended:
             self.clean_up()
-            end = CaseEnd(ended.status, ended.reason)
+            end = ended.end
         if end is not None and end.status == Status.OOM:
             self.oom_params.append(params)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
@@ -280,16 +271,16 @@ class Worker:
         """Return how the visit ended in all processes."""
         own = end or CaseEnd(distributed.CONTINUE)
         try:
-            status, reason, flags = self.ranks.agree_on_end(own.status, own.reason, own.flags)
+            agreed = self.ranks.agree_on_end(own)
         except distributed.PeerTimeout:
             # torchrun ends the other processes with this one, and the runner starts new ones for the next case if the
             # events of rank 0 have the end of this case.
             reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
-            ended = {"status": own.status, "reason": reason, "flags": own.flags}
+            ended = vars(replace(own, reason=reason))
             with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
-        return CaseEnd(status, reason, flags) if status else None
+        return agreed if agreed.status else None
 
     def _skip_reason(self, name: str, params: Mapping[str, Any]) -> CaseEnd | None:
         """Return why the case is skipped. On the first visit, also write the kernels that the case must run."""
@@ -443,9 +434,11 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
         # The clocks help to explain why times under a profiler differ from times without one.
         with region(load), conditions.monitor_device(worker.device) as monitor:
             run_loop = functools.partial(sampling.run_loop, ranks=worker.ranks, flush=worker.flush)
-            loop = run_loop(fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate)
-        worker.events.metric(name, "loop_wall", loop.wall_ns, "ns")
-        measured = replace(monitor.conditions(), counted_hz=loop.clocks_hz)
+            wall_ns, clocks_hz = run_loop(
+                fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
+            )
+        worker.events.metric(name, "loop_wall", wall_ns, "ns")
+        measured = replace(monitor.conditions(), counted_hz=clocks_hz)
         if measured.counted_clock_hz is not None:
             worker.visit_clocks_hz.append(measured.counted_clock_hz)
         for metric, (value, unit) in measured.metrics().items():

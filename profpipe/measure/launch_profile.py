@@ -209,17 +209,6 @@ class CaptureAborted(NotCapturable):
     """
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """A captured graph. The graph holds only addresses, so ``captured``, which owns the tensors, must live as long."""
-
-    graph: Any
-    captured: Callable[[], object]
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
 def capture_graph(fn: Callable[[], object]) -> Callable[[], None]:
     """Capture ``fn`` once as a CUDA graph; return a callable that replays it.
 
@@ -252,7 +241,12 @@ def capture_graph(fn: Callable[[], object]) -> Callable[[], None]:
             raise NotCapturable(_failure(failed)) from failed
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    return _Replay(graph, fn)
+
+    # The graph holds only addresses, so ``captured``, which owns the tensors, must live as long.
+    def replay(captured: object = fn) -> None:
+        graph.replay()
+
+    return replay
 
 
 def _failure(error: Exception) -> str:

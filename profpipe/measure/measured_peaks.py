@@ -64,7 +64,7 @@ def measure(
         "matmul": rates,
         "absent": absent,
         "conditions": {name: value for name, (value, _) in measured.metrics().items()},
-        "notes": measured.notes,
+        "notes": list(measured.findings.values()),
     }
 
 

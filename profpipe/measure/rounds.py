@@ -210,10 +210,10 @@ class TimedCase:
         for metric, (value, unit) in metrics.items():
             if value is not None:
                 self.write("metric", subject="", metric=metric, value=value, unit=unit, n=1)
-        for note in overall.notes:
+        for note in overall.findings.values():
             self.write("note", text=note)
         graph_flags = [Flag.NOT_CAPTURED] if self.not_captured else []
-        return list(dict.fromkeys([*last.flags, *overall.flags, *graph_flags]))
+        return list(dict.fromkeys([*last.flags, *overall.findings, *graph_flags]))
 
     def loop_wall_ns(self, fn: Callable[[], object]) -> float | None:
         """Return the time of an iteration of the loop that profilers record, measured without a profiler.
@@ -230,7 +230,8 @@ class TimedCase:
         # Sampling emptied the allocator's cache; under a profiler the calls before the loop fill it.
         sampling.warm_up(fn, 1, device=self.device)
         run_loop = partial(sampling.run_loop, range_name=self.range_name, annotate=ranges.annotate, ranks=self.ranks)
-        return run_loop(fn, n, device=self.device, flush=self.plan.flush).wall_ns
+        wall_ns, _ = run_loop(fn, n, device=self.device, flush=self.plan.flush)
+        return wall_ns
 
 
 def _limit_host_time(launch: LaunchProfile | None, limit_ns: float) -> LaunchProfile | None:
@@ -247,6 +248,6 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
     for event in event_lines.read(events)[0]:
         if event["event"] == "samples" and event["case"] in names:
             metrics = found.setdefault(event["case"], {})
-            measured = RoundSamples(event["values"], conditions.conditions_from_record(event.get("conditions") or {}))
+            measured = RoundSamples(event["values"], Conditions.from_record(event.get("conditions") or {}))
             metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
     return found

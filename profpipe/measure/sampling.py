@@ -19,9 +19,9 @@ from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
 from profpipe.measure.launch_profile import NO_PRIOR, LaunchProfile, PriorMeasurement
 from profpipe.measure.statistics import GROUP_NS, is_stable, relative_half_width
-from profpipe.measure.timers import CpuTimer, CudaTimer, DeviceTimer
+from profpipe.measure.timers import CpuTimer, CudaTimer
 
-TIMERS: Final[Mapping[str, Callable[..., DeviceTimer]]] = {"cuda": CudaTimer, "cpu": CpuTimer}
+TIMERS: Final[Mapping[str, Callable[..., CpuTimer]]] = {"cuda": CudaTimer, "cpu": CpuTimer}
 
 #: By how much the least number of samples or warm-up calls may exceed the budget.
 _BUDGET_FACTOR: Final = 5
@@ -273,14 +273,6 @@ def apply_load(
         timer.apply_load(fn, ranks, clock_hz)
 
 
-@dataclass(frozen=True)
-class Loop:
-    """``wall_ns`` is the wall time of one iteration; ``clocks_hz`` are the SM clocks before and after the loop."""
-
-    wall_ns: float
-    clocks_hz: tuple[float, ...] = ()
-
-
 def run_loop(
     fn: Callable[[], object],
     n: int,
@@ -290,8 +282,10 @@ def run_loop(
     annotate: Annotate,
     ranks: Ranks = SINGLE_PROCESS,
     flush: bool = True,
-) -> Loop:
+) -> tuple[float, tuple[float, ...]]:
     """Run ``n`` iterations of ``sample``, with flush and range, without its events.
+
+    Return the wall time of one iteration in nanoseconds, and the SM clocks before and after the loop in Hz.
 
     The host's clock measures from idle device to idle device. The time includes the flush and no hold, so a profiler's
     overhead is its loop time minus that of the same loop without a profiler.
@@ -306,10 +300,10 @@ def run_loop(
         timer.synchronize()
         wall_ns = (time.perf_counter_ns() - begin) / n
         timer.record_clock()
-        return Loop(wall_ns, tuple(timer.clocks_hz()))
+        return wall_ns, tuple(timer.clocks_hz())
 
 
-def _iterate(fn: Callable[[], object], n: int, timer: DeviceTimer, range_name: str, annotate: Annotate) -> None:
+def _iterate(fn: Callable[[], object], n: int, timer: CpuTimer, range_name: str, annotate: Annotate) -> None:
     for _ in range(n):
         timer.flush()
         with annotate(range_name):

@@ -15,7 +15,6 @@ import functools
 import math
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,37 +33,54 @@ from profpipe.measure.statistics import GROUP_NS, GROUPS, is_stable
 
 MIB: Final = 2**20
 
-# --- any device ------------------------------------------------------------------------------------------------------
+# --- the CPU ---------------------------------------------------------------------------------------------------------
+
+#: Flush size where the cache size is unknown, and the largest. A server reports the cache of all its cores as one, up
+#: to 512 MiB. Overwriting twice that takes 0.2 s before each sample, and a process on a few cores holds a part of it.
+_DEFAULT_FLUSH_BYTES: Final = 64 * MIB
+_LARGEST_FLUSH_BYTES: Final = 256 * MIB
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-class DeviceTimer(ABC):
-    """A clock with cache flush, memory counters and launch queue; a context around one measurement."""
+class CpuTimer:
+    """A clock with cache flush, memory counters and launch queue; a context around one measurement.
 
-    clock: str
-    #: 0 where the caches are not flushed.
-    flush_bytes: int
+    This one is ``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep their
+    contents. A CPU needs no load and no hold, and has no clock and no memory that can be counted.
+    """
+
+    clock = "perf_counter"
     #: Whether ``prepare`` loaded a GPU for long enough to bring its clock down.
     fully_loaded = False
 
-    @abstractmethod
-    def __enter__(self) -> DeviceTimer: ...
+    def __init__(self, timed: bool = True, flush: bool = True) -> None:
+        self._begin_ns = 0
+        self._times_ns: list[float] = []
+        size = min(2 * (last_level_cache_bytes() or 0), _LARGEST_FLUSH_BYTES) or _DEFAULT_FLUSH_BYTES
+        #: 0 where the caches are not flushed.
+        self.flush_bytes = size if flush else 0
 
-    @abstractmethod
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+    def __enter__(self) -> CpuTimer:
+        self._buffer: Any = _flush_buffer(self.flush_bytes)
+        return self
 
-    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keep the buffer for the next case."""
+
     def flush(self) -> None:
         """Flush the caches; on a GPU, also give the host time to queue the call."""
+        ctypes.memset(self._buffer, 0, self.flush_bytes)
 
-    @abstractmethod
-    def start(self) -> None: ...
+    def start(self) -> None:
+        self._begin_ns = time.perf_counter_ns()
 
-    @abstractmethod
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self._times_ns.append(float(time.perf_counter_ns() - self._begin_ns))
 
-    @abstractmethod
     def take_times_ns(self) -> list[float]:
         """Synchronise; return the samples since the last call in order, and drop them."""
+        times, self._times_ns = self._times_ns, []
+        return times
 
     def prepare(
         self, fn: Callable[[], object], ranks: Ranks, prior: PriorMeasurement, longest_s: float
@@ -76,12 +92,12 @@ class DeviceTimer(ABC):
         """Return the profile of ``prepare``, refined by the samples since then."""
         return None
 
-    def apply_load(  # noqa: B027 (a CPU needs no load)
+    def apply_load(
         self, fn: Callable[[], object], ranks: Ranks = SINGLE_PROCESS, clock_hz: float | None = None
     ) -> None:
         """Bring a GPU to the clock that it keeps under ``fn``; ``clock_hz`` is the highest SM clock seen so far."""
 
-    def synchronize(self) -> None:  # noqa: B027
+    def synchronize(self) -> None:
         """Wait until the device is idle."""
 
     def extend_hold(self, ranks: Ranks = SINGLE_PROCESS) -> bool:
@@ -91,14 +107,14 @@ class DeviceTimer(ABC):
         """
         return False
 
-    def record_clock(self) -> None:  # noqa: B027
+    def record_clock(self) -> None:
         """Queue kernels that measure the SM clock at this point of the stream."""
 
     def clocks_hz(self) -> list[float]:
         """Return the SM clock of each ``record_clock`` in order; empty where the clock cannot be measured."""
         return []
 
-    def reset_peak_memory(self) -> None:  # noqa: B027
+    def reset_peak_memory(self) -> None:
         """Start to measure the peak of ``peak_memory``."""
 
     def peak_memory(self) -> tuple[int | None, int | None]:
@@ -108,47 +124,6 @@ class DeviceTimer(ABC):
     def notes(self) -> list[str]:
         """Return the facts of the measurement for the record."""
         return []
-
-
-# --- the CPU ---------------------------------------------------------------------------------------------------------
-
-#: Flush size where the cache size is unknown, and the largest. A server reports the cache of all its cores as one, up
-#: to 512 MiB. Overwriting twice that takes 0.2 s before each sample, and a process on a few cores holds a part of it.
-_DEFAULT_FLUSH_BYTES: Final = 64 * MIB
-_LARGEST_FLUSH_BYTES: Final = 256 * MIB
-_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-class CpuTimer(DeviceTimer):
-    """``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep their contents."""
-
-    clock = "perf_counter"
-
-    def __init__(self, timed: bool = True, flush: bool = True) -> None:
-        self._begin_ns = 0
-        self._times_ns: list[float] = []
-        size = min(2 * (last_level_cache_bytes() or 0), _LARGEST_FLUSH_BYTES) or _DEFAULT_FLUSH_BYTES
-        self.flush_bytes = size if flush else 0
-
-    def __enter__(self) -> CpuTimer:
-        self._buffer = _flush_buffer(self.flush_bytes)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Keep the buffer for the next case."""
-
-    def flush(self) -> None:
-        ctypes.memset(self._buffer, 0, self.flush_bytes)
-
-    def start(self) -> None:
-        self._begin_ns = time.perf_counter_ns()
-
-    def stop(self) -> None:
-        self._times_ns.append(float(time.perf_counter_ns() - self._begin_ns))
-
-    def take_times_ns(self) -> list[float]:
-        times, self._times_ns = self._times_ns, []
-        return times
 
 
 @functools.cache
@@ -204,7 +179,7 @@ _LONGEST_CLOCK_WAIT_NS: Final = 100e6
 CLOCK_CYCLES: Final = (100_000, 500_000)
 
 
-class CudaTimer(DeviceTimer):
+class CudaTimer(CpuTimer):
     """CUDA events (on ROCm, HIP events under the same name), and torch's caching allocator.
 
     The flush buffer exists from before the first call until after the last sample, in a separate segment. So
@@ -236,7 +211,7 @@ class CudaTimer(DeviceTimer):
         # In a pool of torch 2.5 and later the buffer cannot split a large free block that the callable needs whole.
         self._pool: Any = cuda.MemPool() if hasattr(cuda, "MemPool") else None
         with cuda.use_mem_pool(self._pool) if self._pool else nullcontext():
-            self._buffer: Any = self._torch.empty(self._buffer_bytes // 4, dtype=self._torch.int32, device="cuda")
+            self._buffer = self._torch.empty(self._buffer_bytes // 4, dtype=self._torch.int32, device="cuda")
         self._timer_bytes = cuda.memory_allocated() - before[0], cuda.memory_reserved() - before[1]
         return self
 

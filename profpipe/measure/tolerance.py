@@ -37,50 +37,15 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Miss:
-    """A measure outside its limit: an error above it, or a cosine below it."""
-
-    measure: str
-    value: float
-    limit: float
-
-    def __str__(self) -> str:
-        return f"{self.measure} is {shown(self.measure, self.value)}, {bound(self.measure, self.limit)}"
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """The order of misses: errors by their multiple of the limit, the worst first, then cosines."""
-        times = self.value / self.limit if self.limit else math.inf
-        return _is_cosine(self.measure), -times
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """A case under a tolerance. ``mark`` is empty where the case passes; the other fields say why it does not.
+    """A case under a tolerance: ``mark`` is empty where the case passes, and ``why`` says why it does not.
 
-    ``not_numbers``: measures with the text that stands in place of a number.
-    ``not_compared``: limits without a measure. ``nan``: measures that were NaN.
+    ``misses`` are the measures outside their limits, each with its value and its limit.
     """
 
     mark: Flag | Literal[""] = ""
-    misses: tuple[Miss, ...] = ()
-    not_numbers: tuple[tuple[str, str], ...] = ()
-    not_compared: tuple[str, ...] = ()
-    nan: tuple[str, ...] = ()
-
-    @property
-    def why(self) -> str:
-        """The reason as a text; empty where the case passes or the reason is unknown."""
-        if self.misses:
-            more = len(self.misses) - _NAMED_MISSES
-            ordered = sorted(self.misses, key=lambda miss: miss.rank)
-            named = "; ".join(map(str, ordered[:_NAMED_MISSES]))
-            return f"{named}; and {more} more" if more > 0 else named
-        if self.not_numbers:
-            return "; ".join(f"{measure} is not a number: {text}" for measure, text in self.not_numbers)
-        if self.not_compared:
-            return f"nothing was compared for {' and '.join(self.not_compared)}"
-        return f"not a number: {', '.join(self.nan)}" if self.nan else ""
+    why: str = ""
+    misses: tuple[tuple[str, float, float], ...] = ()
 
 
 def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
@@ -97,17 +62,26 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
         limit = _effective_limit(m, value, limits)
         # A NaN meets no limit.
         if limit is not None and not (value >= limit if _is_cosine(m) else value <= limit):
-            misses.append(Miss(m, value, limit))
+            misses.append((m, value, limit))
     if misses:
-        return Verdict(Flag.INACCURATE, tuple(misses))
+        texts = [f"{m} is {shown(m, value)}, {bound(m, limit)}" for m, value, limit in sorted(misses, key=_rank)]
+        more = len(texts) - _NAMED_MISSES
+        texts[_NAMED_MISSES:] = [f"and {more} more"] if more > 0 else []
+        return Verdict(Flag.INACCURATE, "; ".join(texts), tuple(misses))
     given = [m for m, value in checked.items() if value is not None or limit_of(m, limits) is not None]
     if not_numbers := [m for m in given if m in MEASURES and m not in numbers]:
-        shortened = tuple((m, repr(checked[m])[:_SHOWN_CHARACTERS]) for m in not_numbers)
-        return Verdict(Flag.UNCHECKED, not_numbers=shortened)
+        shown_values = (f"{m} is not a number: {repr(checked[m])[:_SHOWN_CHARACTERS]}" for m in not_numbers)
+        return Verdict(Flag.UNCHECKED, "; ".join(shown_values))
     unused = [m for m in limits if not _applies(m, numbers)]
     if limits and (unused or not numbers):
-        return Verdict(Flag.UNCHECKED, not_compared=tuple(unused or limits))
+        return Verdict(Flag.UNCHECKED, f"nothing was compared for {' and '.join(unused or limits)}")
     return Verdict()
+
+
+def _rank(miss: tuple[str, float, float]) -> tuple[bool, float]:
+    """Order misses: errors by their multiple of the limit, the worst first, then cosines."""
+    measure, value, limit = miss
+    return _is_cosine(measure), -(value / limit if limit else math.inf)
 
 
 def limit_of(measure: str, limits: Mapping[str, float]) -> float | None:

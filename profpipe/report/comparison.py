@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.analysis.kernel_differences import KernelDifference
 from profpipe.analysis.kernels import COPIES
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
-from profpipe.analysis.steps import StepPart
+from profpipe.analysis.steps import StepPart, StepParts
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
@@ -78,38 +78,31 @@ def _run_table(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
+#: Why B does not pass a gate. A pair of words in it is chosen by the number of cases: of one case, and of several.
+_CAUSES: Final[Mapping[GateCause, str]] = {
+    GateCause.UNFINISHED: "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it",
+    GateCause.SLOWER: "{cases} {is/are} more than {percent:g} % slower: {names}",
+    GateCause.NEWLY_INACCURATE: "{cases} {was/were} within the tolerance in A, and not in B: {names}",
+    GateCause.LOST: "{cases} had a time in A and did not end well in B: {names}",
+    GateCause.CHANGED_PARAMS: "{cases} {has/have} other parameters in B, so nothing is known: {names}",
+    GateCause.UNDECIDED: "the gate is undecided: {cases} {is/are} more than {percent:g} % slower, and how far runs of"
+    " the same code differ here is not known: {names}. `profpipe ab` decides",
+    GateCause.ABSENT: "the gate is undecided: {cases} of A {has/have} no time of the same kind in B: {names}",
+    GateCause.NOTHING_TO_JUDGE: "there is nothing to judge. Name runs of the same cases, all under plain",
+}
+
+
 def gate_text(found: Comparison, percent: float) -> str:
     """Return why B does not pass the gate; empty if it passes."""
-    causes = found.find_gate_causes(percent)
-    return "; ".join(_cause_text(cause, cases, found, percent).rstrip(".") for cause, cases in causes.items())
-
-
-def _cause_text(cause: GateCause, cases: Sequence[str], found: Comparison, percent: float) -> str:
-    count, is_one, names = count_cases(len(cases)), len(cases) == 1, ", ".join(cases)
-    match cause:
-        case GateCause.UNFINISHED:
-            return "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it."
-        case GateCause.SLOWER:
-            return f"{count} {'is' if is_one else 'are'} more than {percent:g} % slower: {names}"
-        case GateCause.NEWLY_INACCURATE:
-            return f"{count} {'was' if is_one else 'were'} within the tolerance in A, and not in B: {names}"
-        case GateCause.LOST:
-            return f"{count} had a time in A and did not end well in B: {names}"
-        case GateCause.CHANGED_PARAMS:
-            params = dict.fromkeys(name for differences in found.changed_params.values() for name in differences)
-            return (
-                f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
-            )
-        case GateCause.UNDECIDED:
-            return (
-                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower, and how"
-                f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
-            )
-        case GateCause.ABSENT:
-            lacks = f"{'has' if is_one else 'have'} no time of the same kind in B"
-            return f"the gate is undecided: {count} of A {lacks}: {names}"
-        case GateCause.NOTHING_TO_JUDGE:
-            return "there is nothing to judge. Name runs of the same cases, all under plain."
+    texts = []
+    for cause, cases in found.find_gate_causes(percent).items():
+        names: Iterable[str] = cases
+        if cause is GateCause.CHANGED_PARAMS:
+            names = dict.fromkeys(name for params in found.changed_params.values() for name in params)
+        words = {pair: pair.split("/")[len(cases) != 1] for pair in ("is/are", "was/were", "has/have")}
+        known = {"cases": count_cases(len(cases)), "percent": percent, "names": ", ".join(names)}
+        texts.append(_CAUSES[cause].format(**words, **known).rstrip("."))
+    return "; ".join(texts)
 
 
 # --- the difference of two recordings: what is longer or shorter, by part, rank and kernel ----------------------------
@@ -123,33 +116,14 @@ _MOST_NAMED = 8
 #: From this ratio of launches on, two whole recordings may be of unequal work.
 _LONGER = 1.1
 
-_WHAT = {
-    Extent.STEP: "A step takes",
-    Extent.CALL: "The kernels of a call take",
-    Extent.RECORDING: "The recording takes",
-    Extent.KERNELS: "The kernels take",
+#: How times of an extent are called: in a sentence, above the kernels, and in the row of the sum.
+_WORDS: Final = {
+    Extent.STEP: ("A step takes", "of a step", "step (mean)"),
+    Extent.CALL: ("The kernels of a call take", "of a call", "kernels of a call"),
+    Extent.RECORDING: ("The recording takes", "of the recording", "recording"),
+    Extent.KERNELS: ("The kernels take", "of the recording", "kernels"),
 }
-_OF = {
-    Extent.STEP: "of a step",
-    Extent.CALL: "of a call",
-    Extent.RECORDING: "of the recording",
-    Extent.KERNELS: "of the recording",
-}
-_TOTALS = {
-    Extent.STEP: "step (mean)",
-    Extent.CALL: "kernels of a call",
-    Extent.RECORDING: "recording",
-    Extent.KERNELS: "kernels",
-}
-
-_CHANGES = {
-    KernelChange.EXCHANGED: "other name",
-    KernelChange.APPEARED: "appeared",
-    KernelChange.VANISHED: "vanished",
-    KernelChange.CLASS: "class",
-    KernelChange.LAUNCHES: "launches",
-    KernelChange.UNCHANGED: "",
-}
+_CHANGES: Final = {KernelChange.EXCHANGED: "other name", KernelChange.UNCHANGED: ""}
 
 NO_VERDICT = (
     "No verdict: one recording of each side cannot tell a difference from noise. `profpipe ab` runs both sides in turns"
@@ -197,14 +171,9 @@ def _title(change: RecordingChange) -> str:
 def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
     timed = [change for change in changes if change.has_times]
     unit = time_unit([own.parts.wall_ns for change in timed for own in (change.a, change.b)])
-    columns: doc.Columns[RecordingChange] = [
-        (doc.label("recording"), lambda own: doc.Code(_title(own))),
-        (doc.words("of"), lambda own: own.extent.value),
-        (doc.Column("a", "A", unit), lambda own: own.a.parts.wall_ns),
-        (doc.Column("b", "B", unit), lambda own: own.b.parts.wall_ns),
-        (doc.Column("part", "B - A", unit.signed()), lambda own: own.difference_ns),
-    ]
-    return doc.table_of("recordings", timed, columns)
+    columns = [doc.label("recording"), doc.words("of"), *_time_columns(unit)]
+    rows = [[doc.Code(_title(own)), own.extent.value, *_times(own.a.parts, own.b.parts)] for own in timed]
+    return doc.make_table("recordings", columns, rows)
 
 
 def _section(change: RecordingChange, title: str) -> doc.Section:
@@ -228,13 +197,13 @@ def headline(change: RecordingChange) -> doc.Text:
             f"A was recorded by {change.a.profiler} and B by {change.b.profiler}. Each adds its own overhead, so times"
             " are not compared, only launches."
         )
-    under = f"under {change.a.profiler}"
+    takes, under = _WORDS[change.extent][0], f"under {change.a.profiler}"
     if change.is_same:
-        return fill(f"{_WHAT[change.extent]} {{}} in A and in B: no difference in any part or kernel, {under}.",
+        return fill(f"{takes} {{}} in A and in B: no difference in any part or kernel, {under}.",
                     duration(a_ns, step_unit([a_ns])))  # fmt: skip
     unit = step_unit([a_ns, b_ns])
     return fill(
-        f"{_WHAT[change.extent]} {{}} in A and {{}} in B: {{}}{_percent(a_ns, b_ns)}, {under}.",
+        f"{takes} {{}} in A and {{}} in B: {{}}{_percent(a_ns, b_ns)}, {under}.",
         duration(a_ns, unit), duration(b_ns, unit), _signed(change.difference_ns),
     )  # fmt: skip
 
@@ -334,7 +303,7 @@ def _parts_table(change: RecordingChange) -> doc.Table:
         if group != name and group in sums:
             rows.append(sums.pop(group))
         rows.append((name if ":" in name or not change.a.ranks else doc.Strong(name), [a_ns, b_ns]))
-    rows.append((doc.Strong(_TOTALS[change.extent]), [own.wall_ns for own in both]))
+    rows.append((doc.Strong(_WORDS[change.extent][2]), [own.wall_ns for own in both]))
     unit = step_unit(own.wall_ns for own in both)
     columns = [doc.label("part", ""), *_time_columns(unit)]
     cells = tuple(tuple(map(doc.cell, (name, a, b, b - a))) for name, (a, b) in rows)
@@ -349,6 +318,10 @@ def _time_columns(unit: Unit) -> list[doc.Column]:
     ]
 
 
+def _times(a: StepParts, b: StepParts) -> list[float]:
+    return [a.wall_ns, b.wall_ns, b.wall_ns - a.wall_ns]
+
+
 def _ranks_table(change: RecordingChange) -> doc.Table:
     """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
     a, b = change.a.ranks, change.b.ranks
@@ -357,8 +330,7 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     columns = [doc.label("rank"), *_time_columns(unit)]
     columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
-        [str(rank), a[rank].wall_ns, b[rank].wall_ns, b[rank].wall_ns - a[rank].wall_ns,
-         b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
+        [str(rank), *_times(a[rank], b[rank]), b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
         for rank in shared
     ]  # fmt: skip
     return doc.make_table("ranks", columns, rows)
@@ -368,7 +340,7 @@ def _kernels_table(change: RecordingChange) -> doc.Table:
     """Return the kernels that differ most, and all copies and sets."""
     what = "Kernels and copies" if change.has_times else "Kernels"
     columns, rows = kernel_rows(change.kernels, _change, _is_kept)
-    table = doc.make_table("kernels", columns, rows, f"{what} {_OF[change.extent]}")
+    table = doc.make_table("kernels", columns, rows, f"{what} {_WORDS[change.extent][1]}")
     return table.without("range", *(() if change.has_times else ("a", "b", "part")))
 
 
@@ -380,7 +352,7 @@ def _is_kept(kernel: KernelDifference) -> bool:
 def _change(kernel: KernelDifference) -> str:
     if kernel.change is KernelChange.TIME:
         return "grew" if kernel.part_ns > 0 else "shrank"
-    return _CHANGES[kernel.change]
+    return _CHANGES.get(kernel.change, kernel.change.value)
 
 
 # --- the JSON document ------------------------------------------------------------------------------------------------
@@ -391,13 +363,22 @@ def document(
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
     failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
-    cases = [_case(change, gate) for change in found.changes]
-    cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
-    cases += [{**_unknown(name), "gate": undecided} for name in found.absent]
-    cases += [
-        {**_unknown(name), "differing_params": differing, "gate": failed}
-        for name, differing in found.changed_params.items()
+    cases = [
+        _case(
+            change.name,
+            None if gate is None else change.judge_gate(gate).value,
+            a_ns=change.a_ns,
+            b_ns=change.b_ns,
+            difference_ns=change.a_ns * (change.b_ns / change.a_ns - 1),
+            ratio=change.b_ns / change.a_ns,
+            is_beyond_noise=change.is_beyond_noise,
+            is_newly_inaccurate=change.inaccurate_in == ("B",),
+        )
+        for change in found.changes
     ]
+    cases += [_case(name, failed, failure=asdict(why)) for name, why in found.lost.items()]
+    cases += [_case(name, undecided) for name in found.absent]
+    cases += [_case(name, failed, differing_params=own) for name, own in found.changed_params.items()]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
     nothing = results_json.verdict_document(
         PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
@@ -406,7 +387,7 @@ def document(
     warnings = {"not_compared": missing(found), "runs_differ": differences(found)}
     return {
         **nothing,
-        **dict.fromkeys(key for key in unknown if key in nothing),
+        **dict.fromkeys(unknown),
         "kind": "compare",
         "a": {"runs": [names[0]]},
         "b": {"runs": [names[1]]},
@@ -420,26 +401,12 @@ def document(
     }  # fmt: skip
 
 
-def _case(change: Change, gate: float | None) -> dict[str, Any]:
-    ratio = change.b_ns / change.a_ns
-    return {
-        **_unknown(change.name),
-        "a_ns": change.a_ns,
-        "b_ns": change.b_ns,
-        "difference_ns": change.a_ns * (ratio - 1),
-        "ratio": ratio,
-        "is_beyond_noise": change.is_beyond_noise,
-        "is_newly_inaccurate": change.inaccurate_in == ("B",),
-        "gate": None if gate is None else change.judge_gate(gate).value,
-    }
-
-
-def _unknown(name: str) -> dict[str, Any]:
-    """Return a case of which nothing but its name is known."""
+def _case(name: str, gate: str | None, **known: object) -> dict[str, Any]:
+    """Return a case: what `ab` writes of it, of which most is not known here."""
     workload, _, case = name.partition("/")
     nan = float("nan")
-    known = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
-    return {**known, "kernels": [], "differing_params": None}
+    nothing = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
+    return {**nothing, "kernels": [], "differing_params": None, **known, "gate": gate}
 
 
 def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:

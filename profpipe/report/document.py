@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from profpipe.analysis.timeline import Event, LaneKind
+from profpipe.analysis.timeline import Lane
 from profpipe.report.units import COUNT, MISSING, NO_UNIT, PERCENT, PLUS_MINUS, RATIO, SIGNED_PERCENT, Unit
 
 _Item = TypeVar("_Item")
@@ -49,29 +49,23 @@ class Strong:
 
 #: The pages of a report.
 SUMMARY, DETAILS = "SUMMARY.md", "details.md"
-#: What the targets of links to cases begin with.
-_CASE: Final = "case:"
 
 
 @dataclass(frozen=True)
 class Link:
     """A link to a section of the same workload or of the run (``#id``), to a file of the run's folder, or to a case.
 
-    A case is one of the same workload. Only a page that has it in full links to it.
+    ``case`` is the id of one of the same workload. Only a page that has the case in full links to it.
     """
 
     content: Text
-    target: str
-
-    @property
-    def case(self) -> str | None:
-        """The id of the case that the link leads to; None where it leads elsewhere."""
-        return self.target.removeprefix(_CASE) if self.target.startswith(_CASE) else None
+    target: str = ""
+    case: str | None = None
 
 
 def case_link(content: Text, case: str) -> Link:
     """Return the name of a case, which leads to it."""
-    return Link(content, _CASE + case)
+    return Link(content, case=case)
 
 
 @dataclass(frozen=True)
@@ -268,31 +262,18 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """A lane of a timeline. Lanes of one ``group`` (a rank and its device) stand together.
-
-    The key of a box chooses its colour: a kernel class, or the cause of idle time as ``step_idle_launch``. ``totals``
-    are the number of events and the sum of their times by key, whatever was merged.
-    """
-
-    title: str
-    boxes: tuple[Event, ...]
-    kind: LaneKind
-    group: str = ""
-    totals: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Timeline:
     """What ran when: lanes over the time of one steady step, or of the first part of a capture.
 
-    ``labels`` are the names of the keys, in the order of the legend. ``numbered`` are the lane and the start (ns) of
-    the gaps that get a number, in the order of the table beside the picture.
+    A lane has the name of its group (a rank and its device), whose lanes stand together, and its title. The key of an
+    event chooses its colour: a kernel class, or the cause of idle time as ``step_idle_launch``. ``labels`` are the
+    names of the keys, in the order of the legend. ``numbered`` are the lane and the start (ns) of the gaps that get a
+    number, in the order of the table beside the picture.
     """
 
     id: str
     title: Text
-    lanes: tuple[Lane, ...]
+    lanes: tuple[tuple[str, str, Lane], ...]
     duration_ns: float
     labels: Mapping[str, str]
     numbered: tuple[tuple[int, float], ...] = ()

@@ -1,19 +1,22 @@
-"""Write the document's values as HTML: text, blocks, tables, figures, sections."""
+"""Write the document's values as HTML: text, blocks, tables, figures, sections (templates/report.blocks.j2)."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jinja2
 from markupsafe import Markup
 
+from profpipe import plugins
 from profpipe.analysis.timeline import Event
 from profpipe.report import charts, document as doc
 from profpipe.report.document import DETAILS, SUMMARY
-from profpipe.report.markup import anchor, cut, element, empty, flat, join, short
+from profpipe.report.markup import anchor, attributes, cut, element, finalize, flat, join, short
 from profpipe.report.scales import key_class, place, unit_on
 from profpipe.report.units import time_unit
 from profpipe.stdio import visible
@@ -21,8 +24,8 @@ from profpipe.stdio import visible
 #: Characters of a name, whose title has the whole name; of text that is no name, such as the end of a log; and of a
 #: name in the timeline, since templates of kernels can have thousands.
 _MOST_CHARACTERS, _MOST_TEXT, _MOST_IN_TIMELINE = 90, 4_000, 500
-#: Rows of a table on the page, whose file has the others, and the rows from which on a field filters them.
-MOST_ROWS, _FILTERED = 400, 9
+#: Rows of a table on the page, whose file has the others.
+MOST_ROWS = 400
 #: Columns of a table that is never wider than the page.
 _NARROW = 2
 #: Letters of a word that may break in its cell: more than the least width of such a cell in report.css.
@@ -31,8 +34,6 @@ _LONG_WORD = 24
 _MOST_LISTED = 100
 #: The files that have all rows of a section's tables; those of others are in metrics.
 _FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
-#: The level of the headings of sections.
-_TOP = 2
 #: Sections that the style sheet shows in their own way.
 _STYLED = ("headline", "warnings")
 
@@ -110,23 +111,16 @@ class Html:
 
     # --- sections and blocks -----------------------------------------------------------------------------------------
 
-    def section(self, section: doc.Section, id: str, level: int = _TOP) -> Markup:
+    def section(self, section: doc.Section, id: str, level: int = 2) -> Markup:
         """Return the section with its heading; empty where the section holds nothing."""
         if not section:
             return Markup("")
         own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
-        is_named, is_top = section.workload and self.names_workloads, level == _TOP
+        is_named = section.workload and self.names_workloads
         heading = join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if is_named else ""])
-        title_id = f"{id}-title" if section.title and is_top else None
-        title = element(f"h{min(level, 6)}", heading, id=title_id) if section.title else ""
-        summary = element("p", own.text(section.summary), class_="summary") if section.summary else ""
-        inner = replace(own, names_workloads=False)
-        children = [inner.section(child, child_id, level + 1) for child, child_id in _children_ids(section, id)]
-        return element(
-            "section", title, summary, *map(own.block, section.blocks), *children,
-            id=id, class_=" ".join(("section", *(id for id in _STYLED if id == section.id))),
-            data_workload=flat(section.workload) or None if is_top else None, aria_labelledby=title_id,
-        )  # fmt: skip
+        classes = " ".join(("section", *(id for id in _STYLED if id == section.id)))
+        inner, children = replace(own, names_workloads=False), _children_ids(section, id)
+        return _write("section", own, section, id, level, classes, heading, inner, children)
 
     def block(self, block: doc.Block) -> Markup:
         match block:
@@ -145,26 +139,9 @@ class Html:
                 inner = element("div", *map(self.block, block.blocks))
                 return element("details", element("summary", self.without_links().text(block.summary)), inner)
             case doc.Choice():
-                return self._choice(block)
+                return _write("choice", self, block, self.id_of("choice", block.id))
             case doc.Timeline():
                 return self._timeline(block)
-
-    def _choice(self, choice: doc.Choice) -> Markup:
-        controls = []
-        for i, dimension in enumerate(choice.dimensions):
-            values = dict.fromkeys(answers[i] for answers in choice.options)
-            options = [element("option", cut(flat(value), 60), value=value) for value in values]
-            # A dimension with one value is no choice.
-            if len(values) > 1:
-                select = element("select", *options, data_dimension=i)
-                controls.append(element("label", cut(flat(dimension), 60), " ", select))
-        id, title = self.id_of("choice", choice.id), element("h3", self.text(choice.title)) if choice.title else ""
-        views = [
-            element("div", *map(self.block, blocks), class_="option", data_values=json.dumps(answers))
-            for answers, blocks in choice.options.items()
-        ]
-        return element("div", title, element("div", *controls, class_="controls", hidden=True), *views,
-                       class_="choice", id=id)  # fmt: skip
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
@@ -175,26 +152,15 @@ class Html:
             return Markup("")
         # The last rows of a table that is not divisible are sums.
         can_sort = is_sortable and table.is_divisible and len(rows) > 1
-        head = [self.without_links()._head(column, can_sort) for column in table.columns]
-        body = [
-            element("tr", *(self._cell(*each, can_sort) for each in zip(row, table.columns, strict=True)))
-            for row in rows
-        ]
-        title = element("caption", self.text(table.title)) if table.title else ""
-        grid = element("table", title, element("thead", element("tr", *head)), element("tbody", *body),
-                       id=id if can_sort else None, class_="sortable" if can_sort else None)  # fmt: skip
-        if len(table.columns) > _NARROW:
-            name = cut(flat(doc.plain(table.title)) or "Table", 200)
-            grid = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=name)
-        search = empty("input", type="search", data_filter=id, placeholder="text in a row")
-        has_filter, more = can_sort and len(rows) >= _FILTERED, Markup("")
-        label = element("label", "Filter ", search, class_="filter", hidden=True) if has_filter else ""
+        head = join(self.without_links()._head(column, can_sort) for column in table.columns)
+        cells = ((self._cell(*each, can_sort) for each in zip(row, table.columns, strict=True)) for row in rows)
+        body = join(element("tr", *row) for row in cells)
+        is_wide, file = len(table.columns) > _NARROW, ""
+        name = cut(flat(doc.plain(table.title)) or "Table", 200) if is_wide else ""
         if len(rows) < len(table.rows):
             file = _FILES.get(self.section_id, "metrics")
             file = f"{file}.{'csv' if self.exists(f'{file}.csv') else 'parquet'}"
-            words = f"The first {len(rows)} of {len(table.rows)} rows. All of them: "
-            more = element("p", words, element("code", file), class_="more")
-        return element("div", label, grid, more, class_="table")
+        return _write("table", self, table, id, len(rows), head, body, can_sort, name, file)
 
     def _head(self, column: doc.Column, can_sort: bool) -> Markup:
         unit = element("span", column.unit_name, class_="unit") if column.unit_name else ""
@@ -240,25 +206,8 @@ class Html:
         id = self.id_of("chart", chart.id)
         table = replace(self, place=id).table(value_table(chart), is_sortable=False)
         linked = self._with_targets(chart)
-        drawn = []
-        for title, series in linked.panels.items():
-            content, width, height = charts.draw(linked, series)
-            name = f"{chart.title}, {title}" if title else chart.title
-            drawing = element("svg", content, viewBox=f"0 0 {width:g} {height:g}", role="img",
-                              aria_label=cut(flat(name), 300), class_=f"plot {chart.kind.value}")  # fmt: skip
-            drawn.append(element("div", element("h4", short(title)) if title else "", drawing, class_="panel"))
-        buttons = [
-            _legend_button(sign, series.name, aria_pressed="false", class_=classes, data_series=series.key)
-            for series, classes, sign in charts.legend(chart)
-        ]
-        legend = element("div", *buttons, class_="legend", role="group", aria_label="Series") if buttons else ""
-        subtitle = element("p", short(chart.subtitle), class_="subtitle") if chart.subtitle else ""
-        parts = (
-            element("figcaption", element("h3", short(charts.heading(chart)), id=f"{id}-title"), subtitle), legend,
-            element("div", *drawn, class_="panels several" if len(drawn) > 1 else "panels"),
-            self._caption(chart.caption), _values("Table of the values", table),
-        )  # fmt: skip
-        return element("figure", *parts, class_=f"chart {chart.kind.value}", id=id, aria_labelledby=f"{id}-title")
+        panels = {title: charts.draw(linked, series) for title, series in linked.panels.items()}
+        return _write("chart", self, chart, id, charts.heading(chart), list(charts.legend(chart)), panels, table)
 
     def _with_targets(self, chart: doc.Chart) -> doc.Chart:
         """Return the chart with the short id of each case's content instead of the case; empty where it has no page."""
@@ -275,44 +224,28 @@ class Html:
         }
         return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
-    def _caption(self, caption: doc.Text) -> Markup | str:
-        text = self.text(caption)
-        return element("p", text, class_="caption") if text else ""
-
     def _timeline(self, timeline: doc.Timeline) -> Markup:
         """Return the timeline as data that timeline.js draws, and a table with the time of each lane."""
         id = self.id_of("timeline", timeline.id)
         table = replace(self, place=id).table(_lane_table(timeline))
-        patch = empty("rect", width="16", height="12", y="2", class_="piece")
-        sign = charts.Drawing(patch, 16, 16)
-        buttons = [_legend_button(sign, label, data_series=flat(key), aria_pressed="false", class_=key_class(key))
-                   for key, label in timeline.labels.items()]  # fmt: skip
-        actions = (element("button", text, type="button", data_action=action) for action, text in _ACTIONS.items())
-        scripted = element(
-            "div", element("div", *actions, class_="actions"), element("div", class_="canvas", data_timeline=id),
-            element("p", class_="readout", role="status"),
-            element("p", _KEYS, class_="caption", id=f"{id}-keys"), class_="scripted", hidden=True,
-        )  # fmt: skip
-        content = (
-            element("figcaption", element("h3", self.text(timeline.title), id=f"{id}-title")),
-            self._caption(timeline.caption), element("div", *buttons, class_="legend"),
-            element("script", Markup(_json(timeline)), type="application/json"), scripted,
-            _values("Table of the lanes", table),
-        )  # fmt: skip
-        return element("figure", *content, class_="timeline", id=id, data_of=self._page_of(timeline.case) or None,
-                       aria_labelledby=f"{id}-title")  # fmt: skip
+        buttons = [(flat(key), label, key_class(key)) for key, label in timeline.labels.items()]
+        return _write("timeline", self, timeline, id, _json(timeline), buttons, self._page_of(timeline.case), table)
 
 
-def _values(title: str, table: Markup) -> Markup:
-    return element("details", element("summary", title), table, class_="values")
+def _write(macro: str, *values: object) -> Markup:
+    """Return the elements that a macro of ``report.blocks.j2`` makes of ``values``."""
+    written: Markup = getattr(_macros(), macro)(*values)
+    return written
 
 
-def _legend_button(sign: charts.Drawing, name: str, **attributes: str) -> Markup:
-    """Return the button that selects a series."""
-    content, width, height = sign
-    swatch = element("svg", content, viewBox=f"0 0 {width} {height}", width=width, height=height, class_="swatch",
-                     aria_hidden="true")  # fmt: skip
-    return element("button", swatch, short(name, 60), type="button", **attributes)
+@functools.cache
+def _macros() -> object:
+    source = (plugins.builtin_folder("templates") / "report.blocks.j2").read_text(encoding="utf-8")
+    # Texts of the document are values of the macros, and never a template.
+    jinja = jinja2.Environment(autoescape=True, finalize=finalize, undefined=jinja2.StrictUndefined)
+    jinja.filters |= {"flat": flat, "cut": cut, "short": short, "json": json.dumps}
+    jinja.globals["attributes"] = attributes
+    return jinja.from_string("".join(map(str.strip, source.splitlines()))).module
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -390,28 +323,20 @@ def _label(chart: doc.Chart, x: float) -> doc.Text:
 
 # --- the timeline ----------------------------------------------------------------------------------------------------
 
-_ACTIONS = {
-    "gap": "Next largest gap", "in": "Zoom in", "out": "Zoom out", "left": "Earlier", "right": "Later", "all": "Whole",
-}  # fmt: skip
-_KEYS = (
-    "Drag to move. The mouse wheel zooms after a click into the timeline, or with Ctrl. Keys: + and − zoom, arrows go"
-    " from box to box, Shift with an arrow moves, g goes to the next largest gap, 0 shows the whole."
-)
 
-
-def _json(timeline: doc.Timeline) -> str:
+def _json(timeline: doc.Timeline) -> Markup:
     """Return the lanes for timeline.js: names and keys once, boxes as numbers in ns."""
-    names = list(dict.fromkeys(box.name for lane in timeline.lanes for box in lane.boxes))
+    names = list(dict.fromkeys(box.name for *_, lane in timeline.lanes for box in lane.events))
     keys = list(timeline.labels)
     name_at, key_at = ({text: i for i, text in enumerate(texts)} for texts in (names, keys))
     lanes = [
         {
-            "title": flat(lane.title),
-            "group": flat(lane.group),
+            "title": flat(title),
+            "group": flat(group),
             "kind": lane.kind.value,
-            "boxes": [_box(box, name_at[box.name], key_at[box.key]) for box in lane.boxes],
+            "boxes": [_box(box, name_at[box.name], key_at[box.key]) for box in lane.events],
         }
-        for lane in timeline.lanes
+        for group, title, lane in timeline.lanes
     ]
     document = {
         "duration": round(timeline.duration_ns),
@@ -423,7 +348,7 @@ def _json(timeline: doc.Timeline) -> str:
         "lanes": lanes,
     }
     # No text may end the element of the script.
-    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    return Markup(json.dumps(document, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _box(box: Event, name: int, key: int) -> list[Any]:
@@ -438,8 +363,8 @@ def _box(box: Event, name: int, key: int) -> list[Any]:
 def _lane_table(timeline: doc.Timeline) -> doc.Table:
     """Return the operations and the time of each lane by key."""
     rows = [
-        (lane.group, lane.title, timeline.labels[key], float(count), ns)
-        for lane in timeline.lanes
+        (group, title, timeline.labels[key], float(count), ns)
+        for group, title, lane in timeline.lanes
         for key, (count, ns) in lane.totals.items()
     ]
     columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -34,16 +34,6 @@ def write(document: doc.Document, folder: Path, files: Mapping[str, Path], name:
     atomic.write_text(folder / name, render(document, files, lambda path: (folder / path).exists()))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A section of the page, or the page of a case: the id of its element, its heading and its content."""
-
-    id: str
-    workload: str
-    title: str
-    content: Markup
-
-
 def render(
     document: doc.Document, files: Mapping[str, Path], exists: Callable[[str], bool] = lambda path: False
 ) -> str:
@@ -62,15 +52,15 @@ def render(
     # What stands inside a page of a case has short ids: nothing leads there.
     alone = replace(html, cases={}, contents={})
 
-    def entry(writer: Html, section: doc.Section, id: str, content_id: str) -> Entry:
-        title = flat(write_text(section.title))
-        return Entry(id, flat(section.workload), title, writer.section(section, content_id))
+    def entry(writer: Html, section: doc.Section, id: str, content_id: str) -> dict[str, str]:
+        names = {"id": id, "workload": flat(section.workload), "title": flat(write_text(section.title))}
+        return {**names, "content": writer.section(section, content_id)}
 
     entries = [entry(html, section, id, id) for section, id in sections]
     keys = [(case.workload, case.id) for case in document.cases]
     pages = [entry(alone, case, cases[key], html.contents[key])
              for case, key in zip(document.cases, keys, strict=True)]  # fmt: skip
-    shown = "".join(entry.content for entry in (*entries, *pages))
+    shown = "".join(entry["content"] for entry in (*entries, *pages))
     legend = [(id, flat(flag), flat(text)) for flag, text in html.flags.items()
               if f'"{(id := anchor("flag", flag))}"' in shown]  # fmt: skip
     style, script = (_joined(files[name] for name in names) for names in (_STYLES, _SCRIPTS))

@@ -33,7 +33,7 @@ def _flat(text: str) -> str:
 
 
 def element(name: str, *content: object, **attributes: object) -> Markup:
-    """Return an element. An attribute that is None or False is left out; True is an attribute without a value."""
+    """Return an element with its attributes."""
     return Markup(f"<{name}{_written(attributes)}>{''.join(map(_escaped, content))}</{name}>")
 
 
@@ -52,6 +52,16 @@ def _escaped(part: object) -> str:
     if type(part) is Markup:
         return part
     return "" if part is None else escape_text(str(part))
+
+
+def finalize(part: object) -> Markup:
+    """Return a value of a template as text of HTML."""
+    return part if type(part) is Markup else Markup(_escaped(part))
+
+
+def attributes(**values: object) -> Markup:
+    """Return attributes, each after a blank. One that is None or False is left out; True is one without a value."""
+    return Markup(_written(values))
 
 
 def _written(attributes: dict[str, object]) -> str:

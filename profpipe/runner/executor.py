@@ -34,13 +34,13 @@ from profpipe.job import (
     ProgressListener,
     Status,
     Tool,
+    revealed,
     workload_argv,
 )
 from profpipe.measure import case_order
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     artifacts,
-    environment,
     failure_reasons,
     outcome,
     process,
@@ -48,7 +48,7 @@ from profpipe.runner import (
 from profpipe.runner.job_log import Attempt, JobLog, ProcessEnd
 from profpipe.runner.outcome import Result
 from profpipe.runner.process import Child, GracePeriods, InterruptCounter, SupervisorError
-from profpipe.runner.slurm import step
+from profpipe.runner.slurm import queue
 
 _POLL_S = 0.2
 #: How often a command is started whose tool fails by chance before the workload runs, and the pause after the first
@@ -111,7 +111,7 @@ def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
         return JobOutcome(job, skipped, case_outcomes=dict.fromkeys(ids, skipped), causes=causes)
     if os.path.lexists(job.log):
         process.kill_leftovers(job.folder, context.grace.kill_s)
-        step.end(job, process.ask, context.grace.kill_s)
+        queue.end_steps(job, process.ask, context.grace.kill_s)
     log = JobLog(job.folder, context.listener)
     damage = (Incident(IncidentKind.DAMAGED_JOURNAL, LOG),) if log.is_damaged else ()
     results = _load_results(job, profiler, log, context)
@@ -293,25 +293,20 @@ def _valid_ends(commands: Sequence[Command], attempt: Attempt, job: Job) -> list
 
 def _describe_case(case: Case, job: Job) -> dict[str, object]:
     """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
-    hidden = {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}
+    hidden = {name: value for name, value in revealed(case.params, job.hidden).items() if value != case.params[name]}
     return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
 
 
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
+    names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
-        "workload": job.workload,
-        "profiler": job.profiler,
+        **{name: getattr(job, name) for name in names},
         "script": str(job.script),
-        "cases": [_describe_case(case, job) for case in job.cases],
-        **({"secrets": dict(job.secrets)} if job.secrets else {}),
-        "warmup": job.warmup,
-        "repeats": job.repeats,
-        "processes": job.processes,
-        "options": dict(job.options),
-        "stem": job.stem,
-        "part": job.part,
         "folder": str(job.folder),
+        "cases": [_describe_case(case, job) for case in job.cases],
+        "options": dict(job.options),
+        **({"secrets": dict(job.secrets)} if job.secrets else {}),
     }
 
 
@@ -343,7 +338,7 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
 def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
-    env = {**environment.filter_variables(os.environ), **step.variables(job), **job.env, **command.env, **mark}
+    env = {**process.filter_variables(os.environ), **queue.step_variables(job), **job.env, **command.env, **mark}
     if command.runs_workload:
         env |= artifacts.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
@@ -352,7 +347,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as output:
         # Without the values of the environment, which may be secrets: a log is often shared.
         output.write(f"$ {job.shown(command)}\n".encode(errors="backslashreplace"))
-        if command.runs_workload and job.script is None and (names := environment.left_out(os.environ, env)):
+        if command.runs_workload and job.script is None and (names := process.left_out(os.environ, env)):
             output.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
         output.flush()
         output_begin = output.tell()
@@ -365,7 +360,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped or was_due or (returncode or 0) < 0:
-                step.end(job, process.ask, context.grace.kill_s)
+                queue.end_steps(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
                 stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:

@@ -24,7 +24,7 @@ from profpipe import profilers
 from profpipe.errors import ConfigError
 from profpipe.job import Job, Missing
 from profpipe.results import atomic
-from profpipe.runner import environment, guided_ncu, job_cache, sides
+from profpipe.runner import guided_ncu, job_cache, process, sides
 from profpipe.runner.request import REQUEST_FILE, readable
 
 #: The dependencies of each job at the start of the run. Private, for the hashes have no salt.
@@ -119,7 +119,7 @@ def _digests(job: Job, machine: Mapping[str, Any]) -> dict[str, str]:
     # The kernels of a guided job are not known before the run.
     commands = profilers.ALL[job.profiler].commands(guided_ncu.preview(job))
     # A rented machine may return with another build of the operating system.
-    variables = environment.filter_variables(os.environ)
+    variables = process.filter_variables(os.environ)
     return job_cache.digests(job_cache.dependencies(job, commands, {**machine, "os": ""}, variables))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
@@ -79,7 +79,7 @@ def jobs(
             # Of a capture with steps ncu records one step, and counts the launches from its begin.
             sources = [str(rows["source"].iloc[-1]) for rows in captured.values() if len(rows)]
             by_step = any(bool((read(source)["iteration"] != 0).any()) for source in sources)
-            job = replace(job, options={**job.options, "ncu": {**job.options["ncu"], "by_step": by_step}})
+            job = _with_ncu(job, by_step=by_step)
         kept = _unchanged_groups(chosen, earlier.get(job.folder, ()))
         others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
         groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in captured.items()})
@@ -117,8 +117,7 @@ def missed_kernels(done: Iterable[Job], data: Tables) -> list[Job]:
             if len(absent) < len(of_case):
                 for choice in absent:
                     found = _narrow(replace(job, folder=job.folder.parent), {choice.case: (choice,)})
-                    options = {**found.options, "ncu": {**found.options["ncu"], "adds": True}}
-                    alone.append(replace(found, options=options))
+                    alone.append(_with_ncu(found, adds=True))
     return alone
 
 
@@ -132,8 +131,12 @@ def preview(job: Job) -> Job:
     if not is_guided(job):
         return job
     largest = f"the {job.options['ncu']['top']} largest kernels of each case"
-    ncu = {**job.options["ncu"], "pattern": largest, "invocations": ["one launch of each"]}
-    return replace(job, options={**job.options, "ncu": ncu})
+    return _with_ncu(job, pattern=largest, invocations=["one launch of each"])
+
+
+def _with_ncu(job: Job, **changed: Any) -> Job:
+    """Return ``job`` with changed options of ncu."""
+    return replace(job, options={**job.options, "ncu": {**job.options["ncu"], **changed}})
 
 
 _NO_GUIDE: Final = Missing(
@@ -234,13 +237,14 @@ def _narrow(job: Job, group: _Group) -> Job:
     """Return ``job`` for the cases of ``group`` and their chosen launches."""
     guide = tuple(choice for choices in group.values() for choice in choices)
     names = dict.fromkeys(choice.kernel for choice in guide)
-    chosen = {"invocations": guide_file.invocations(guide), "chosen": [asdict(choice) for choice in guide]}
-    ncu = {**job.options["ncu"], "pattern": pattern(names), **chosen}
+    found = pattern(names)
     cases = tuple(case for case in job.cases if case.id in group)
     # The name contains the choice: a resumed run with another choice, from a new capture, needs another job.
-    text = "\n".join([*(case.id for case in cases), ncu["pattern"], guide_file.to_json(guide)])
+    text = "\n".join([*(case.id for case in cases), found, guide_file.to_json(guide)])
     folder = job.folder / f"guided-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return replace(job, cases=cases, folder=folder, options={**job.options, "ncu": ncu})
+    chosen = [asdict(choice) for choice in guide]
+    job = replace(job, cases=cases, folder=folder)
+    return _with_ncu(job, pattern=found, invocations=guide_file.invocations(guide), chosen=chosen)
 
 
 def pattern(names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,6 @@ _GPU = (
     "name", "mig", "sm_count", "driver", "cuda", "memory_bytes", "power_limit_w", "max_sm_clock_hz",
     "max_memory_clock_hz",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CachedJob:
-    """A job of an earlier run: the folder with its files, and the run that measured it.
-
-    ``lane`` is the name of the GPU that measured it beside other jobs; empty where it ran alone.
-    """
-
-    folder: Path
-    run: str
-    lane: str = ""
 
 
 # --- the key ---------------------------------------------------------------------------------------------------------
@@ -238,14 +226,16 @@ def _module_files(name: str, places: Iterable[Path]) -> Iterator[Path]:
 # --- reuse -----------------------------------------------------------------------------------------------------------
 
 
-def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, CachedJob]:
-    """Return the finished jobs of earlier runs by key. ``runs`` are folders and manifests, the newest first."""
-    found: dict[str, CachedJob] = {}
+def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, tuple[Path, JobEntry]]:
+    """Return the finished jobs of earlier runs by key, each with the folder of its run.
+
+    ``runs`` are folders and manifests, the newest first.
+    """
+    found: dict[str, tuple[Path, JobEntry]] = {}
     for folder, manifest in runs:
         for entry in manifest.jobs:
             if entry.key and _is_unchanged(entry, folder):
-                origin = entry.reused_from or folder.name
-                found.setdefault(entry.key, CachedJob(folder / entry.folder, origin, entry.lane or ""))
+                found.setdefault(entry.key, (folder, entry))
     return found
 
 
@@ -266,8 +256,8 @@ def _is_unchanged(entry: JobEntry, folder: Path) -> bool:
         return False
 
 
-def reuse(cached: CachedJob, folder: Path) -> None:
-    """Put the files of ``cached`` into ``folder``, which must not exist yet: as hard links, or else as copies.
+def reuse(run: Path, entry: JobEntry, folder: Path) -> None:
+    """Put the files of a job of ``run`` into ``folder``, which must not exist yet: as hard links, or else as copies.
 
     The folder appears as a whole or not at all. If the system refuses a file, the job runs again.
     """
@@ -275,8 +265,8 @@ def reuse(cached: CachedJob, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed here
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(cached.folder, temporary, copy_function=link_or_copy)
-        (temporary / _ORIGIN).write_text(json.dumps({"run": cached.run}), encoding="utf-8")
+        shutil.copytree(run / entry.folder, temporary, copy_function=link_or_copy)
+        (temporary / _ORIGIN).write_text(json.dumps({"run": entry.reused_from or run.name}), encoding="utf-8")
         temporary.rename(folder)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
-from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
+from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text, revealed
 from profpipe.measure import case_order
 
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
@@ -145,13 +145,13 @@ def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
 
 
 def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
-    params, own_env = job.reveal(job.cases[0].params), workload.env
-    words = {name: flag[as_text(params[name])] for name, flag in workload.flag.items()}
+    params, own_env = revealed(job.cases[0].params, job.hidden), workload.env
     if workload.command is not None:
+        words = _flag_words(workload, params)
         own_env = {name: _fill(value, params, words) for name, value in own_env.items()}
     return replace(
         job,
-        command=tuple(_fill_command(workload.command or (), params, words)),
+        command=fill_command(workload, workload.command or (), params),
         warmup=workload.warmup,
         # A profiler records one process of a command.
         repeats=1 if workload.command is not None else workload.repeats,
@@ -206,16 +206,20 @@ def _encoded(text: str) -> str:
     return "".join(encoded)
 
 
-def _fill_command(
-    command: Sequence[str], params: Mapping[str, Scalar], words: Mapping[str, Sequence[str]]
-) -> Iterator[str]:
-    """Yield the words of a command for a case. A word that its parameters leave empty is left out."""
-    whole = {f"{{{name}}}": own for name, own in words.items()}
+def _flag_words(workload: Workload, params: Mapping[str, Scalar]) -> dict[str, Sequence[str]]:
+    return {name: flag[as_text(params[name])] for name, flag in workload.flag.items()}
+
+
+def fill_command(workload: Workload, command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the words of a command for a case. A word that its parameters leave empty is left out."""
+    words, filled = _flag_words(workload, params), list[str]()
     for word in command:
-        if word in whole:
-            yield from whole[word]
-        elif (filled := _fill(word, params, words)) or not word:
-            yield filled
+        name = word[1:-1] if word.startswith("{") and word.endswith("}") else ""
+        if name in words:
+            filled += words[name]
+        elif (text := _fill(word, params, words)) or not word:
+            filled.append(text)
+    return tuple(filled)
 
 
 def _fill(text: str, params: Mapping[str, Scalar], words: Mapping[str, Sequence[str]]) -> str:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from profpipe import masking, profilers
 from profpipe.config import validation
-from profpipe.config.models import Pipeline, Workload
+from profpipe.config.models import Pipeline
 from profpipe.config.program import Program
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, one_line
@@ -26,8 +26,8 @@ from profpipe.measure import machine, measured_peaks
 from profpipe.measure.machine import Gpu
 from profpipe.plugins import script_path
 from profpipe.results import atomic, folders, manifest
-from profpipe.runner import environment, plan, process, secret_values
-from profpipe.runner.slurm import step
+from profpipe.runner import plan, process, secret_values
+from profpipe.runner.slurm import queue
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
@@ -76,38 +76,20 @@ class RunRequest:
         reuse: bool = False,
         captures: int | None = None,
         read_salt: Callable[[Path], bytes] = folders.make_salt,
-    ) -> RunRequest:
-        made = cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(profilers), reuse, captures)
-        masked = secret_values.mask_commands(pipeline, path)
-        return made._without_secrets(secret_values.of_variables(path), masked, read_salt)
-
-    @classmethod
-    def of_program(
-        cls,
-        program: Program,
-        path: Path,
-        out: Path,
-        reuse: bool = False,
-        captures: int | None = None,
-        read_salt: Callable[[Path], bytes] = folders.make_salt,
-    ) -> RunRequest:
-        """Return the request for a program from the command line, whose pipeline file will be ``path``."""
-        where = program.pipeline, path.resolve(), out.resolve()
-        made = cls(*where, reuse=reuse, captures=captures, text=program.text)
-        return made._without_secrets(program.secrets, program.public, read_salt)
-
-    def _without_secrets(
-        self, known: Mapping[str, str], masked: Mapping[str, Workload], read_salt: Callable[[Path], bytes]
+        program: Program | None = None,
     ) -> RunRequest:
         """Return the request with digests in place of secret parameters, and with everything that must be masked.
 
-        ``known`` are the secrets of variables; ``masked`` are workloads with masked commands.
+        ``path`` is the pipeline file; of a ``program`` from the command line, the file that its run will have.
         """
-        repeated = _with_repeats(self.pipeline, self.captures)
-        pipeline, hidden = secret_values.hide(repeated, known, functools.cache(lambda: read_salt(self.out)))
-        made = replace(self, pipeline=pipeline, hidden=hidden, secrets={**known})
-        words = secret_values.of_commands(pipeline, masked, hidden, self.path.parent)
-        return made.with_secrets(words)
+        known = secret_values.of_variables(path) if program is None else program.secrets
+        masked = secret_values.mask_commands(pipeline, path) if program is None else program.public
+        where = path.resolve(), out.resolve()
+        repeated = _with_repeats(pipeline, captures)
+        shown, hidden = secret_values.hide(repeated, known, functools.cache(lambda: read_salt(where[1])))
+        text = "" if program is None else program.text
+        made = cls(shown, *where, tuple(workloads), tuple(profilers), reuse, captures, {**known}, text, hidden)
+        return made.with_secrets(secret_values.of_commands(shown, masked, hidden))
 
     def with_secrets(self, more: Mapping[str, str]) -> RunRequest:
         """Return the request with further secrets, those of its environment blocks and its hidden parameters."""
@@ -256,14 +238,14 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Colle
         cwd=request.pipeline_dir,
         out=folder,
         python=sys.executable,
-        env={"PYTHONPATH": environment.python_path()},
+        env={"PYTHONPATH": process.python_path()},
         on_gpu=bool(machine.described["gpus"]),
         workloads=request.workloads,
         profilers=request.profilers,
         hidden=request.hidden,
         captures=request.captures,
         wanted=wanted,
-        allocated=step.allocated_nodes(os.environ),
+        allocated=queue.allocated_nodes(os.environ),
         comparisons=request.comparisons,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]

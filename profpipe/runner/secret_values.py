@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from profpipe import masking, profilers
+from profpipe import masking
 from profpipe.config import yaml
 from profpipe.config.models import Pipeline, Workload
-from profpipe.job import Missing, Scalar
+from profpipe.job import Scalar, revealed
 from profpipe.runner import plan
 
 #: By the text that is published: the value of a parameter.
@@ -91,7 +91,7 @@ def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes
     return (pipeline.model_copy(update={"workloads": workloads, **studies}) if hidden else pipeline), hidden
 
 
-def of_commands(pipeline: Pipeline, masked: Mapping[str, Workload], hidden: Hidden, folder: Path) -> dict[str, str]:
+def of_commands(pipeline: Pipeline, masked: Mapping[str, Workload], hidden: Hidden) -> dict[str, str]:
     """Return each word of a command that contains a secret, with the same word that names the variable instead.
 
     ``masked`` are the workloads with such words, and with the names in their place. The words are also given as filled
@@ -99,16 +99,12 @@ def of_commands(pipeline: Pipeline, masked: Mapping[str, Workload], hidden: Hidd
     """
     if not masked and not hidden:
         return {}
-    commands = [name for name, workload in pipeline.workloads.items() if workload.command is not None]
-    # With the repeats of the pipeline, which the command line may change.
-    own = {name: pipeline.workloads[name].model_copy(update={"command": each.command}) for name, each in masked.items()}
-    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **own}})
-    where: dict[str, Any] = {"scripts": {}, "cwd": folder, "out": folder, "python": "", "workloads": commands}
-    where["tools"] = {name: Missing(name, "", "") for name in profilers.ALL}
-    if not commands:
-        return {}
-    both = zip(plan.plan(pipeline, hidden=hidden, **where), plan.plan(public, **where), strict=True)
-    pairs = [(a.command, b.command) for a, b in both]
+    pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+    for name, workload in pipeline.workloads.items():
+        command, public = workload.command or (), masked.get(name, workload).command or ()
+        for case in plan.cases(workload) if command else ():
+            given = plan.fill_command(workload, command, revealed(case.params, hidden))
+            pairs.append((given, plan.fill_command(workload, public, case.params)))
     pairs += [(pipeline.workloads[name].command or (), masked[name].command or ()) for name in masked]
     return {word: public for a, b in pairs for word, public in zip(a, b, strict=True) if word and word != public}
 

@@ -51,7 +51,6 @@ from profpipe.results.tasks import Task
 from profpipe.runner import (
     artifacts,
     checkout,
-    environment,
     executor,
     fingerprint,
     guided_ncu,
@@ -64,7 +63,7 @@ from profpipe.runner import (
 from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
-from profpipe.runner.slurm import step
+from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
 
@@ -294,7 +293,7 @@ class Session:
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
-        described, variables = self.machine.described, environment.filter_variables(os.environ)
+        described, variables = self.machine.described, process.filter_variables(os.environ)
         return {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
@@ -303,7 +302,7 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = step.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
+            found = queue.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
@@ -344,11 +343,11 @@ class Session:
         others = (run for run in folders.list_runs(self.request.out) if run[0] != self.folder)
         cached_jobs = job_cache.find_cached_jobs(others)
         for job in jobs:
-            cached = cached_jobs.get(keys[job.folder])
-            if cached is None or job.folder.exists():
+            if keys[job.folder] not in cached_jobs or job.folder.exists():
                 continue
-            if not job.group or self._slots is None or self._slots.assign_name(job.group, cached.lane):
-                job_cache.reuse(cached, job.folder)
+            run, entry = cached_jobs[keys[job.folder]]
+            if not job.group or self._slots is None or self._slots.assign_name(job.group, entry.lane or ""):
+                job_cache.reuse(run, entry, job.folder)
 
     def _name(self, folder: Path) -> str:
         return str(folder.relative_to(self.folder))
@@ -431,7 +430,7 @@ class Session:
         self.data = self._merged(job, fresh)
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
-        variables = {**environment.filter_variables(os.environ), **job.env}
+        variables = {**process.filter_variables(os.environ), **job.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
         entry = manifest_entries.job_entry(
             outcome,

@@ -318,9 +318,9 @@ def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
         return doc.Strong(str(Flag.UNCHECKED))
     if case.accuracy is None:
         return None
-    misses = [miss for miss in case.accuracy.misses if parts(miss.measure)[1] == tensor]
+    misses = [(m, limit) for m, _, limit in case.accuracy.misses if parts(m)[1] == tensor]
     if misses:
-        limits = ", ".join(f"{_TITLES[parts(m.measure)[0]]} {bound(m.measure, m.limit)}" for m in misses)
+        limits = ", ".join(f"{_TITLES[parts(m)[0]]} {bound(m, limit)}" for m, limit in misses)
         return (doc.Strong("no"), f": {limits}")
     return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"
 

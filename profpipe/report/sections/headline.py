@@ -386,7 +386,7 @@ def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 def _excess(case: CaseResult) -> float:
     """Return how many times its limit the worst error is; of a cosine, its distance from 1 counts."""
     misses = case.accuracy.misses if case.accuracy else ()
-    pairs = [(1 - m.value, 1 - m.limit) if m.measure.startswith("cosine") else (m.value, m.limit) for m in misses]
+    pairs = [(1 - value, 1 - limit) if m.startswith("cosine") else (value, limit) for m, value, limit in misses]
     return max((error / limit if error < math.inf and limit else math.inf for error, limit in pairs), default=0.0)
 
 

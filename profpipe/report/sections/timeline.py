@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.findings import WorkloadFindings
@@ -54,12 +54,14 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     several, has_ranks = len(timeline.ranks) > 1, len({rank.rank for rank in timeline.ranks}) > 1
     of_ranks = [(place, lane) for place, rank in enumerate(timeline.ranks) for lane in rank.lanes]
     lanes = tuple(
-        doc.Lane(
-            _lane_title(lane),
-            tuple(replace(event, key=_key(event.key)) for event in lane.events),
-            lane.kind,
+        (
             _rank_title(timeline.ranks[place], several, has_ranks),
-            {_key(key): total for key, total in lane.totals.items()},
+            _lane_title(lane),
+            replace(
+                lane,
+                events=tuple(replace(event, key=_key(event.key)) for event in lane.events),
+                totals={_key(key): total for key, total in lane.totals.items()},
+            ),
         )
         for place, lane in of_ranks
     )
@@ -68,7 +70,7 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     every = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
     gaps = heapq.nlargest(_GAPS, every, key=lambda each: each[1].duration_ns)
     picture = doc.Timeline(
-        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes),
+        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lane for *_, lane in lanes),
         tuple((idle[place], gap.start_ns) for place, gap in gaps), _caption(timeline), timeline.case,
     )  # fmt: skip
     return [picture, _gap_table(timeline, gaps)]
@@ -123,7 +125,7 @@ def _key(key: str) -> str:
     return f"step_{own}" if own in _NAMES else own or "other"
 
 
-def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
+def _labels(lanes: Iterable[Lane]) -> dict[str, str]:
     """Return the names of the keys in the order of the bars: classes of kernels by their time, then other parts."""
     time = grouped(
         (key, ns if lane.kind is not LaneKind.HOST else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()

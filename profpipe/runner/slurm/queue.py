@@ -1,4 +1,4 @@
-"""Ask Slurm: submit an array, and find out what became of its tasks.
+"""Ask Slurm: submit an array, find out what became of its tasks, and end the steps of a job on several nodes.
 
 scontrol and squeue know a task until some minutes after its end (MinJobAge), sacct for months, where the cluster has
 accounting. Formats: Slurm 20.11 to 24.05.
@@ -11,8 +11,9 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,11 @@ from typing import Final
 
 from profpipe import errors
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
+from profpipe.job import Job
+from profpipe.masking import is_secret_name
+from profpipe.measure import node as node_info
 from profpipe.results import atomic, budget, manifest
+from profpipe.results.manifest import NodeEntry
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import process
 from profpipe.runner.slurm import records
@@ -319,3 +324,68 @@ def expand(text: str) -> Iterator[int]:
         if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
             first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
             yield from range(first, last + 1, max(step, 1))
+
+
+# --- commands on several nodes ---------------------------------------------------------------------------------------
+#
+# srun starts them as a job step of the allocation in which profpipe runs. The processes of a step are not descendants
+# of profpipe: slurmstepd on each node is their parent. Where srun is killed, the step goes on, and scancel ends it.
+
+#: Returns the output of a command with further variables; None if it cannot be started.
+Ask = Callable[[Sequence[str], Mapping[str, str]], str | None]
+
+_PAUSE_S: Final = 0.2
+
+
+def allocated_nodes(environment: Mapping[str, str]) -> int | None:
+    """Return the number of nodes of the allocation of this process; None outside of an allocation."""
+    count = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", ""))
+    return int(count) if "SLURM_JOB_ID" in environment and count.isdecimal() else None
+
+
+def step_variables(job: Job) -> dict[str, str]:
+    """Return the variables that srun needs to find the allocation; none for a job on one machine."""
+    return _slurm_variables() if job.nodes > 1 else {}
+
+
+def _slurm_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("SLURM") and not is_secret_name(name)}
+
+
+def end_steps(job: Job, ask: Ask, wait_s: float) -> None:
+    """End the steps of the job that this allocation still has, and wait until they are gone."""
+    allocation = os.environ.get("SLURM_JOB_ID")
+    if job.nodes == 1 or allocation is None:
+        return
+    deadline = time.monotonic() + wait_s
+    while running := _find_steps(allocation, job, ask):
+        ask(["scancel", "--signal=KILL", *running], step_variables(job))
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
+    """Return the nodes of the allocation on which commands run, by name.
+
+    Those that do not answer, or whose description is wrong, are missing.
+    """
+    tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
+    # As in process.ask_python: nothing is imported from the current folder.
+    argv = ["srun", *tasks, f"--chdir={process.ROOT}", sys.executable, "-m", "profpipe.measure.node"]
+    answer = ask(argv, {**_slurm_variables(), "PYTHONPATH": process.own_python_path()}) or ""
+    found = {}
+    for each in node_info.from_lines(answer.splitlines()):
+        try:
+            machine = manifest.parse(manifest.Machine, each["machine"])
+            found[str(each["node"])] = NodeEntry(machine, dict(each["packages"]))
+        except (ValueError, LookupError, TypeError):  # it is not what profpipe writes
+            continue
+    return dict(sorted(found.items()))
+
+
+def _find_steps(allocation: str, job: Job, ask: Ask) -> list[str]:
+    """Return the steps of the job: ``["4711.0"]``."""
+    argv = ["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"]
+    lines = (line.strip().partition(" ") for line in (ask(argv, step_variables(job)) or "").splitlines())
+    return [step for step, _, name in lines if name == str(job.folder)]

@@ -134,7 +134,7 @@ class Record:
         try:
             document = budget.load_json(atomic.read_regular(path).decode())
             found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
-            if [(task.index, task.attempt) for task in found.manifest.tasks] != [_numbers(path)]:
+            if [(task.index, task.attempt) for task in found.manifest.tasks] != [_numbers(path.name)]:
                 raise ValueError("it is of another task or attempt")
             return found
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -176,14 +176,12 @@ def _list(folder: Path) -> Iterator[tuple[int, int]]:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return
-    yield from (_numbers(Path(name)) for name in names if _NAME.fullmatch(name))
+    yield from filter(None, map(_numbers, names))
 
 
-def _numbers(path: Path) -> tuple[int, int]:
-    found = _NAME.fullmatch(path.name)
-    if found is None:
-        raise ValueError(f"{path.name} is no name of a record")
-    return int(found[1]), int(found[2])
+def _numbers(name: str) -> tuple[int, int] | None:
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _file_name(index: int, attempt: int) -> str:

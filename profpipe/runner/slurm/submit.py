@@ -23,7 +23,7 @@ from profpipe.job import Case, Job
 from profpipe.results import atomic
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task
-from profpipe.runner import environment, fingerprint, plan, session, sides
+from profpipe.runner import fingerprint, plan, process, session, sides
 from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import queue, records
@@ -123,7 +123,7 @@ def write_script(request: RunRequest, folder: Path, tasks: int) -> str:
     ]
     # A container has another Python, and its own profpipe.
     if settings.python is None:
-        lines.append(f"export PYTHONPATH={shlex.quote(environment.python_path())}")
+        lines.append(f"export PYTHONPATH={shlex.quote(process.python_path())}")
     # Import profpipe from where it is, not from the folder of the task. The interpreter of a container may be older.
     safe = ["-P"] if settings.python is None and sys.version_info >= (3, 11) else []
     words = [*settings.launcher, settings.python or sys.executable, *safe, "-m", "profpipe", "task", str(folder)]
