@@ -113,29 +113,20 @@ def _link(folder, path):
     path.symlink_to(target)
 
 
-def _link_to_itself(folder, path):
-    _remove(path)
-    path.symlink_to(path)
+def _replaced(make: Callable[[Path], None]) -> Callable[[Folder, Path], None]:
+    """Return the alteration that puts what ``make`` makes in the place of a file or folder."""
 
+    def alter(folder: Folder, path: Path) -> None:
+        _remove(path)
+        make(path)
 
-def _link_to_device(folder, path):
-    _remove(path)
-    path.symlink_to("/dev/zero")
-
-
-def _pipe(folder, path):
-    _remove(path)
-    os.mkfifo(path)
+    return alter
 
 
 def _other_kind(folder, path):
     is_folder = path.is_dir()
     _remove(path)
     path.write_text("text") if is_folder else path.mkdir()
-
-
-def _missing(folder, path):
-    _remove(path)
 
 
 def _content(new):
@@ -148,11 +139,11 @@ def _content(new):
 #: What may happen to a file or a folder.
 KINDS: Mapping[str, Callable[[Folder, Path], None]] = {
     "link": _link,
-    "link to itself": _link_to_itself,
-    "link to a device": _link_to_device,
-    "pipe": _pipe,
+    "link to itself": _replaced(lambda path: path.symlink_to(path)),
+    "link to a device": _replaced(lambda path: path.symlink_to("/dev/zero")),
+    "pipe": _replaced(os.mkfifo),
     "other kind": _other_kind,
-    "missing": _missing,
+    "missing": _replaced(lambda path: None),
 }
 #: What may happen to the content of a file.
 CONTENTS: Mapping[str, Callable[[Folder, Path], None]] = {
@@ -301,11 +292,8 @@ def test_any_value_of_run_json_may_be_altered(folder, seed, capsys):
     text = (folder.run / "run.json").read_text()
     chance, leaves = random.Random(seed), [path for path in _leaves(json.loads(text)) if path]
     for _ in range(_AT_ONCE):
-        path, value, command = (
-            chance.choice(leaves),
-            chance.choice(VALUES),
-            chance.choice(("report", "compare", "trace")),
-        )
+        path, value = chance.choice(leaves), chance.choice(VALUES)
+        command = chance.choice(("report", "compare", "trace"))
         document = json.loads(text)
         _replace(document, path, value)
         (folder.run / "run.json").write_text(json.dumps(document))
@@ -371,12 +359,7 @@ def test_any_cell_of_a_table_may_be_altered(examples, tmp_path, command, capsys)
             words = [str(folder)] if command == "report" else [str(examples / example), str(folder)]
             code = cli.main([command, *words])
             printed = capsys.readouterr()
-            assert code in (0, 1, 2) and "internal error" not in printed.err, (
-                example,
-                table,
-                column,
-                text,
-                printed.err,
-            )
+            cell = f"{example} {table} {column} {text!r}"
+            assert code in (0, 1, 2) and "internal error" not in printed.err, f"{cell}: {printed.err}"
             assert is_clean(printed.out + printed.err)
         shutil.rmtree(folder)

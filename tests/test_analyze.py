@@ -390,7 +390,7 @@ def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_th
     kernels = [kernel_row(name, ATTENTION, 10, ns) for name, ns in zip(names, (1e6, 2e6, 3e6), strict=True)]
     data = tables(rows, kernels, [range_row(name, 10) for name in names], metrics)
     (workload,) = analyze(data, declared(baseline={"impl": "b"})).workloads
-    assert workload.basis == Basis("nsys", "kernel") and not workload.overheads
+    assert workload.basis == Basis("nsys", "kernel") and not workload.recorded.overheads
     assert [point.time and point.time.ns for point in workload.cases] == [1e5, 2e5, 3e5]
     assert not any("issue" in point.values for point in workload.cases)
     assert all([figure.profiler for figure in each.figures] == ["nsys"] for each in workload.agreements)

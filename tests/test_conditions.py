@@ -25,74 +25,62 @@ def running(clocks_mhz, reasons=0, others=None):
 # --- marks -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_undisturbed_gpu_has_no_mark():
-    assert running([1980, 1965, 1980], others=0).findings == {}
-
-
-def test_unknown_conditions_have_no_flag_and_no_metric():
-    assert Conditions().findings == {}
-    assert Conditions().metrics() == {}
+REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+NEAR, CAPPED = (Reading(mhz * MHZ, reasons=0x4, highest_hz=1980 * MHZ) for mhz in (1965, 1860))
+FALLS = {"clock_spread": "SM clock between 1400 and 1980 MHz, median 1400 MHz"}
 
 
 @pytest.mark.parametrize(
-    ("bit", "name"),
+    ("seen", "expected"),
     [
-        (0x4, "software power cap"),
-        (0x8, "hardware slowdown"),
-        (0x20, "software thermal slowdown"),
-        (0x40, "hardware thermal slowdown"),
-        (0x80, "hardware power brake"),
+        # Unknown, and undisturbed.
+        (Conditions(), {}),
+        (running([1980, 1965, 1980], others=0), {}),
+        *(
+            (running([1980] * 4, bit), {"throttled": f"throttled: {REASONS[bit]} in 100 % of 4 readings"})
+            for bit in REASONS
+        ),
+        # A clock that the user set.
+        *((running([1200] * 4, bit), {}) for bit in (0x2, 0x10, 0x100)),
+        # A power cap close to the highest clock sets no flag, and neither does a reason in one of a hundred readings.
+        (Conditions((NEAR,) * 20), {}),
+        (
+            Conditions((NEAR,) * 9 + (CAPPED,)),
+            {
+                "throttled": "throttled: software power cap in 10 % of 10 readings",
+                "clock_spread": "SM clock between 1860 and 1965 MHz, median 1965 MHz",
+            },
+        ),
+        (conditions.combine([running([1980] * 99), running([1980], 0x4)]), {}),
+        (
+            conditions.combine([running([1980] * 90), running([1980] * 10, 0x4)]),
+            {"throttled": "throttled: software power cap in 10 % of 100 readings"},
+        ),
+        # Clocks more than 5 % apart.
+        (running([1980, 1890]), {}),
+        (running([1980, 1870]), {"clock_spread": "SM clock between 1870 and 1980 MHz, median 1925 MHz"}),
+        (running([1980, 1500, 1980]), {"clock_spread": "SM clock between 1500 and 1980 MHz, median 1980 MHz"}),
+        # Few readings do not count, such as the first 40 ms, until power runs into its cap; one of 19 is not few.
+        (running([1980, 1980, *[1400] * 38]), {}),
+        (running([1980] * 3 + [1400] * 37), FALLS),
+        (running([1980] + [1400] * 18), FALLS),
+        (running([1980], others=2), {"other_process": "other processes on the GPU: 2"}),
     ],
 )
-def test_throttling_is_flagged_with_its_reason(bit, name):
-    seen = running([1980] * 4, reasons=bit)
-    assert list(seen.findings) == ["throttled"]
-    assert list(seen.findings.values()) == [f"throttled: {name} in 100 % of 4 readings"]
-
-
-def test_a_power_cap_close_to_the_highest_clock_sets_no_flag():
-    near = Reading(1965 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
-    capped = Reading(1860 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
-    assert Conditions((near,) * 20).findings == {}
-    assert list(Conditions((near,) * 9 + (capped,)).findings.values()) == [
-        "throttled: software power cap in 10 % of 10 readings",
-        "SM clock between 1860 and 1965 MHz, median 1965 MHz",
-    ]
-
-
-@pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
-def test_clocks_set_by_a_user_are_not_flagged_as_throttled(bit):
-    assert running([1200] * 4, reasons=bit).findings == {}
-
-
-def test_a_reason_in_one_of_a_hundred_readings_sets_no_flag():
-    once = conditions.combine([running([1980] * 99), running([1980], reasons=0x4)])
-    often = conditions.combine([running([1980] * 90), running([1980] * 10, reasons=0x4)])
-    assert once.findings == {}
-    assert list(often.findings.values()) == ["throttled: software power cap in 10 % of 100 readings"]
-
-
-def test_clocks_more_than_five_percent_apart_are_marked():
-    assert running([1980, 1890]).findings == {}
-    assert list(running([1980, 1870]).findings) == ["clock_spread"]
-    (note,) = running([1980, 1500, 1980]).findings.values()
-    assert note == "SM clock between 1500 and 1980 MHz, median 1980 MHz"
-
-
-def test_a_clock_of_few_readings_is_not_taken_as_the_clock_of_the_case():
-    capped = running([1980, 1980, *[1400] * 38])  # the first 40 ms, until power runs into its cap
-    assert capped.findings == {}
-    assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
-    assert list(running([1980] * 3 + [1400] * 37).findings) == ["clock_spread"]
-    assert list(running([1980] + [1400] * 18).findings) == ["clock_spread"], "too few to leave one out"
-
-
-def test_other_processes_are_marked_and_counted():
-    assert list(running([1980], others=2).findings) == ["other_process"]
-    assert list(running([1980], others=2).findings.values()) == ["other processes on the GPU: 2"]
+def test_flags_have_the_numbers_behind_them(seen, expected):
+    assert seen.findings == expected
 
 
 def test_metrics_carry_their_units():
+    assert Conditions().metrics() == {}
+    capped = running([1980, 1980, *[1400] * 38])
+    assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
     seen = Conditions((Reading(1e9, 300.0, 50.0, 0), Reading(2e9, 500.0, 70.0, 0), Reading(1.8e9, None, None, 0)))
     assert seen.metrics() == {
         "sm_clock": (1.8e9, "Hz"),

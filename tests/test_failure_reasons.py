@@ -59,19 +59,10 @@ def test_an_importer_that_failed_is_quoted(tmp_path):
     )
 
 
-def test_the_last_line_with_an_error_is_quoted():
-    log = "step 1\nCUDA error: an illegal memory access was encountered\nstep 2\n[1/1] [==100%] a.nsys-rep\n"
-    assert failure_reasons.describe_exit(1, log) == "exit code 1: CUDA error: an illegal memory access was encountered"
-
-
-def test_without_an_error_the_last_line_is_quoted_without_colours():
+def test_without_an_error_the_last_line_is_quoted_without_colours_and_a_long_one_is_cut():
     assert failure_reasons.last_error_line("one\n\x1b[31mtwo\x1b[0m\n\n") == "two"
     assert failure_reasons.last_error_line("") == ""
-
-
-def test_log_lines_of_kineto_are_ignored():
-    log = "warming up\nUSDT:2026-11-20 11:19:06 32265:32265 SyncActivityProfilerHandler.cpp:59] profiler_stop\n"
-    assert failure_reasons.describe_exit(-11, log) == "killed by SIGSEGV: warming up"
+    assert len(failure_reasons.last_error_line("error " * 1000)) == 240
 
 
 # torch 2.13: its second process ended itself with exit code 3, without a word.
@@ -89,18 +80,6 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : 3 (pid: 29162)
 """
-
-
-def test_the_advice_of_torchrun_is_ignored():
-    assert failure_reasons.describe_exit(1, SILENT) == "rank 1 ended with exit code 3"
-    assert (
-        failure_reasons.describe_exit(1, SILENT.replace("W1122", "step 7\nW1122"))
-        == "rank 1 ended with exit code 3: step 7"
-    )
-
-
-def test_a_long_line_is_cut():
-    assert len(failure_reasons.last_error_line("error " * 1000)) == 240
 
 
 # torch 2.11 with NCCL, two H200: one rank met an illegal address. Shortened in the middle only.
@@ -133,10 +112,23 @@ Root Cause (first observed failure):
 """
 
 
-def test_a_cuda_error_is_quoted_without_the_frames_below_it():
-    assert failure_reasons.describe_exit(1, ILLEGAL_ADDRESS) == (
-        "rank 0 was killed by SIGABRT: CUDA error: an illegal memory access was encountered"
-    )
+STEPS = "step 1\nCUDA error: an illegal memory access was encountered\nstep 2\n[1/1] [==100%] a.nsys-rep\n"
+KINETO = "warming up\nUSDT:2026-11-20 11:19:06 32265:32265 SyncActivityProfilerHandler.cpp:59] profiler_stop\n"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "log", "reason"),
+    [
+        (1, STEPS, "exit code 1: CUDA error: an illegal memory access was encountered"),
+        # The log lines of Kineto, the advice of torchrun and the frames below a CUDA error are left out.
+        (-11, KINETO, "killed by SIGSEGV: warming up"),
+        (1, SILENT, "rank 1 ended with exit code 3"),
+        (1, SILENT.replace("W1122", "step 7\nW1122"), "rank 1 ended with exit code 3: step 7"),
+        (1, ILLEGAL_ADDRESS, "rank 0 was killed by SIGABRT: CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_the_last_line_with_an_error_is_quoted(returncode, log, reason):
+    assert failure_reasons.describe_exit(returncode, log) == reason
 
 
 # --- the OOM killer; the kernel's files are invented, because no test may fill a host --------------------------------

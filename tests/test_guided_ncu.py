@@ -72,15 +72,17 @@ def chosen(job):
     return {choice["kernel"]: choice for choice in json.loads(guided_ncu.guide_text(job))["kernels"]}
 
 
-def test_the_largest_kernels_of_a_case_are_taken_from_nsys_before_torch():
-    data = captured(n_1={"nsys": {"a": 1, "b": 9, "c": 5}, "torch": {"z": 99}})
-    assert top_kernels(data) == ("b", "c")
-    assert top_kernels(captured(n_1={"torch": {"z": 99}})) == ("z",)
-
-
-def test_kernels_that_ncu_excludes_do_not_count_among_the_largest():
-    data = captured(n_1={"nsys": {"ncclDevKernel_AllReduce": 99, "a": 1, "b": 9, "c": 5}})
-    assert top_kernels(data) == ("b", "c")
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        # From nsys before torch, without what ncu excludes.
+        ({"nsys": {"a": 1, "b": 9, "c": 5}, "torch": {"z": 99}}, ("b", "c")),
+        ({"torch": {"z": 99}}, ("z",)),
+        ({"nsys": {"ncclDevKernel_AllReduce": 99, "a": 1, "b": 9, "c": 5}}, ("b", "c")),
+    ],
+)
+def test_the_largest_kernels_of_a_case_are_those_of_its_best_capture(seen, expected):
+    assert top_kernels(captured(n_1=seen)) == expected
 
 
 def test_a_job_with_another_choice_has_another_folder():
@@ -98,18 +100,20 @@ def test_the_launches_of_one_kernel_in_several_phases_count_together():
     assert top_kernels(twice) == ("b", "a")
 
 
-def test_cases_that_share_no_kernel_share_a_process_and_others_do_not():
-    data = captured(n_1={"nsys": {"a": 2}}, n_2={"nsys": {"b": 2}}, n_3={"nsys": {"a": 3, "c": 1}})
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (({"a": 2}, {"b": 2}, {"a": 3, "c": 1}), [["n=1", "n=2"], ["n=3"]]),
+        # A case that launches what was chosen for another one does not share its process: ncu counts launches over the
+        # whole process, so they would move the number of the other's.
+        (({"a": 9, "b": 8, "c": 1}, {"c": 9, "d": 8}, {"d": 1}), [["n=1", "n=3"], ["n=2"]]),
+    ],
+)
+def test_cases_that_share_no_kernel_share_a_process_and_others_do_not(seen, expected):
+    data = captured(**{f"n_{number}": {"nsys": names} for number, names in enumerate(seen, start=1)})
     made = guided_ncu.jobs([JOB], data, without_launches)
-    assert [[case.id for case in job.cases] for job in made] == [["n=1", "n=2"], ["n=3"]]
+    assert [[case.id for case in job.cases] for job in made] == expected
     assert len({job.folder for job in made}) == 2
-
-
-def test_a_case_that_launches_what_was_chosen_for_another_does_not_share_its_process():
-    """ncu counts launches over the whole process, so they would move the number of the other's."""
-    data = captured(n_1={"nsys": {"a": 9, "b": 8, "c": 1}}, n_2={"nsys": {"c": 9, "d": 8}}, n_3={"nsys": {"d": 1}})
-    made = guided_ncu.jobs([JOB], data, without_launches)
-    assert [[case.id for case in job.cases] for job in made] == [["n=1", "n=3"], ["n=2"]]
 
 
 def test_a_case_without_a_capture_is_skipped_with_the_remedy():
@@ -153,42 +157,39 @@ def test_without_single_launches_in_the_capture_the_first_launch_is_chosen():
     assert not re.search(pattern, "ncclDevKernel at::add_kernel<int>(int)")
 
 
-def test_a_launch_of_the_grid_with_the_most_time_is_chosen():
-    """The numbers of one training step on an H200: torch's copy in its largest grid first, then in smaller ones."""
-    copies = [("copy", "16384x1x1", 24800), *[("copy", "2048x1x1", ns) for ns in (6100, 6000, 6050, 6025, 6200)]]
-    data = captured(n_1={"nsys": {"copy": 1}})
-    (job, *_) = guided_ncu.jobs([JOB], data, lambda _: launched(*copies))
-    choice = chosen(job)["copy"]
-    assert (choice["invocation"], choice["grid"], choice["alike"], choice["launches"]) == (
-        4,
-        "2048x1x1",
-        [2, 3, 4, 5, 6],
-        6,
-    )
-    assert choice["share"] == pytest.approx(30375 / 55175, abs=1e-4)
+#: The numbers of one training step on an H200: torch's copy in its largest grid first, then in smaller ones.
+COPIES = [("a", "16384x1x1", 24800), *[("a", "2048x1x1", ns) for ns in (6100, 6000, 6050, 6025, 6200)]]
+#: cuBLAS runs one kernel in one grid on sums of different lengths; their median is like neither.
+LENGTHS = [("a", "32x4x1", ns) for ns in (34049, 121473, 34400, 122592, 34432, 122657, 34784, 123168)]
+ITERATIONS = pd.concat(
+    [
+        launched(("a", "1x1x1", 90), ("a", "2x1x1", 1)),
+        launched(("a", "1x1x1", 10), ("a", "2x1x1", 50), ("a", "2x1x1", 50), iteration=1),
+        launched(("a", "3x1x1", 1000)).assign(process=8),
+    ]
+)
 
 
-def test_launches_of_one_grid_with_different_durations_are_different_work():
-    """cuBLAS runs one kernel in one grid on sums of different lengths; their median is like neither."""
-    lengths = [("gemm", "32x4x1", ns) for ns in (34049, 121473, 34400, 122592, 34432, 122657, 34784, 123168)]
-    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"gemm": 1}}), lambda _: launched(*lengths))
-    choice = chosen(job)["gemm"]
-    assert (choice["invocation"], choice["alike"]) == (4, [2, 4, 6, 8])
-
-
-def test_launches_of_the_last_iteration_of_one_process_count():
-    first = launched(("a", "1x1x1", 90), ("a", "2x1x1", 1))
-    last = launched(("a", "1x1x1", 10), ("a", "2x1x1", 50), ("a", "2x1x1", 50), iteration=1)
-    other = launched(("a", "3x1x1", 1000)).assign(process=8)
-    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"a": 1}}), lambda _: pd.concat([first, last, other]))
-    assert (chosen(job)["a"]["invocation"], chosen(job)["a"]["grid"]) == (2, "2x1x1")
-
-
-def test_launches_with_a_duration_of_zero_have_equal_shares():
-    """Older traces of torch have whole microseconds."""
-    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"torch": {"a": 0}}), lambda _: launched(*[("a", "1x1x1", 0)] * 3))
+@pytest.mark.parametrize(
+    ("launches", "expected"),
+    [
+        # The grid with the most time, and of one grid the launches that are alike.
+        (launched(*COPIES), (4, "2048x1x1", [2, 3, 4, 5, 6], 6, 30375 / 55175)),
+        (launched(*LENGTHS), (4, "32x4x1", [2, 4, 6, 8], 8, 489890 / 627555)),
+        # The last iteration of one process.
+        (
+            ITERATIONS,
+            (2, "2x1x1", [2, 3], 3, 100 / 110),
+        ),
+        # Older traces of torch have whole microseconds, of which a short kernel takes none.
+        (launched(*[("a", "1x1x1", 0)] * 3), (1, "1x1x1", [1, 2, 3], 3, 1.0)),
+    ],
+)
+def test_a_launch_of_those_that_take_the_most_time_is_chosen(launches, expected):
+    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"a": 1}}), lambda _: launches)
     choice = chosen(job)["a"]
-    assert (choice["alike"], choice["share"]) == ([1, 2, 3], 1.0)
+    *others, share = (choice[name] for name in ("invocation", "grid", "alike", "launches", "share"))
+    assert tuple(others) == expected[:-1] and share == pytest.approx(expected[-1], abs=1e-4)
 
 
 def test_a_capture_is_read_once_for_all_its_cases():
@@ -434,8 +435,10 @@ def sdpa(tmp_path, shared_data):
     return path
 
 
-def profpipe(folder, *arguments, env):
-    return forked.run(folder, *arguments, env={**os.environ, **env})
+def profpipe(folder, *arguments):
+    path = f"{folder / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"
+    return forked.run(folder, *arguments, env={**os.environ, "PATH": path, "PYTHONPATH": paths})
 
 
 @pytest.fixture
@@ -451,11 +454,9 @@ def guided_run(tmp_path, sdpa, shared_data):
     shutil.copyfile(shared_data / "h200" / "sdpa_basic.ncu-rep", tools / "ncu.ncu-rep")
     (tmp_path / "sdpa.py").write_text("def build(params):\n    return lambda: None\n")
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
-    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-    env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
 
     def run(*options):
-        done = profpipe(tmp_path, "run", *options, env=env)
+        done = profpipe(tmp_path, "run", *options)
         folder = (tmp_path / "out" / "latest").resolve()
         return folder, *store.load(folder), done.stdout + done.stderr
 
@@ -503,9 +504,7 @@ def test_a_job_that_another_job_has_replaced_is_removed_from_the_record(guided_r
     shutil.rmtree(folder / Path(job.folder))
     left = [entry for entry in record.jobs if entry != job]
     replace(record, jobs=(*left, stood), ended=None).save(folder)
-    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
-    env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
-    done = profpipe(tmp_path, "resume", str(folder), env=env)
+    done = profpipe(tmp_path, "resume", str(folder))
     assert done.returncode == 0, done.stderr
     data, record = store.load(folder)
     assert [entry.folder for entry in record.jobs if entry.profiler == "ncu"] == [job.folder]
@@ -518,9 +517,7 @@ def test_a_job_for_one_kernel_that_a_full_disk_stopped_runs_again(guided_run, tm
     folder, _, record, _ = guided_run("--set", "defaults.ncu.top=4")
     alone = next(job for job in record.jobs if job.profiler == "ncu" and job.status == "failed")
     replace(record.with_job(replace(alone, cause=Cause.DISK_FULL)), ended=None).save(folder)
-    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
-    env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
-    profpipe(tmp_path, "resume", str(folder), env=env)
+    profpipe(tmp_path, "resume", str(folder))
     again = Manifest.load(folder)
     (entry,) = [job for job in again.jobs if job.folder == alone.folder]
     assert entry.cause is not Cause.DISK_FULL and again.ended
@@ -533,15 +530,11 @@ def test_a_task_that_slurm_starts_again_does_not_profile_its_kernels_again(guide
     (tools / "sbatch").write_text("#!/bin/sh\necho 7\n")
     (tools / "sbatch").chmod(stat.S_IRWXU)
     folder, *_ = guided_run("--slurm")
-    env = {
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}",
-    }
-    profpipe(tmp_path, "task", str(folder), "0", env=env)
+    profpipe(tmp_path, "task", str(folder), "0")
     first = records.read_records(folder)[0]
     running = replace(first.task, state=TaskState.RUNNING)
     replace(first, manifest=replace(first.manifest, tasks=(running,))).save(folder)
-    profpipe(tmp_path, "task", str(folder), "0", env=env)
+    profpipe(tmp_path, "task", str(folder), "0")
     again = records.read_records(folder)[0]
     assert (again.task.attempt, again.task.state) == (2, TaskState.DONE)
     assert [job.profiler for job in first.manifest.jobs].count("ncu") == 1

@@ -150,23 +150,26 @@ def test_a_failure_says_why_in_a_line_and_keeps_its_traceback(plain):
     assert "in build" in of(plain, "error", "refuse")[0]["traceback"]
 
 
+RETURNED = "workload.py:3: build(params) returned {}. Return the callable that runs one iteration."
+
+
 @pytest.mark.parametrize(
-    ("result", "returned"),
-    [("None", "None"), ("3.5", "an object of type float")],
+    ("body", "begin", "end"),
+    [
+        ("    return None\n", "", RETURNED.format("None")),
+        ("    return 3.5\n", "", RETURNED.format("an object of type float")),
+        # The line in the workload, where the error is below `build`.
+        (
+            "    return read()\n\ndef read():\n    return json.loads('?')\n",
+            "JSONDecodeError: Expecting",
+            "workload.py:7)",
+        ),
+    ],
 )
-def test_a_build_that_returns_no_callable_is_named_with_file_and_line(tmp_path, result, returned):
-    workload = f"import json\n\ndef build(params):\n    x = 1\n    return {result}\n"
+def test_a_build_that_fails_or_returns_no_callable_is_named_with_file_and_line(tmp_path, body, begin, end):
+    workload = f"import json\n\ndef build(params):\n{body}"
     (ended,) = of(carry_out(tmp_path, {"a": {}}, workload=workload), "case_ended")
-    assert ended["status"] == "failed"
-    assert ended["reason"].endswith(
-        f"workload.py:3: build(params) returned {returned}. Return the callable that runs one iteration."
-    )
-
-
-def test_an_error_below_build_is_named_with_the_line_in_the_workload(tmp_path):
-    workload = "import json\n\ndef build(params):\n    return read()\n\ndef read():\n    return json.loads('?')\n"
-    (ended,) = of(carry_out(tmp_path, {"a": {}}, workload=workload), "case_ended")
-    assert ended["reason"].startswith("JSONDecodeError: Expecting value") and ended["reason"].endswith("workload.py:7)")
+    assert ended["status"] == "failed" and ended["reason"].startswith(begin) and ended["reason"].endswith(end)
 
 
 @pytest.mark.parametrize("profiler", ["plain", pytest.param("torch", marks=(pytest.mark.slow, pytest.mark.exhaustive))])
@@ -186,19 +189,11 @@ def test_a_case_has_one_sample_an_iteration_and_its_facts(plain):
     assert of(plain, "order")[0]["clock"] == "perf_counter"
     metrics = {event["metric"]: event["value"] for event in of(plain, "metric", "work")}
     assert (metrics["flops"], metrics["error_max"]) == (1024, 0.5) and metrics["loop_wall"] > 0
-
-
-def test_times_stand_where_the_reference_cannot_be_computed_and_are_marked(plain):
+    assert of(plain, "case_started", "work")[0]["params"] == {"n": 8, "do": "work"}, "with the workload's defaults"
+    assert of(plain, "expects", "work")[0]["family"] == "mine"
+    # Times stand where the reference cannot be computed, and are marked.
     (ended,) = of(plain, "case_ended", "uncheckable")
     assert "unchecked" in ended["flags"] and of(plain, "samples", "uncheckable")
-
-
-def test_defaults_of_the_workload_are_written_with_the_parameters(plain):
-    assert of(plain, "case_started", "work")[0]["params"] == {"n": 8, "do": "work"}
-
-
-def test_a_workload_says_which_kernels_it_expects(plain):
-    assert of(plain, "expects", "work")[0]["family"] == "mine"
 
 
 def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_iteration(tmp_path):

@@ -44,7 +44,7 @@ from profpipe.report.document import (
     label,
     words,
 )
-from profpipe.report.html import MOST_ROWS
+from profpipe.report.html_page import MOST_ROWS
 from profpipe.report.render import build
 from profpipe.report.text import write_text
 from profpipe.results import store

@@ -85,6 +85,7 @@ def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path
     for change in ({"driver": "590"}, {"mig": True}, {"sm_count": 66}):
         assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "580", **change}]}) != key(job)
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "1", "HOME": "/a"}) != key(job)
+    assert key(replace(job, tool=Missing("nsys", "not here", "Install it."))) == "", "there is no tool"
 
 
 def test_a_change_that_affects_no_number_does_not_change_the_key(tmp_path):
@@ -129,18 +130,10 @@ def test_a_user_who_may_not_read_the_salt_has_no_key_and_the_first_of_two_salts_
     assert folders.read_salt(tmp_path) == b""
 
 
-def test_the_files_that_a_command_names_are_in_the_key(tmp_path):
-    (tmp_path / "train.py").write_text("import model\n")
-    (tmp_path / "model.py").write_text("layers = 1\n")
-    job = replace(a_job(tmp_path), script=None, command=("python", "train.py", "--n", "1"))
-    before = key(job)
-    (tmp_path / "model.py").write_text("layers = 2\n")
-    assert key(job) != before
-
-
 @pytest.mark.parametrize(
     ("command", "file"),
     [
+        (("python", "mine.py", "--n", "1"), "deeper.py"),
         (("python", "-m", "train", "--n", "1"), "train.py"),
         (("python", "-m", "pack.inner"), "pack/inner.py"),
         (("python", "-m", "pack"), "pack/__main__.py"),
@@ -193,10 +186,6 @@ def test_a_program_that_path_finds_elsewhere_changes_the_key(tmp_path):
     assert key(job, environment={"PATH": str(tmp_path / "a")}) != key(job, environment={"PATH": str(tmp_path / "b")})
     of_the_job = replace(job, env={"PATH": str(tmp_path / "a")})
     assert key(of_the_job, environment={"PATH": str(tmp_path / "b")}) == key(of_the_job, environment={"PATH": "/x"})
-
-
-def test_a_job_whose_tool_is_missing_has_no_key(tmp_path):
-    assert key(replace(a_job(tmp_path), tool=Missing("nsys", "not here", "Install it."))) == ""
 
 
 def test_imports_are_not_followed_into_installed_packages(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
-from profpipe.analysis.kernels import ClassTotal
+from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals
 from profpipe.config.models import read_recorded
 from profpipe.report import ci, pages, render, results_json
 from profpipe.report.document import plain
@@ -233,6 +233,12 @@ def test_parts_add_up_exactly_whatever_the_captures():
 )
 def test_whole_launches_are_compared_exactly_and_means_of_steps_within_1_percent(calls, others, expected):
     assert kernel_differences.are_as_many(calls, others) is expected
+
+
+def test_a_name_with_several_classes_has_the_one_of_the_most_time_of_equal_times_the_first():
+    times = {"gemm": 2.0, "conv": 5.0, "add": 5.0}
+    totals = KernelTotals({Kernel("k", name, "", "kernel"): ClassTotal(1, ns) for name, ns in times.items()})
+    assert kernel_differences.by_name(totals) == {"k": ClassTotal(3, 12.0, "conv")}
 
 
 def test_sets_of_kernels_are_grouped_whatever_the_order_of_the_processes():

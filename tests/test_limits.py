@@ -236,7 +236,7 @@ def test_flops_by_data_type_are_written_with_their_sum(tmp_path: Path) -> None:
 def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead() -> None:
     walls = {"plain": 100.0, "torch": 104.0, "nsys": 130.0}
     rows = [metric_row("impl=a", "loop_wall", ns, profiler=profiler) for profiler, ns in walls.items()]
-    found = only(tables([case_row("impl=a")], metrics=rows)).overheads
+    found = only(tables([case_row("impl=a")], metrics=rows)).recorded.overheads
     assert found == pytest.approx({("impl=a", "torch"): 0.04, ("impl=a", "nsys"): 0.3})
 
 

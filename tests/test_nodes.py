@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from program import ROOT, WITHOUT_TORCH, rows
 
-from profpipe.analysis.cluster import Nodes, differences_of_job
+from profpipe.analysis import cluster
+from profpipe.analysis.cluster import differences_of_job
 from profpipe.analysis.findings import CaseResult
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
@@ -192,7 +193,7 @@ def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_ar
         for case, nodes in pairs.items()
     )
     run = Manifest(jobs=jobs, nodes=known)
-    found = Nodes.of_workload(Tables(), run, "w", "plain")
+    found = cluster.read_nodes(Tables(), run, "w", "plain")
     cases = {case: CaseResult(case, {}, case, ()) for case in pairs}
     assert found.of(cases.values()) == ("node1, node2", "node1, node3")
     assert not found.differences([cases["a"], cases["b"]])

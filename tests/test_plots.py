@@ -6,18 +6,19 @@ import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from report_study import analyze, case_row, made_up, metric_row, recorded, tables
+from report_study import analyze, case_row, check_studies, made_up, metric_row, recorded, tables
 
 from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
 from profpipe.report import charts as drawings
 from profpipe.report.charts import value_range
-from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series
+from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series, plain
 from profpipe.report.scales import KEYS, key_class, round_sizes, spread, text_width, tick
 from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
 
@@ -56,81 +57,32 @@ def texts(root: ET.Element, kind: str = "") -> list[str]:
 # --- which charts there are ------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_gets_time_rate_bandwidth_and_shares() -> None:
-    found = charts(analyze(*made_up(["a", "b", "c"], [512, 2048])))
-    assert list(found) == ["speedup", "time", "tflops", "bandwidth", "share"]
-    assert "The machine's peak is 1000 TFLOP/s." in found["tflops"].caption
-    titles = [texts(drawn(chart), "title")[0] for chart in found.values()]
-    assert titles[2:] == ["Rate of computation over seqlen, TFLOP/s",
-                          "Rate of the bytes that a call must move over seqlen, GB/s",
-                          "Kernel time of a call, seqlen 2048"]  # fmt: skip
+def described(chart: Chart) -> list[str]:
+    """The words of a chart, and the lines of each panel with the number of their marks."""
+    lines = [
+        f"{title or 'alone'}: "
+        + ", ".join(f"{series.name} {len(series.marks)}{' rejected' * series.is_rejected}" for series in panel)
+        for title, panel in chart.panels.items()
+    ]
+    return [f"{chart.id}: {drawings.heading(chart)}; {plain(chart.caption)}", *lines]
 
 
-def test_a_recording_without_flops_gets_no_empty_chart() -> None:
-    assert list(charts(analyze(*recorded()))) == ["speedup", "time", "share"]
-
-
-def test_a_workload_without_a_numeric_axis_has_no_lines() -> None:
-    data = tables(metrics=[metric_row(f"impl=a,mode={mode}", "time", 1.0) for mode in ("fwd", "bwd")])
-    assert charts(analyze(data, {})) == {}
-
-
-@pytest.mark.parametrize(("share", "is_drawn"), [(0.05, False), (0.5, True)])
-def test_bandwidth_is_drawn_only_where_a_case_comes_near_it(share: float, is_drawn: bool) -> None:
-    data, run = made_up(["a", "b"], [512, 2048])
+def sweep(bandwidth_share: float = 1.0, flop_rate: float | None = None, flags: str = "[]", **axes: Any) -> Findings:
+    data, run = made_up(["a", "b"], [512, 2048], **axes)
     (workload,) = analyze(data, run).workloads
     fastest = max(case.gbytes_per_s or 0.0 for case in workload.cases)
-    run["machine"]["peaks"]["bytes_per_s"] = fastest * 1e9 / share
-    assert ("bandwidth" in charts(analyze(data, run))) is is_drawn
+    run["machine"]["peaks"]["bytes_per_s"] = fastest * 1e9 / bandwidth_share
+    if flop_rate:
+        run["machine"]["peaks"]["flops"]["bf16"] = flop_rate
+    data.cases.loc[0, "flags"] = flags
+    return analyze(data, run)
 
 
-def test_a_file_name_has_no_special_characters() -> None:
-    assert chart_id("a/b c", "time") == "a-b-c-time" and chart_id("..", "time") == "workload-time"
-
-
-# --- panels and lines ------------------------------------------------------------------------------------------------
-
-
-def test_other_axes_become_panels_of_one_chart() -> None:
-    found = charts(analyze(*made_up(["a", "b", "c"], [512, 2048], causal=(False, True))))
-    assert list(found["speedup"].panels) == ["not causal", "causal"]
-    assert len(found) == 5
-
-
-def test_of_many_combinations_eight_are_drawn_and_the_caption_says_so() -> None:
-    study = made_up(["a", "b"], [512, 2048], causal=(False, True), mode=("fwd", "bwd"), heads=(4, 8, 16))
-    time = charts(analyze(*study))["time"]
-    assert len(time.panels) == 8 and "8 of 12 combinations of the other axes." in time.caption
-
-
-def test_without_a_comparison_the_values_of_another_axis_are_the_lines() -> None:
-    names = [f"size={s},what={w},n={n}" for s in ("small", "large", "xl") for w in ("fwd", "step") for n in (1, 2)]
-    found = charts(analyze(tables(metrics=[metric_row(name, "time", 5.0) for name in names]), {}))
-    assert [(title, [series.name for series in panel]) for title, panel in found["time"].panels.items()] == [
-        ("fwd", ["small", "large", "xl"]), ("step", ["small", "large", "xl"]),
-    ]  # fmt: skip
-
-
-def test_a_flagged_case_is_hollow_unless_every_case_has_the_flag() -> None:
-    data, run = made_up(["a", "b"], [512, 2048])
-    run["machine"]["peaks"]["flops"]["bf16"] = 1.0
-    assert "Hollow" not in charts(analyze(data, run))["speedup"].caption
-    data.cases.loc[0, "flags"] = '["noisy"]'
-    assert "Hollow: the case has a flag." in charts(analyze(data, run))["speedup"].caption
-
-
-def test_a_line_with_mostly_inaccurate_cases_is_rejected() -> None:
-    """SpargeAttn on random inputs would lead every chart of rates."""
+def inaccurate() -> Iterator[tuple[str, Findings]]:
+    """SpargeAttn on random inputs would lead every chart of rates, and passes at the shortest length only."""
     ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b") for n in (1, 2)]
     rows = [case_row(case, flags=["inaccurate"] * ("=b" in case)) for case in ids]
-    found = charts(analyze(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids]), {}))
-    assert [(series.name, series.is_rejected) for series in found["time"].series] == [
-        ("a", False), ("b (inaccurate)", True),
-    ]  # fmt: skip
-
-
-def test_a_speedup_is_of_accurate_cases_and_the_caption_counts_the_others() -> None:
-    """SpargeAttn on random inputs passes at the shortest length only: its one mark is accurate."""
+    yield "mostly inaccurate", analyze(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids]), {})
     ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b_fp8", "c") for n in (1, 2, 3)]
     errors = dict.fromkeys(ids, 0.001) | {"impl=b_fp8,seqlen=2": 0.5, "impl=b_fp8,seqlen=3": 0.5}
     rows = [metric_row(case, "time", 5.0 + i) for i, case in enumerate(ids)]
@@ -138,11 +90,42 @@ def test_a_speedup_is_of_accurate_cases_and_the_caption_counts_the_others() -> N
     flags = {"impl=c,seqlen=3": ["unchecked"]}
     data = tables([case_row(case, flags=flags.get(case, [])) for case in ids], metrics=rows)
     run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
-    found = charts(analyze(data, run))
-    names = {name: [series.name for series in chart.series] for name, chart in found.items()}
-    assert names == {"speedup": ["a", "b_fp8", "c"], "time": ["a", "b_fp8 (inaccurate)", "c"]}
-    note = "Not shown: 2 cases marked inaccurate (b_fp8) and 1 case marked unchecked (c)."
-    assert [note in chart.caption for chart in found.values()] == [True, False]
+    yield "a speed-up is of accurate cases", analyze(data, run)
+
+
+def studies() -> Iterator[tuple[str, Findings]]:
+    def timed(*names: str) -> Findings:
+        return analyze(tables(metrics=[metric_row(name, "time", 5.0) for name in names]), {})
+
+    yield "a recording without FLOPs", analyze(*recorded())
+    yield "no numeric axis", timed("impl=a,mode=fwd", "impl=a,mode=bwd", "impl=b,mode=fwd", "impl=b,mode=bwd")
+    yield "no case near the bandwidth", sweep(0.05)
+    yield "a case near the bandwidth", sweep(0.5)
+    yield "another axis", sweep(causal=(False, True))
+    yield "12 combinations of other axes", sweep(causal=(False, True), mode=("fwd", "bwd"), heads=(4, 8, 16))
+    lone = (f"size={s},what={w},n={n}" for s in ("small", "large", "xl") for w in ("fwd", "step") for n in (1, 2))
+    yield "values of another axis instead of a comparison", timed(*lone)
+    yield "a flag that every case has", sweep(flop_rate=1.0)
+    yield "a flag that one case has too", sweep(flop_rate=1.0, flags='["noisy"]')
+    yield from inaccurate()
+    data, run = made_up(["a", "b", "c"], [512, 2048])
+    other = metric_row("impl=a,seqlen=2048", "time", 1e5, subject="rank 1")
+    several = tables(*(frame.to_dict("records") for frame in (data.cases, data.kernels, data.ranges)),
+                     metrics=[*data.metrics.to_dict("records"), other])  # fmt: skip
+    yield "two GPUs", analyze(several, run)
+    yield (
+        "CPU operators",
+        analyze(replace(several, kernels=several.kernels.assign(kind="cpu_op", profiler="torch")), run),
+    )
+
+
+def test_the_charts_of_a_workload_are_the_golden_ones(regenerate: bool) -> None:
+    found = ((name, *map(described, charts(findings).values())) for name, findings in studies())
+    check_studies("charts.md", found, regenerate)
+
+
+def test_a_file_name_has_no_special_characters() -> None:
+    assert chart_id("a/b c", "time") == "a-b-c-time" and chart_id("..", "time") == "workload-time"
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
@@ -376,20 +359,6 @@ def test_pieces_that_are_too_thin_to_see_are_drawn_with_everything_else() -> Non
     assert [piece.name for piece in pieces([thin, thick])] == ["attention", "gemm", "everything else"]
     assert [piece.of(thin).ns for piece in pieces([thin, thick])] == [9900.0, 40.0, 60.0]
     assert [piece.name for piece in pieces([breakdown(attention=9990.0, add=10.0)])] == ["attention", ""]
-
-
-def test_bars_name_their_kernels_and_how_many_gpus_they_are_the_mean_of() -> None:
-    data, run = made_up(["a", "b", "c"], [512, 2048])
-    bar = charts(analyze(data, run))["share"]
-    assert (bar.title, bar.caption) == ("Kernel time of a call, seqlen 2048", "")
-    other = [metric_row("impl=a,seqlen=2048", "time", 1e5, subject="rank 1")]
-    several = tables(*(frame.to_dict("records") for frame in (data.cases, data.kernels, data.ranges)),
-                     metrics=[*data.metrics.to_dict("records"), *other])  # fmt: skip
-    bar = charts(analyze(several, run))["share"]
-    assert bar.caption == "A bar is the mean of the 2 GPUs that ran the case; where two kernels overlap, both count."
-    on_cpu = several.kernels.assign(kind="cpu_op", profiler="torch")
-    bar = charts(analyze(replace(several, kernels=on_cpu), run))["share"]
-    assert (bar.title, bar.caption) == ("Self time of CPU operators of a call, seqlen 2048", "")
 
 
 def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:

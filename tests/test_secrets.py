@@ -11,7 +11,7 @@ from profpipe import errors
 from profpipe.commands import execution
 from profpipe.config import loader
 from profpipe.job import Command, JobOutcome, Tool
-from profpipe.results import manifest, manifest_entries, raw_files
+from profpipe.results import manifest_entries, raw_files
 from profpipe.runner import artifacts, plan
 from profpipe.runner.outcome import OK
 from profpipe.runner.request import RunRequest
@@ -48,15 +48,13 @@ def jobs_of(order):
 
 def entry(job, out):
     ended, commands = JobOutcome(job, OK), [Command(job.command)]
-    return manifest_entries.job_entry(ended, commands, out, key="", reused_from="", devices=(), peaks=None)
+    return manifest_entries.job_entry(ended, commands, out)
 
 
 def published(order):
     """All of the record that is made of commands."""
-    record = manifest_entries.begin_run(
-        order.pipeline, now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(),
-        command=["profpipe", "run", "--", "bash", "-c", "MY_API_KEY=EMPTY x --mode 7"], secrets=order.secrets,
-    )  # fmt: skip
+    command = ["profpipe", "run", "--", "bash", "-c", "MY_API_KEY=EMPTY x --mode 7"]
+    record = manifest_entries.begin_run(order.pipeline, {}, command, secrets=order.secrets)
     entries = [entry(job, order.out) for job in jobs_of(order)]
     return json.dumps(replace(record, jobs=tuple(entries)).as_json())
 

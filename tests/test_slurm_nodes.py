@@ -64,7 +64,7 @@ def test_unlike_nodes_are_not_compared(second, text):
 def test_like_nodes_have_a_mark_and_the_spread_between_them():
     findings, _ = on_nodes(node(H100, count=8), REFERENCE)
     assert only_win(findings).verdict == "clear"
-    assert findings.workloads[0].node_spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
+    assert findings.workloads[0].nodes.spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
     assert all(Flag.SEVERAL_NODES in case.marks for case in findings.workloads[0].cases)
     (line,) = times.explanations(findings.workloads)
     assert write_text(line) == (

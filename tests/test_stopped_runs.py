@@ -61,9 +61,6 @@ def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_
         for profiler in ("plain", "nsys")
         for case in CASES[:2]
     ]
-    record = manifest_entries.begin_run(
-        load_pipeline(tmp_path / "pipeline.yaml"),
-        now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(), command=[], planned=jobs,
-    )  # fmt: skip
+    record = manifest_entries.begin_run(load_pipeline(tmp_path / "pipeline.yaml"), {}, planned=jobs)
     cases = tuple(CASES[:2])
     assert record.planned == tuple(manifest.PlannedJob("w", profiler, cases) for profiler in ("plain", "nsys"))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
 
-from profpipe.analysis.findings import Grade, Target
 from profpipe.config import loader
+from profpipe.config.quantities import Grade
+from profpipe.config.settings import Target
 from profpipe.errors import ConfigError
 from profpipe.report.sections import cases as section
 
@@ -42,11 +43,11 @@ def study(targets, flags=(), **ns):
     ("value", "grade"), [(150, "good"), (149.9, "fair"), (100, "fair"), (99.9, "poor"), (0, "poor")]
 )
 def test_a_value_is_good_from_one_limit_on_and_poor_below_the_other(value, grade):
-    assert Target(150, 100).judge(value) is Grade(grade)
+    assert Target(good=150, poor=100).judge(value) is Grade(grade)
 
 
 def test_without_a_lower_limit_no_value_is_poor():
-    assert Target(80).judge(1) is Grade.FAIR
+    assert Target(good=80).judge(1) is Grade.FAIR
 
 
 def test_each_quantity_of_a_case_is_judged_by_its_own_target():

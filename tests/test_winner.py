@@ -9,8 +9,7 @@ import pytest
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_results import judge_win
-from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, NodeSpread, Win
+from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Nodes, NodeSpread, Win
 
 Rows = list[dict[str, Any]]
 

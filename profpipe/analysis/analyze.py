@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import (
+    cluster,
     phases,
     profiler_agreement,
     roofline,
@@ -24,19 +25,17 @@ from profpipe.analysis import (
     timeline,
     validity,
 )
-from profpipe.analysis.case_index import CaseIndex, WorkloadData, find_ranks
+from profpipe.analysis.case_index import CaseIndex, find_ranks
 from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
     case_results,
     choose_basis,
     judge_win,
-    nodes_of,
     shared_marks,
     with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
-from profpipe.analysis.cluster import Nodes, differences_of_job
 from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
@@ -44,14 +43,12 @@ from profpipe.analysis.findings import (
     Iteration,
     Limit,
     Shape,
-    Target,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
-from profpipe.analysis.roofline import Rates
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
@@ -93,40 +90,49 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     )
 
 
-def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
+def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings:
     declared = run.workload(name)
     frames = {table.name: getattr(tables, table.name) for table in ALL}
     own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = run.is_command(name)
-    layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
+    index = CaseIndex.of(own, is_command)
     breakdowns = index.breakdowns(once=declared is not None and declared.is_command and not declared.capture)
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
         with_steps = {name for _, name in index.step_totals}
         profiler = next((name for name in PREFERENCE if name in with_steps), profiler)
-    return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
+    layout = vars(lay_out(own, declared, planned))
+    peaks, rates = roofline.rates_of(name, run)
+    return WorkloadFindings(
+        **layout,
+        name=name,
+        declared=declared,
+        recorded=index,
+        breakdowns=breakdowns,
+        basis=basis,
+        kernel_profiler=profiler,
+        nodes=cluster.read_nodes(own, run, name, basis.profiler if basis else ""),
+        peaks=peaks,
+        rates=rates,
+    )
 
 
 def _workload(
-    data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
+    data: WorkloadFindings, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
-    name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
+    name, declared, index, basis = data.name, data.declared, data.recorded, data.basis
     kernels = index.tables.kernels
-    capture, ncu_targets = (declared.capture, dict(declared.ncu.targets)) if declared else (None, {})
-    counters = roofline.collect_counters(index, layout.params, ncu_targets)
-    peaks, rates = Rates.of_workload(name, run)
-    nodes = nodes_of(data, run)
-    cases = case_results(data, basis, run, nodes)
-    cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
+    counters = roofline.collect_counters(index, data.params, dict(declared.ncu.targets) if declared else {})
+    cases = case_results(data, basis, run)
+    cases = {id: replace(c, limit=_limit(index, c, data.rates, counters[id])) for id, c in cases.items()}
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
-    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(name) for case in job.cases}
-    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name), unlike)
-    targets = {name: Target(own.good, own.poor) for name, own in (declared.targets if declared else ()) if own}
+    own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name))
+    targets = {name: own for name, own in (declared.targets if declared else ()) if own}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
@@ -137,7 +143,7 @@ def _workload(
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
     clocks = {gpu.max_sm_clock_hz for gpu in run.machine.gpus or () if not devices or gpu.name in devices}
     highest_clock = clocks.pop() if len(clocks) == 1 else None
-    conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
+    conditions = profiler_agreement.Conditions(data, run, counters, highest_clock)
     agreements = (
         profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), conditions, counters[id])
         for id, case in cases.items()
@@ -146,25 +152,19 @@ def _workload(
     requested = run.pipeline.report.top_kernels if run.pipeline else None
     top = (top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
     plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
-    return WorkloadFindings(
-        name=name,
-        fixed=layout.fixed,
-        compare=layout.compare,
-        baseline=layout.baseline,
-        basis=basis,
-        kernel_profiler=data.profiler,
-        shapes=tuple(_shapes(cases, data, unreliable, nodes)),
+    return replace(
+        data,
+        shapes=tuple(_shapes(cases, data, unreliable)),
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
         untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
-        requested_samples=declared.repeats if declared else None,
         top=tuple(itertools.chain.from_iterable(top)),
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
-        phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, rates)),
+        phase_work=tuple(phases.find_phase_work(index.numbers, cases, kernel_phases, data.rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
         # The ranks of a program with steps are among its steps.
-        ranks=tuple(find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
+        ranks=tuple(find_ranks(index, [id for id in data.params if own_steps.of(id) is None])),
         steps=own_steps,
         timelines=timeline.find_timelines(
             index.tables.timeline,
@@ -172,38 +172,16 @@ def _workload(
             sorted(cases, key=lambda id: not cases[id].is_baseline),
             workloads,
         ),
-        iteration=_iteration(data),
-        recorded_after_s=capture.after_s if capture else 0.0,
-        recorded_for_s=capture.for_s if capture else None,
-        memory=tuple(phases.read_memory(index.numbers, layout.params, plain_folder)),
+        memory=tuple(phases.read_memory(index.numbers, data.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
-        overheads=roofline.overheads(index.numbers),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
-        ncu_targets=ncu_targets if any(counters.values()) else {},
         targets=targets,
-        ridges=rates.ridges,
-        rates_from=rates.source,
-        rates_measured=rates is not peaks,
         highest_clock=highest_clock,
-        node_spread=nodes.spread,
-        tolerance=declared.limits if declared else {},
     )
 
 
-def _iteration(data: WorkloadData) -> Iteration:
-    """Return what the kernel times of the workload are of."""
-    profiler = data.profiler or ""
-    if any(name == profiler for _, name in data.recorded.step_totals):
-        return Iteration.STEP
-    if data.is_command:
-        return Iteration.PROCESS
-    # Kernels outside every case have no iterations, also in a run of calls.
-    own = [found[profiler] for case, found in data.breakdowns.items() if case and profiler in found]
-    return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
-
-
-def _cases_that_may_have_steps(data: WorkloadData, cases: Mapping[str, CaseResult]) -> list[str]:
+def _cases_that_may_have_steps(data: WorkloadFindings, cases: Mapping[str, CaseResult]) -> list[str]:
     """Return the cases without those that the harness measured: their times are of calls, and they have no steps."""
     with_steps = set(data.recorded.tables.steps["case"])
     calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not data.is_command}
@@ -216,36 +194,33 @@ def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int
     return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
 
 
-def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[Counters]) -> Limit:
+def _limit(index: CaseIndex, case: CaseResult, rates: PeakRates, counters: Iterable[Counters]) -> Limit:
     breakdown, dram = case.breakdown, None
     if breakdown is not None and breakdown.iterations:
         totals = index.totals[case.id, breakdown.profiler]
-        launches = {name: calls / breakdown.iterations for name, (calls, _) in totals.by_name.items()}
+        launches = {name: own.calls / breakdown.iterations for name, own in totals.by_name.items()}
         # ncu may have profiled one launch of many, which represents the others only if all do the same work.
         representative = [
             row
             for row in counters
-            if row.calls >= launches.get(row.kernel, 0.0) or not totals.has_high_variance(row.kernel)
+            if row.calls >= launches.get(row.kernel, 0.0) or not totals.by_name[row.kernel].has_high_variance
         ]
         dram = roofline.dram(case, representative, launches)
     return roofline.limit(case, rates, *(dram or (None, None)))
 
 
 def _shapes(
-    cases: Mapping[str, CaseResult],
-    data: WorkloadData,
-    unreliable: Mapping[str, DoubtCause],
-    nodes: Nodes,
+    cases: Mapping[str, CaseResult], data: WorkloadFindings, unreliable: Mapping[str, DoubtCause]
 ) -> Iterator[Shape]:
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = judge_win(own, unreliable, nodes)
+        win = judge_win(own, unreliable, data.nodes)
         yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 
 def _switch_costs(
-    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadData
+    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadFindings
 ) -> Iterator[SwitchCost]:
     for case in own:
         base = baseline_of(case, cases, data)
@@ -258,7 +233,7 @@ def _switch_costs(
         if Flag.INACCURATE not in accuracy:
             # Kernels of a whole process are not compared with its steps.
             of_steps = data.basis is not None and data.basis.quantity == "step"
-            is_alike = of_steps == (_iteration(data) is Iteration.STEP)
+            is_alike = of_steps == (data.iteration is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
             yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)

@@ -7,15 +7,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.cases import Layout
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import (
     COPIES,
     CaseRange,
+    ClassTotal,
+    Kernel,
     KernelBreakdown,
     KernelTotals,
     Key,
@@ -29,11 +30,11 @@ from profpipe.measure.statistics import worse_of
 from profpipe.results import schema
 from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_WALL, RANK_PREFIX, StepState, Tables
 
-if TYPE_CHECKING:
-    from profpipe.config.models import Workload
-
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
+
+#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
+OVERHEAD = 0.10
 
 #: Metrics that describe one process: those of different profilers must not mix.
 OF_ITS_PROCESS = (
@@ -213,10 +214,10 @@ class CaseIndex:
         return (float(walls.min()), float(walls.max())) if len(walls) else (None, None)
 
     @functools.cached_property
-    def copies(self) -> Set[str]:
-        """The names of copies and sets, which are no kernels."""
+    def copies(self) -> Mapping[str, str]:
+        """The names of copies and sets, which are no kernels, and their kinds."""
         kernels = self.tables.kernels
-        return set(kernels.loc[kernels["kind"].isin(COPIES), "kernel"])
+        return dict(rows(kernels[kernels["kind"].isin(COPIES)], "kernel", "kind"))
 
     @functools.cached_property
     def step_totals(self) -> Mapping[Key, KernelTotals]:
@@ -228,20 +229,22 @@ class CaseIndex:
         }
 
     def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, Number]]) -> KernelTotals:
-        times, launches = numbers["step_kernel_time"], numbers.get("step_launches", {})
-        calls = {name: launches[name].value if name in launches else 0.0 for name in times}
-        copies = self.copies & times.keys()
-        by_copy = {name: (calls[name], times[name].value) for name in copies}
-        own = KernelTotals(by_copy=by_copy, streams=capture.streams)
+        launches = numbers.get("step_launches", {})
+        times = {
+            name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
+            for name, number in numbers["step_kernel_time"].items()
+        }
+        own = {Kernel(name, "", "", self.copies[name]): total for name, total in times.items() if name in self.copies}
         # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
         # whole recording, and their launches vary like its launches.
-        for kernel, (all_calls, all_ns) in capture.work.items():
+        for kernel, part in capture.work.items():
             name = kernel.name
-            if name in times and name not in copies and all_ns:
-                share = all_ns / capture.by_name[name][1]
-                square = capture.squares[name] * share * calls[name] / capture.by_name[name][0] if all_calls else 0.0
-                own.add(kernel, share * calls[name], share * times[name].value, square, *capture.ends[name])
-        return own
+            if name in times and name not in self.copies and part.ns:
+                whole = capture.by_name[name]
+                share, calls = part.ns / whole.ns, times[name].calls
+                squares = whole.squares * share * calls / whole.calls if part.calls else 0.0
+                own[kernel] = replace(whole, calls=share * calls, ns=share * times[name].ns, squares=squares)
+        return KernelTotals(own, capture.streams)
 
     @functools.cached_property
     def totals(self) -> Mapping[Key, KernelTotals]:
@@ -252,6 +255,18 @@ class CaseIndex:
         with_steps = {profiler for _, profiler in self.step_totals}
         whole = {key: own for key, own in self.capture_totals.items() if key[1] not in with_steps}
         return {**whole, **self.step_totals}
+
+    @functools.cached_property
+    def overheads(self) -> Mapping[Key, float]:
+        """What a profiler added to the loop of a case, as a share of its wall time without it."""
+        of_cases = ((key[:2], own) for key, own in self.numbers.items() if not key[2])
+        walls = {key: own["loop_wall"].value for key, own in of_cases if "loop_wall" in own}
+        alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
+        return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
+
+    def slowed_cases(self, profiler: str | None) -> set[str]:
+        """Return the cases whose loop ``profiler`` has made far slower."""
+        return {case for (case, name), share in self.overheads.items() if name == profiler and share > OVERHEAD}
 
     @functools.cached_property
     def recorders(self) -> Mapping[str, Set[str]]:
@@ -278,24 +293,6 @@ class CaseIndex:
                 ranks = self.rank_counts.get((case, profiler), 1)
                 found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
         return found
-
-
-@dataclass(frozen=True)
-class WorkloadData:
-    """The tables of one workload, indexed by case. ``profiler`` names the one whose kernel times represent it."""
-
-    name: str
-    #: The workload in the pipeline file; None for ingested files.
-    declared: Workload | None
-    layout: Layout
-    recorded: CaseIndex
-    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
-    basis: Basis | None
-    profiler: str | None
-
-    @property
-    def is_command(self) -> bool:
-        return self.declared is not None and self.declared.is_command
 
 
 # --- the processes and GPUs that ran a case together ------------------------------------------------------------------

@@ -31,23 +31,29 @@ from profpipe.analysis.case_index import (
     CaseIndex,
     Measure,
     Number,
-    WorkloadData,
     has_waited,
     worst_numbers,
 )
-from profpipe.analysis.cluster import Nodes
-from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Target, Win, WinVerdict
+from profpipe.analysis.findings import (
+    CaseResult,
+    Doubt,
+    DoubtCause,
+    Nodes,
+    Win,
+    WinVerdict,
+    WorkloadFindings,
+)
 from profpipe.analysis.kernels import Counters, KernelBreakdown
-from profpipe.analysis.roofline import THROUGHPUT, Rates
+from profpipe.analysis.roofline import THROUGHPUT
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import FAILED, PROCESS_WALL
 
 if TYPE_CHECKING:
-    from profpipe.config.models import Workload
+    from profpipe.config.settings import Target
 
 #: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
@@ -73,13 +79,9 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
 
 
-def case_results(
-    data: WorkloadData, basis: Basis | None, run: Manifest, nodes: Nodes | None = None
-) -> dict[str, CaseResult]:
-    """Return every case of the workload by its id. ``nodes`` are those of the workload, where they are known."""
-    nodes = nodes_of(data, run) if nodes is None else nodes
-    peaks, _ = Rates.of_workload(data.name, run)
-    cases = {id: _measured(data, id, basis, peaks) for id in data.layout.params}
+def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> dict[str, CaseResult]:
+    """Return every case of the workload by its id."""
+    cases = {id: _measured(data, id, basis) for id in data.params}
     if basis and basis.is_timed:
         beside = {
             case for job in run.jobs_of(data.name) if job.lane and job.profiler == basis.profiler for case in job.cases
@@ -90,13 +92,12 @@ def case_results(
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
                 cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
     if basis:
-        overheads = roofline.overheads(data.recorded.numbers).items()
-        slowed = {case for (case, name), share in overheads if name == basis.profiler and share > OVERHEAD}
+        slowed = data.recorded.slowed_cases(basis.profiler)
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
-    if nodes.of_cases:
-        cases = {id: _with_node_mark(case, nodes, cases, data) for id, case in cases.items()}
+    if data.nodes.of_cases:
+        cases = {id: _with_node_mark(case, cases, data) for id, case in cases.items()}
     shared = shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
@@ -104,19 +105,13 @@ def case_results(
     return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
-def nodes_of(data: WorkloadData, run: Manifest) -> Nodes:
-    """Return the nodes of a cluster that measured the times of the workload."""
-    profiler = data.basis.profiler if data.basis else ""
-    return Nodes.of_workload(data.recorded.tables, run, data.name, profiler) if run.nodes else Nodes()
-
-
-def _with_node_mark(case: CaseResult, nodes: Nodes, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult:
+def _with_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
-    if len(timed) < 2 or len(nodes.of(timed)) < 2:
+    if len(timed) < 2 or len(data.nodes.of(timed)) < 2:
         return case
-    flag = Flag.UNLIKE_NODES if nodes.differences(timed) else Flag.SEVERAL_NODES
+    flag = Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES
     return replace(case, marks=(*case.marks, flag))
 
 
@@ -126,8 +121,8 @@ def shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
 
 
-def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult | None:
-    name = data.layout.baseline_of(case.id)
+def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult | None:
+    name = data.baseline_of(case.id)
     return None if name is None else cases.get(name)
 
 
@@ -136,7 +131,7 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) -> CaseResult:
+def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResult:
     """Return one case with its time, rates and flags."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
     status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
@@ -144,17 +139,17 @@ def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) ->
     time = None if basis is None or status in FAILED else _time(index, id, breakdowns, basis)
     case = CaseResult(
         id=id,
-        params=data.layout.params[id],
-        variant=data.layout.variant(id),
-        shape=data.layout.shape(id),
+        params=data.params[id],
+        variant=data.variant(id),
+        shape=data.shape(id),
         outcome="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
         time=time,
-        breakdown=breakdowns.get(data.profiler or ""),
+        breakdown=breakdowns.get(data.kernel_profiler or ""),
         values=_values(index, id),
-        is_baseline=data.layout.baseline_of(id) == id,
+        is_baseline=data.baseline_of(id) == id,
     )
-    case = replace(_with_rates(case, peaks), accuracy=_accuracy(index, case, data.declared))
-    case = replace(case, marks=_flags(index, case, basis, data.declared, peaks))
+    case = replace(_with_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
+    case = replace(case, marks=_flags(data, case, basis))
     if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
         return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
     return case
@@ -194,14 +189,15 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return found | worst_numbers(index, case)
 
 
-def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
+def _with_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
     """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
     if case.time is None or case.time.ns <= 0 or case.time.n is None:
         return case
     flops, moved = case.values.get("flops"), case.values.get("bytes_moved")
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
     done = case.values.get("flops_effective", flops)
-    peak_flops, peak_bytes, per_s = peaks.flops_of(case.params, case.values), peaks.bytes_per_s, 1e9 / case.time.ns
+    peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
+    per_s = 1e9 / case.time.ns
     return replace(
         case,
         tflops=flops * per_s / 1e12 if flops else None,
@@ -211,22 +207,19 @@ def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
     )
 
 
-def _flags(
-    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Workload | None, peaks: Rates
-) -> tuple[str, ...]:
+def _flags(data: WorkloadFindings, case: CaseResult, basis: Basis | None) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
-    flags = list(index.flags.get((case.id, basis.profiler), ()))
-    n, requested = case.time.n if case.time else None, declared.repeats if declared else 0
-    is_command = declared is not None and declared.is_command
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=is_command):
+    flags = list(data.recorded.flags.get((case.id, basis.profiler), ()))
+    n, requested = case.time.n if case.time else None, data.declared.repeats if data.declared else 0
+    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=data.is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
     if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
-    if basis.is_timed and has_waited(index, case.id):
+    if basis.is_timed and has_waited(data.recorded, case.id):
         flags.append(Flag.WAITED)
-    peak_share = (case.of_peak_flops or 0) / peaks.headroom(case.params, case.values)
+    peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.peaks, case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:
         flags.append(Flag.ABOVE_PEAK)
     if case.accuracy is not None:
@@ -244,11 +237,10 @@ def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command
     return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, declared: Workload | None) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> Verdict | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
     if case.time is None:
         return None
-    limits = declared.limits if declared else {}
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, NodeSpread, NotRun
+from profpipe.analysis.findings import Differences, Nodes, NodeSpread, NotRun, differences_of
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.job import Status
@@ -18,67 +17,27 @@ from profpipe.results.tasks import Task, TaskState
 
 _TORCH = "torch"
 
-#: Facts with more than one value among nodes, and these values.
-Differences = tuple[tuple[str, tuple[str, ...]], ...]
 
-
-@dataclass(frozen=True)
-class Nodes:
-    """The nodes that measured the cases of a workload. Without a cluster there are none.
-
-    ``of_cases`` has the nodes of each case, ``facts`` what decides whether two nodes are alike: GPU, driver, clocks,
-    torch. ``spread`` is None where no case ran on several nodes.
-    """
-
-    of_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    spread: NodeSpread | None = None
-
-    @classmethod
-    def of_workload(cls, tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
-        """Return the nodes whose times under ``profiler`` the report compares."""
-        # The nodes of a program on several ones are one place: ``node1, node2``.
-        places = [(job, ", ".join(_nodes_of(job))) for job in run.jobs_of(workload) if _nodes_of(job)]
-        found = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)
-        of_cases = {case: tuple(dict.fromkeys(own)) for case, own in found.items()}
-        facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
-        for job, place in places:
-            if place not in facts:
-                own = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
-                facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in own.items()}
-        return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
-
-    def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
-
-    def differences(self, cases: Iterable[CaseResult]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
-        return _differences([self.facts.get(node, {}) for node in self.of(cases)])
-
-    def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
-        """Return why cases cannot be compared at all: their nodes are unlike."""
-        own = list(cases)
-        if not (found := self.differences(own)):
-            return None
-        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
-
-    def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
-        """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
-        if len(self.of((best, other))) < 2 or not best.ns or not other.ns:
-            return
-        if self.spread is None or other.ns <= best.ns * (1 + self.spread.ratio):
-            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)
+def read_nodes(tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
+    """Return the nodes whose times under ``profiler`` the report compares."""
+    if not run.nodes:
+        return Nodes()
+    # The nodes of a program on several ones are one place: ``node1, node2``.
+    places = [(job, ", ".join(_nodes_of(job))) for job in run.jobs_of(workload) if _nodes_of(job)]
+    found = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)
+    of_cases = {case: tuple(dict.fromkeys(own)) for case, own in found.items()}
+    facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
+    for job, place in places:
+        if place not in facts:
+            own = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
+            facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in own.items()}
+    within = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
+    return Nodes(of_cases, facts, _find_spread(tables.metrics, of_cases), within)
 
 
 def differences_of_job(run: Manifest, job: JobEntry) -> Differences:
     """Return the facts in which the nodes of one program differ, with their values; none for like nodes."""
-    return _differences([dict(_facts(run.nodes[node])) for node in _nodes_of(job) if node in run.nodes])
-
-
-def _differences(every: Sequence[Mapping[str, str]]) -> Differences:
-    names = dict.fromkeys(name for facts in every for name in facts)
-    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
-    return tuple((name, found) for name, found in values if len(found) > 1)
+    return differences_of([dict(_facts(run.nodes[node])) for node in _nodes_of(job) if node in run.nodes])
 
 
 def _nodes_of(job: JobEntry) -> list[str]:

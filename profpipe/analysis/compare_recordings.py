@@ -191,7 +191,7 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     declared = manifest.workload(workload)
     index = CaseIndex.of(Tables(**own), manifest.is_command(workload))
     found = steps.find_steps(index, [case], {}, declared)
-    place, kinds = (case, profiler), dict(rows(index.tables.kernels, "kernel", "kind"))
+    place = case, profiler
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))
     own_steps = found.of(case)
     held: dict[Extent, tuple[KernelTotals, Mapping[int, StepParts]]] = {Extent.KERNELS: (whole, {})}
@@ -205,11 +205,10 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
         held[Extent.CALL] = whole.divided_by(number), {}
     if ranks:
         held[Extent.RECORDING] = whole.divided_by(len(ranks)), ranks
-    launches = sum(calls for calls, _ in whole.work.values())
+    launches = sum(own.calls for own in whole.work.values())
     side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
     return side, {
-        extent: (totals.by_class, kernel_differences.by_name(totals, kinds), own)
-        for extent, (totals, own) in held.items()
+        extent: (totals.by_class, kernel_differences.by_name(totals), own) for extent, (totals, own) in held.items()
     }
 
 

@@ -6,30 +6,33 @@ Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from profpipe.analysis.case_index import Basis, Measure, RankResult
-from profpipe.analysis.cases import Axes
+from profpipe.analysis.case_index import Basis, CaseIndex, Measure, RankResult
+from profpipe.analysis.cases import Axes, Layout
 from profpipe.analysis.kernels import (
     Counters,
-    HostPhase,
     KernelBreakdown,
     KernelRow,
     Memory,
     Phase,
-    PhaseWork,
     SwitchCost,
 )
 from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
-from profpipe.config.quantities import StudyValue
+from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
+from profpipe.results.manifest import PeakRates
 from profpipe.results.tasks import TaskState
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Plot, Table, Workload
+    from profpipe.config.settings import Target
 
 # --- agreement --------------------------------------------------------------------------------------------------------
 
@@ -121,26 +124,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """An entry of `tables` or `plots` of the pipeline file and its grids, the largest first.
+    """The ``entry`` of `tables` or `plots` of the pipeline file and its grids, the largest first.
 
     Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
     lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
     requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
     """
 
-    title: str
+    entry: Table | Plot
     values: tuple[StudyValue, ...]
-    phases: tuple[str, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    note: str = ""
-    #: Whether it opens the page, above the headline.
-    is_first: bool = False
-    is_plot: bool = False
-    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
-    requested_units: tuple[str, ...] = ()
-    requested_profiler: str | None = None
     grids: tuple[Grid, ...] = ()
     has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
@@ -175,6 +170,10 @@ class Study:
     has_sparse_cases: bool = False
 
     @property
+    def is_plot(self) -> bool:
+        return "over" in self.entry.axes
+
+    @property
     def placed(self) -> tuple[str, ...]:
         """The axes of the rows and columns, ``value`` and ``phase`` among them."""
         return (*self.row_axes, *self.column_axes)
@@ -192,31 +191,6 @@ class Study:
     def value_at(self, row: Sequence[Any], column: Sequence[Any]) -> StudyValue:
         name = self.place(row, column).get("value")
         return next((value for value in self.values if value.name == name), self.values[0])
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------
-
-
-class Grade(str, Enum):
-    """What a value is beside its target."""
-
-    GOOD = "good"
-    FAIR = "fair"
-    POOR = "poor"
-
-
-@dataclass(frozen=True)
-class Target:
-    """From ``good`` on a value is good, below ``poor`` it is poor; without ``poor`` none is."""
-
-    good: float
-    poor: float | None = None
-
-    def judge(self, value: float) -> Grade:
-        """Return the grade of ``value``, which has the unit of the target."""
-        if value >= self.good:
-            return Grade.GOOD
-        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------
@@ -338,9 +312,6 @@ class TimedCase:
     ns: float
     axes: tuple[tuple[str, Any], ...] = ()
 
-
-#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
-OVERHEAD = 0.10
 
 #: Up to this multiple of the lowest peak memory, cases count as needing the same.
 _AS_MUCH = 1.01
@@ -511,8 +482,54 @@ class Doubt:
     variants: tuple[str, ...]
     flags: tuple[str, ...] = ()
     clocks_hz: tuple[float, ...] = ()
-    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    differences: Differences = ()
     spread: NodeSpread | None = None
+
+
+#: Facts with more than one value among nodes, and these values.
+Differences = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that measured the cases of a workload. Without a cluster there are none.
+
+    ``of_cases`` has the nodes of each case, ``facts`` what decides whether two nodes are alike: GPU, driver, clocks,
+    torch. ``spread`` is None where no case ran on several nodes.
+    """
+
+    of_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    spread: NodeSpread | None = None
+    #: Of each case that one program ran on several nodes: the facts in which these differ.
+    within: Mapping[str, Differences] = field(default_factory=dict)
+
+    def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
+
+    def differences(self, cases: Iterable[CaseResult]) -> Differences:
+        """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
+        return differences_of([self.facts.get(node, {}) for node in self.of(cases)])
+
+    def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
+        """Return why cases cannot be compared at all: their nodes are unlike."""
+        own = list(cases)
+        if not (found := self.differences(own)):
+            return None
+        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
+
+    def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
+        """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
+        if len(self.of((best, other))) < 2 or not best.ns or not other.ns:
+            return
+        if self.spread is None or other.ns <= best.ns * (1 + self.spread.ratio):
+            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)
+
+
+def differences_of(every: Sequence[Mapping[str, str]]) -> Differences:
+    names = dict.fromkeys(name for facts in every for name in facts)
+    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
+    return tuple((name, found) for name, found in values if len(found) > 1)
 
 
 @dataclass(frozen=True)
@@ -583,17 +600,26 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class WorkloadFindings:
-    """The findings of one workload or one ingested file."""
+class WorkloadFindings(Layout):
+    """One workload or one ingested file: its tables, indexed by case, and what is found in them.
+
+    ``kernel_profiler`` names the profiler whose kernel times represent it.
+    """
 
     name: str
-    #: Parameters with one value.
-    fixed: Axes
-    compare: str | None
-    baseline: Mapping[str, Any]
+    #: The workload in the pipeline file; None for ingested files.
+    declared: Workload | None
+    recorded: CaseIndex
+    #: By case and profiler.
+    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
     basis: Basis | None
     kernel_profiler: str | None
-    shapes: tuple[Shape, ...]
+    #: The nodes of a cluster that measured its times.
+    nodes: Nodes
+    #: The peak rates of its GPU, and the rates for its limits: those that were measured on such a GPU, if any were.
+    peaks: PeakRates
+    rates: PeakRates
+    shapes: tuple[Shape, ...] = ()
     #: Launches by profiler, also of those without a time.
     launches: Mapping[str, int] = field(default_factory=dict)
     #: Launches without a time, by case and profiler.
@@ -602,41 +628,27 @@ class WorkloadFindings:
     variants: tuple[str, ...] = ()
     #: Flags that every timed case has.
     shared_marks: tuple[str, ...] = ()
-    requested_samples: int | None = None
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
-    phase_work: tuple[PhaseWork, ...] = ()
+    phase_work: tuple[Phase, ...] = ()
     #: Of cases without kernels.
-    host_phases: tuple[HostPhase, ...] = ()
+    host_phases: tuple[Phase, ...] = ()
     memory: tuple[Memory, ...] = ()
     steps: StepFindings = field(default_factory=StepFindings)
     timelines: tuple[CaseTimeline, ...] = ()
-    iteration: Iteration = Iteration.CALL
-    #: The time that was recorded of a program without steps, in seconds: from its start, and how long.
-    recorded_after_s: float = 0.0
-    recorded_for_s: float | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
-    #: What a profiler added to the loop of a case, as a share of its wall time without it, by case and profiler.
-    overheads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     counters: tuple[Counters, ...] = ()
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
-    #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
-    ncu_targets: Mapping[str, float] = field(default_factory=dict)
     #: What the pipeline file expects of a case, by quantity.
     targets: Mapping[str, Target] = field(default_factory=dict)
-    #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
-    ridges: Mapping[str, float] = field(default_factory=dict)
-    rates_from: str = ""
-    #: True if the rates were measured on such a machine, not computed from its data sheet.
-    rates_measured: bool = False
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
-    #: How far the nodes of a cluster lie apart; None where no case ran on several of them.
-    node_spread: NodeSpread | None = None
-    #: The largest error allowed, by measure; empty without a tolerance.
-    tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_command(self) -> bool:
+        return self.declared is not None and self.declared.is_command
 
     @property
     def cases(self) -> tuple[CaseResult, ...]:
@@ -648,15 +660,37 @@ class WorkloadFindings:
         return any(case.is_on_cpu for case in self.cases)
 
     @property
-    def slowed_cases(self) -> set[str]:
-        """The cases whose loop the profiler of the kernels has made far slower."""
-        return {case for (case, name), share in self.overheads.items()
-                if name == self.kernel_profiler and share > OVERHEAD}  # fmt: skip
-
-    @property
     def varying_shape(self) -> tuple[str, ...]:
         """The names of the shapes' axes."""
         return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest error allowed, by measure; empty without a tolerance."""
+        return self.declared.limits if self.declared else {}
+
+    @property
+    def rates_measured(self) -> bool:
+        """True if the rates were measured on such a machine, not computed from its data sheet."""
+        return self.rates is not self.peaks
+
+    @property
+    def ridges(self) -> dict[str, float]:
+        """The FLOP per byte by data type above which arithmetic is the limit."""
+        known = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
+        return {name: rate / self.rates.bytes_per_s for name, rate in known.items()} if self.rates.bytes_per_s else {}
+
+    @cached_property
+    def iteration(self) -> Iteration:
+        """What the kernel times of the workload are of."""
+        profiler = self.kernel_profiler or ""
+        if any(name == profiler for _, name in self.recorded.step_totals):
+            return Iteration.STEP
+        if self.is_command:
+            return Iteration.PROCESS
+        # Kernels outside every case have no iterations, also in a run of calls.
+        own = [found[profiler] for case, found in self.breakdowns.items() if case and profiler in found]
+        return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
 
     @property
     def is_per_call(self) -> bool:

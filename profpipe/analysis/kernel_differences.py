@@ -265,11 +265,9 @@ def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dic
     for (workload, pair, side), own in _processes(data):
         is_command = run.is_command(workload)
         index = CaseIndex.of(own, is_command)
-        copies = own.kernels[own.kernels["kind"].isin(COPIES)]
-        classes = dict(zip(copies["kernel"], copies["kind"], strict=True))
         for case, profiler in index.capture_totals:
             totals = _totals(index, case, profiler, is_command, times.get((workload, case), ""))
-            if totals is not None and (kernels := by_name(totals, classes)):
+            if totals is not None and (kernels := by_name(totals)):
                 sides = found.setdefault((workload, case), {"A": {}, "B": {}})
                 sides[side] = {**sides[side], pair: kernels}
     return found
@@ -310,14 +308,17 @@ def _totals(index: CaseIndex, case: str, profiler: str, is_command: bool, metric
     return index.step_totals.get(key)
 
 
-def by_name(totals: KernelTotals, copies: Mapping[str, str]) -> dict[str, ClassTotal]:
-    """Return the kernels by name, and copies and sets, whose classes are in ``copies``.
+def by_name(totals: KernelTotals) -> dict[str, ClassTotal]:
+    """Return the kernels by name, and copies and sets, whose class is their kind.
 
     A name with several classes has the one of the most time.
     """
-    largest: dict[str, tuple[float, str]] = {}
-    for kernel, (_, ns) in totals.work.items():
-        if kernel.name not in largest or ns > largest[kernel.name][0]:
-            largest[kernel.name] = ns, kernel.kernel_class
-    found = {name: ClassTotal(calls, ns, largest[name][1]) for name, (calls, ns) in totals.by_name.items()}
-    return found | {name: ClassTotal(calls, ns, copies.get(name, "")) for name, (calls, ns) in totals.by_copy.items()}
+    classes: dict[str, str] = {}
+    for kernel in sorted(totals.work, key=lambda kernel: -totals.work[kernel].ns):
+        classes.setdefault(kernel.name, kernel.kernel_class)
+    copies = {kernel.name: kernel.kind for kernel in totals.sums if kernel.kind in COPIES}
+    return {
+        name: ClassTotal(own.calls, own.ns, kinds[name])
+        for launches, kinds in ((totals.by_name, classes), (totals.by_copy, copies))
+        for name, own in launches.items()
+    }

@@ -9,13 +9,12 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
@@ -33,9 +32,8 @@ COPIES = ("memcpy", "memset")
 _LEAST_RANK = 0.01
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel as the tables name it; ``kind`` is kernel, graph or cpu_op."""
+class Kernel(NamedTuple):
+    """A kernel as the tables name it; ``kind`` is kernel, graph, cpu_op, memcpy or memset."""
 
     name: str
     kernel_class: str
@@ -43,86 +41,105 @@ class Kernel:
     kind: str
 
 
-@dataclass
-class KernelTotals:
-    """(launches, ns) by kernel of one case under one profiler, over all iterations; copies and sets separately."""
+@dataclass(frozen=True)
+class ClassTotal:
+    """Launches and their time: of a kernel, of a class or a category of kernels, or of copies and their bytes.
 
-    kernels: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
-    operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
-    #: (launches, ns) of copies and sets by name.
-    by_copy: dict[str, tuple[float, float]] = field(default_factory=dict)
-    streams: set[int] = field(default_factory=set)
-    #: (launches, ns) of kernels and operators by phase, nested phases excluded.
-    phases: dict[str, tuple[float, float]] = field(default_factory=dict)
-    #: Sum of the squared times of a kernel's launches in ns^2, by name.
-    squares: dict[str, float] = field(default_factory=dict)
-    #: Shortest and longest launch of a kernel in ns, by name; infinite where an export has only sums.
-    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
+    Of one kernel, ``squares`` is the sum of the squared times of its launches in ns^2, and ``least`` and ``most`` are
+    its shortest and longest launch in ns: infinite where an export has only sums.
+    """
+
+    calls: float = 0.0
+    ns: float = 0.0
+    kernel_class: str = ""
+    bytes: float | None = None
+    squares: float = 0.0
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __add__(self, other: ClassTotal) -> ClassTotal:
+        return ClassTotal(
+            self.calls + other.calls,
+            self.ns + other.ns,
+            squares=self.squares + other.squares,
+            least=min(self.least, other.least),
+            most=max(self.most, other.most),
+        )
+
+    def __truediv__(self, number: float) -> ClassTotal:
+        """Return the mean of ``number`` ranks or iterations."""
+        return replace(self, calls=self.calls / number, ns=self.ns / number, squares=self.squares / number)
 
     @property
-    def work(self) -> Mapping[Kernel, tuple[float, float]]:
+    def bytes_per_s(self) -> float | None:
+        return self.bytes / self.ns * 1e9 if self.bytes is not None and self.ns else None
+
+    @property
+    def mean_ns(self) -> float:
+        return self.ns / self.calls
+
+    @property
+    def has_high_variance(self) -> bool:
+        """True if a few launches of the kernel do not represent all of them."""
+        return self.ns > 0 and self.squares * self.calls / self.ns**2 - 1 > _HIGH_VARIATION**2
+
+    @property
+    def typical_range(self) -> tuple[float, float]:
+        """Two standard deviations to either side of the mean launch of the kernel, in ns."""
+        around = 2 * math.sqrt(max(0.0, self.squares - self.ns * self.mean_ns) / max(1.0, self.calls - 1))
+        return self.mean_ns - around, self.mean_ns + around
+
+
+@dataclass
+class KernelTotals:
+    """The launches of one case under one profiler by kernel, over all iterations; copies and sets are among them."""
+
+    sums: dict[Kernel, ClassTotal] = field(default_factory=dict)
+    streams: set[int] = field(default_factory=set)
+    #: Of kernels and operators by phase, nested phases excluded.
+    phases: dict[str, ClassTotal] = field(default_factory=dict)
+
+    @functools.cached_property
+    def kernels(self) -> Mapping[Kernel, ClassTotal]:
+        """Kernels and whole graphs. Cached like all that follows, so read it when the sums are complete."""
+        return {kernel: own for kernel, own in self.sums.items() if kernel.kind not in (*COPIES, "cpu_op")}
+
+    @functools.cached_property
+    def work(self) -> Mapping[Kernel, ClassTotal]:
         """Kernels and whole graphs; without any, the CPU operators."""
-        return self.kernels or self.operators
+        return self.kernels or {kernel: own for kernel, own in self.sums.items() if kernel.kind == "cpu_op"}
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, ClassTotal]:
+        """``work`` by name of kernel."""
+        return _sum_by((kernel.name, own) for kernel, own in self.work.items())
+
+    @functools.cached_property
+    def by_copy(self) -> Mapping[str, ClassTotal]:
+        """Copies and sets by name."""
+        return _sum_by((kernel.name, own) for kernel, own in self.sums.items() if kernel.kind in COPIES)
 
     @property
     def total_ns(self) -> float:
-        return sum(ns for _, ns in self.work.values())
+        return sum(own.ns for own in self.work.values())
 
     @property
     def by_class(self) -> dict[str, float]:
         """The ns of kernels by class."""
-        times = grouped((kernel.kernel_class, ns) for kernel, (_, ns) in self.work.items())
-        return {name: sum(own) for name, own in times.items()}
-
-    @functools.cached_property
-    def by_name(self) -> Mapping[str, tuple[float, float]]:
-        """(launches, ns) by name of kernel, over all iterations. Cached, so read it after the last ``add``."""
-        found: dict[str, tuple[float, float]] = {}
-        for kernel, (calls, ns) in self.work.items():
-            before = found.get(kernel.name, (0.0, 0.0))
-            found[kernel.name] = before[0] + calls, before[1] + ns
-        return found
-
-    def has_high_variance(self, name: str) -> bool:
-        """Return True if a few launches of a kernel do not represent all of them."""
-        calls, ns = self.by_name.get(name, (0.0, 0.0))
-        return ns > 0 and self.squares.get(name, 0.0) * calls / ns**2 - 1 > _HIGH_VARIATION**2
-
-    def time_range(self, name: str) -> tuple[float, float] | None:
-        """Return the shortest and the longest launch of a kernel in ns; None where some launches are unknown."""
-        ends = self.ends.get(name, (-math.inf, math.inf))
-        return ends if all(map(math.isfinite, ends)) else None
-
-    def typical_range(self, name: str) -> tuple[float, float]:
-        """Return two standard deviations to either side of the mean launch of a kernel, in ns."""
-        calls, ns = self.by_name[name]
-        around = 2 * math.sqrt(max(0.0, self.squares[name] - ns**2 / calls) / max(1.0, calls - 1))
-        return ns / calls - around, ns / calls + around
+        times = _sum_by((kernel.kernel_class, own) for kernel, own in self.work.items())
+        return {name: own.ns for name, own in times.items()}
 
     def divided_by(self, number: float) -> KernelTotals:
         """Return the totals of one of ``number`` ranks or iterations: their mean."""
+        sums = {kernel: own / number for kernel, own in self.sums.items()}
+        return KernelTotals(sums, self.streams, {phase: own / number for phase, own in self.phases.items()})
 
-        def divide(sums: Mapping[Any, tuple[float, float]]) -> dict[Any, tuple[float, float]]:
-            return {key: (calls / number, ns / number) for key, (calls, ns) in sums.items()}
 
-        return replace(
-            self,
-            kernels=divide(self.kernels),
-            operators=divide(self.operators),
-            by_copy=divide(self.by_copy),
-            phases=divide(self.phases),
-            squares={name: square / number for name, square in self.squares.items()},
-        )
-
-    def add(
-        self, kernel: Kernel, calls: float, ns: float, squares: float, least: float = -math.inf, most: float = math.inf
-    ) -> None:
-        into = self.operators if kernel.kind == "cpu_op" else self.kernels
-        before = into.get(kernel, (0.0, 0.0))
-        into[kernel] = before[0] + calls, before[1] + ns
-        self.squares[kernel.name] = self.squares.get(kernel.name, 0.0) + squares
-        ends = self.ends.get(kernel.name, (least, most))
-        self.ends[kernel.name] = min(ends[0], least), max(ends[1], most)
+def _sum_by(pairs: Iterable[tuple[str, ClassTotal]]) -> dict[str, ClassTotal]:
+    found: dict[str, ClassTotal] = {}
+    for name, own in pairs:
+        found[name] = found[name] + own if name in found else own
+    return found
 
 
 @dataclass
@@ -164,17 +181,13 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
     # By kernel and by phase apart: a capture of a million launches has 60,000 combinations of the two.
     how = {"calls": "sum", "total_ns": "sum", "squares": "sum", "least": "min", "most": "max"}
     sums = timed.groupby([*key, *named], sort=False, dropna=False).agg(how).reset_index()
-    for case, profiler, name, cls, family, kind, *numbers in rows(sums, *key, *named, *how):
-        own = found[case, profiler]
-        if kind in COPIES:
-            before = own.by_copy.get(name, (0.0, 0.0))
-            own.by_copy[name] = before[0] + numbers[0], before[1] + numbers[1]
-        else:
-            own.add(Kernel(name, cls, family, kind), *numbers)
+    for case, profiler, name, cls, family, kind, calls, ns, squares, least, most in rows(sums, *key, *named, *how):
+        own = ClassTotal(calls, ns, squares=squares, least=least, most=most)
+        found[case, profiler].sums[Kernel(name, cls, family, kind)] = own
     work = timed[~timed["kind"].isin(COPIES)]
     sums = work.groupby([*key, "phase"], sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
     for case, profiler, phase, calls, ns in rows(sums, *key, "phase", "calls", "total_ns"):
-        found[case, profiler].phases[phase] = (calls, ns)
+        found[case, profiler].phases[phase] = ClassTotal(calls, ns)
     streams = work[[*key, "stream"]].dropna().drop_duplicates()
     for case, profiler, stream in rows(streams, *key, "stream"):
         found[case, profiler].streams.add(int(stream))
@@ -225,23 +238,6 @@ _SMOOTHING_FAMILIES, _SMOOTHING = ("sage", "sparge"), "MeanOps"
 
 #: The least change of a category that is reported, as a share of the call.
 CHANGE = 0.02
-
-
-@dataclass(frozen=True)
-class ClassTotal:
-    """Launches and their time: of a kernel, of a class or a category of kernels, or of copies and their bytes."""
-
-    calls: float = 0.0
-    ns: float = 0.0
-    kernel_class: str = ""
-    bytes: float | None = None
-
-    def __add__(self, other: ClassTotal) -> ClassTotal:
-        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        return self.bytes / self.ns * 1e9 if self.bytes is not None and self.ns else None
 
 
 @dataclass(frozen=True)
@@ -335,31 +331,27 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
         return None
     families = {kernel.family for kernel in own.work if kernel.kernel_class == "attention"}
     smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
-    none = ClassTotal()
-    categories: dict[str, ClassTotal] = {}
-    classes: dict[str, ClassTotal] = {}
-    rest: dict[str, ClassTotal] = {}
-    total, runs = none, count or 1
-    for kernel, (calls, ns) in own.work.items():
-        added = ClassTotal(calls / runs, ns / runs)
+    runs, none = count or 1, ClassTotal()
+    every: list[tuple[str, str, ClassTotal]] = []
+    for kernel, launches in own.work.items():
         is_helper = smooths and _SMOOTHING in kernel.name
         name = "helpers" if is_helper else _category(kernel.name, kernel.kernel_class, kernel.kind)
-        categories[name] = categories.get(name, none) + added
-        for sums in (classes, rest) if name == "rest" else (classes,):
-            sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
-        total += added
-    kind = "kernel" if own.kernels else "cpu_op"
-    found = KernelBreakdown(profiler, kind, count, categories, total, classes, other_classes=rest)
-    if not own.kernels:
-        return found
-    copies = ClassTotal(sum(calls for calls, _ in own.by_copy.values()), sum(ns for _, ns in own.by_copy.values()))
-    return replace(
-        found,
-        idle_share=own_range.idle_share,
-        busy_ns=own_range.per_call(own_range.busy_ns),
-        range_ns=own_range.per_call(own_range.wall_ns),
-        span_ns=own_range.per_call(own_range.span_ns),
-        copies=ClassTotal(copies.calls / runs, copies.ns / runs),
+        every.append((name, kernel.kernel_class, ClassTotal(launches.calls / runs, launches.ns / runs)))
+    # The operators of a CPU stand in for kernels that were lost, and with them the time between them.
+    known_range = own_range if own.kernels else CaseRange()
+    return KernelBreakdown(
+        profiler,
+        "kernel" if own.kernels else "cpu_op",
+        count,
+        categories=_sum_by((name, part) for name, _, part in every),
+        total=sum((part for *_, part in every), none),
+        classes=_sum_by((kernel_class, part) for _, kernel_class, part in every),
+        idle_share=known_range.idle_share,
+        busy_ns=known_range.per_call(known_range.busy_ns),
+        range_ns=known_range.per_call(known_range.wall_ns),
+        span_ns=known_range.per_call(known_range.span_ns),
+        other_classes=_sum_by((kernel_class, part) for name, kernel_class, part in every if name == "rest"),
+        copies=sum(own.by_copy.values(), none) / runs if own.kernels else none,
     )
 
 
@@ -397,10 +389,10 @@ def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, 
 def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> list[KernelRow]:
     """Return the ``limit`` kernels of ``case`` with the most time, over all phases and streams."""
     total, runs = own.total_ns, count or 1
-    ordered = sorted(own.work.items(), key=lambda item: (-item[1][1], item[0].name))
+    ordered = sorted(own.work.items(), key=lambda item: (-item[1].ns, item[0].name))
     return [
-        KernelRow(case, kernel.name, kernel.kernel_class, kernel.family, calls / runs, ns / runs, ns / total)
-        for kernel, (calls, ns) in ordered[:limit]
+        KernelRow(case, *kernel[:3], launches.calls / runs, launches.ns / runs, launches.ns / total)
+        for kernel, launches in ordered[:limit]
     ]
 
 
@@ -414,14 +406,14 @@ def find_phases(own: KernelTotals, case: str, count: int | None, joins_steps: bo
     ``joins_steps``: outermost ranges that differ in the number at their end are one: ``ProfilerStep#N``.
     """
     sums: dict[str, ClassTotal] = {}
-    for path, (calls, ns) in own.phases.items():
+    for path, launches in own.phases.items():
         steps = path.split(PATH_SEPARATOR) if path else []
         # The ranges of profpipe's own steps hold all that a program does.
         steps = steps[1:] if path.startswith(STEP_PREFIX) else steps
         if joins_steps and steps:
             steps[0] = _STEP_NUMBER.sub("N", steps[0])
         for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):
-            sums[name] = sums.get(name, ClassTotal()) + ClassTotal(calls, ns)
+            sums[name] = sums.get(name, ClassTotal()) + launches
     total, runs = own.total_ns, count or 1
     return [Phase(case, name, s.calls / runs, s.ns / runs, s.ns / total) for name, s in sums.items() if s.ns > 0]
 
@@ -448,17 +440,6 @@ class KernelRow:
     kernel: str
     kernel_class: str
     family: str
-    calls: float
-    ns: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The launches and kernel time of one phase of a case per call, nested phases included."""
-
-    case: str
-    phase: str
     calls: float
     ns: float
     share: float
@@ -494,17 +475,25 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class PhaseWork:
-    """The kernel time of a phase per call, and the work that its workload declares for it.
+class Phase:
+    """A range of a case, nested ranges included: its kernels, or the host's time in it where there are none.
 
-    ``bytes_moved`` is the least that the phase must move. ``of_time`` and ``of_work`` are shares of the time and of the
-    FLOPs of all such phases of the case. ``of_flops`` and ``of_bandwidth`` are shares of the machine's rates. Above
-    ``ridge`` FLOP per byte, arithmetic is the limit. ``limited_by`` is ``compute``, ``memory``, or empty (unknown).
+    ``calls`` are launches of kernels, or entries by the host under ``profiler``. These and ``ns`` are per call if
+    ``is_per_call``, else of the whole process. ``share`` is of the call.
+
+    The other numbers are of the work that its workload declares. ``bytes_moved`` is the least that the phase must move.
+    ``of_time`` and ``of_work`` are shares of the time and of the FLOPs of all such phases of the case. ``of_flops`` and
+    ``of_bandwidth`` are shares of the machine's rates. Above ``ridge`` FLOP per byte, arithmetic is the limit.
+    ``limited_by`` is ``compute``, ``memory``, or empty (unknown).
     """
 
     case: str
     phase: str
+    calls: float
     ns: float
+    share: float | None
+    profiler: str = ""
+    is_per_call: bool = True
     flops: float | None = None
     bytes_moved: float | None = None
     of_time: float | None = None
@@ -529,24 +518,8 @@ class PhaseWork:
 
 
 @dataclass(frozen=True)
-class HostPhase:
-    """The host's time in a range of a case without kernels, nested ranges included.
-
-    ``instances`` and ``ns`` are per call if ``is_per_call``, else of the whole process. ``share`` is of the call.
-    """
-
-    case: str
-    phase: str
-    profiler: str
-    instances: float
-    ns: float
-    share: float | None = None
-    is_per_call: bool = False
-
-
-@dataclass(frozen=True)
 class PhaseMemory:
-    """The allocated memory of a phase: when it began, its peak (nested phases included), and when it ended.
+    """The allocated memory of a phase: when it began, and its peak (nested phases included).
 
     ``course``: us since the iteration began, and the most bytes since the point before.
     """
@@ -554,7 +527,6 @@ class PhaseMemory:
     phase: str
     start: float | None
     peak: float
-    end: float | None
     course: tuple[tuple[float, float], ...] = ()
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Allocation, HostPhase, Memory, Phase, PhaseMemory, PhaseWork, rows
-from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, Rates
+from profpipe.analysis.kernels import PREFERENCE, Allocation, Memory, Phase, PhaseMemory, rows
+from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, flops_rate
+from profpipe.results.manifest import PeakRates
 from profpipe.results.schema import PATH_SEPARATOR
 
 _WORK = ("flops", "bytes_moved")
@@ -21,7 +23,7 @@ _RANKED = re.compile(r"allocation:(\d+)")
 _POINT = re.compile(r"allocated_at:(\d+)")
 
 
-def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[HostPhase]:
+def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[Phase]:
     """Yield the ranges of ``cases`` that one profiler timed, summed over processes.
 
     A profiler on a machine without a GPU records ranges and no kernel.
@@ -35,15 +37,15 @@ def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[H
         calls, call_ns = figures.pop("", (0, 0.0))
         for path, (instances, wall) in figures.items():
             share, per = wall / call_ns if call_ns else None, calls or 1
-            yield HostPhase(str(case), path, profiler, instances / per, wall / per, share, is_per_call=bool(calls))
+            yield Phase(str(case), path, instances / per, wall / per, share, profiler, is_per_call=bool(calls))
 
 
 def find_phase_work(
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]],
     cases: Mapping[str, CaseResult],
     phases: Mapping[str, Sequence[Phase]],
-    rates: Rates,
-) -> Iterator[PhaseWork]:
+    rates: PeakRates,
+) -> Iterator[Phase]:
     """Yield the ``phases`` of ``cases`` whose work is declared.
 
     `plain` writes the work of ranges; under other profilers a subject is a kernel's name.
@@ -58,8 +60,8 @@ def find_phase_work(
 
 
 def _work_of_case(
-    point: CaseResult, work: Mapping[str, Mapping[str, float]], phases: Iterable[Phase], rates: Rates
-) -> Iterator[PhaseWork]:
+    point: CaseResult, work: Mapping[str, Mapping[str, float]], phases: Iterable[Phase], rates: PeakRates
+) -> Iterator[Phase]:
     """Yield the ``phases`` of one profiler that have ``work``; none where the number of calls is unknown."""
     if point.breakdown is None or point.breakdown.iterations is None:
         return
@@ -67,7 +69,7 @@ def _work_of_case(
     time, all_flops = sum(phase.ns for phase in timed), sum(work[phase.phase].get("flops", 0.0) for phase in timed)
     bandwidth = rates.bytes_per_s
     for phase in timed:
-        peak, (flops, moved) = rates.flops_of(point.params, work[phase.phase]), map(work[phase.phase].get, _WORK)
+        peak, (flops, moved) = flops_rate(rates, point.params, work[phase.phase]), map(work[phase.phase].get, _WORK)
         of_flops = flops * 1e9 / phase.ns / peak if flops and peak else None
         of_bandwidth = moved * 1e9 / phase.ns / bandwidth if moved and bandwidth else None
         ridge = peak / bandwidth if peak and bandwidth else None
@@ -75,10 +77,8 @@ def _work_of_case(
         # As for whole calls: a phase far below both rates does something else than its declared work.
         if flops and moved and ridge and max(of_flops or 0.0, of_bandwidth or 0.0) >= FAR_BELOW:
             limited_by = "compute" if flops / moved > ridge else "memory"
-        yield PhaseWork(
-            point.id,
-            phase.phase,
-            phase.ns,
+        yield replace(
+            phase,
             flops=flops,
             bytes_moved=moved,
             of_time=phase.ns / time,
@@ -117,10 +117,10 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
 
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
-    start, end = (found[key].value if key in found else None for key in ("allocated_at_start", "allocated_at_end"))
+    start = found["allocated_at_start"].value if "allocated_at_start" in found else None
     points = ((match, number.value) for metric, number in found.items() if (match := _POINT.fullmatch(metric)))
     course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, found["peak_allocated"].value, end, tuple(course))
+    return PhaseMemory(name, start, found["peak_allocated"].value, tuple(course))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from profpipe.analysis.case_index import CaseIndex, RankResult, WorkloadData, find_ranks
-from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason
+from profpipe.analysis.case_index import RankResult, find_ranks
+from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Counters, KernelBreakdown, KernelTotals, Key, rows
+from profpipe.analysis.kernels import PREFERENCE, ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, rows
 from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -61,7 +61,6 @@ _COMMUNICATION = "communication_busy"
 _CLOCK_STEP_HZ = 15e6
 
 
-@dataclass(frozen=True)
 class Conditions:
     """How the profilers of a workload ran.
 
@@ -70,13 +69,21 @@ class Conditions:
     no call was timed.
     """
 
-    recorded: CaseIndex
-    is_command: bool
-    ncu_locks_clocks: bool
-    ncu_empties_caches: bool
-    highest_hz: float | None
-    longest: Mapping[str, tuple[float, float]]
-    flushed: frozenset[str]
+    def __init__(
+        self,
+        data: WorkloadFindings,
+        run: Manifest,
+        counters: Mapping[str, Iterable[Counters]],
+        highest_hz: float | None,
+    ) -> None:
+        """``counters`` are ncu's by case, ``run`` is run.json."""
+        jobs, self.is_command = run.jobs_of(data.name), data.is_command
+        ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
+        self.ncu_locks_clocks = bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none")
+        self.ncu_empties_caches = not _has_flag(ncu_argv, "--cache-control", "none")
+        self.flushed = frozenset(() if self.is_command else (job.profiler for job in jobs))
+        self.recorded, self.highest_hz = data.recorded, highest_hz
+        self.longest = self._longest_launches(counters)
 
     def number(self, case: str, profiler: str, metric: str) -> float:
         """Return what a profiler's process recorded of a case; 0 where it recorded nothing."""
@@ -88,52 +95,29 @@ class Conditions:
         low, median, high = (self.number(case, profiler, f"sm_clock{end}") for end in ("_min", "", "_max"))
         return (low, median, high) if min(low, median, high) > 0 else None
 
+    def _longest_launches(self, counters: Mapping[str, Iterable[Counters]]) -> dict[str, tuple[float, float]]:
+        """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
+
+        The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under
+        load.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for case, row in ((case, row) for case, measured in counters.items() for row in measured):
+            reference = next(
+                (name for name in PREFERENCE if name != "ncu" and (case, name) in self.recorded.totals), ""
+            )
+            totals = self.recorded.totals.get((case, reference), KernelTotals())
+            own, clock = totals.by_name.get(row.kernel, ClassTotal()), _first_of(row, _NCU_CLOCKS)
+            if clock and own.calls and own.ns and row.mean_ns:
+                seen = self.clocks(case, reference)
+                slowdown = min(1.0, seen[1] / self.highest_hz) if seen and self.highest_hz else 1.0
+                if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (own.mean_ns, slowdown * own.mean_ns)):
+                    found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
+        return found
+
 
 def _has_flag(argv: Sequence[str], flag: str, value: str) -> bool:
     return f"{flag}={value}" in argv or (flag, value) in itertools.pairwise(argv)
-
-
-def read_conditions(
-    run: Manifest,
-    workload: str,
-    counters: Mapping[str, Iterable[Counters]],
-    recorded: CaseIndex,
-    highest_hz: float | None,
-) -> Conditions:
-    """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
-    jobs, is_command = run.jobs_of(workload), run.is_command(workload)
-    ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
-    found = Conditions(
-        recorded,
-        is_command,
-        ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
-        ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
-        highest_hz=highest_hz,
-        longest={},
-        flushed=frozenset(() if is_command else (job.profiler for job in jobs)),
-    )
-    return replace(found, longest=_longest_launches(counters, found))
-
-
-def _longest_launches(
-    counters: Mapping[str, Iterable[Counters]], conditions: Conditions
-) -> dict[str, tuple[float, float]]:
-    """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
-
-    The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under load.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    totals, highest_hz = conditions.recorded.totals, conditions.highest_hz
-    for case, row in ((case, row) for case, own in counters.items() for row in own):
-        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in totals), "")
-        calls, ns = totals.get((case, reference), KernelTotals()).by_name.get(row.kernel, (0.0, 0.0))
-        clock = _first_of(row, _NCU_CLOCKS)
-        if clock and calls and ns and row.mean_ns:
-            seen = conditions.clocks(case, reference)
-            slowdown = min(1.0, seen[1] / highest_hz) if seen and highest_hz else 1.0
-            if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (ns / calls, slowdown * ns / calls)):
-                found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
-    return found
 
 
 def _first_of(row: Counters, names: Iterable[str]) -> float | None:
@@ -443,15 +427,15 @@ def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Seq
     totals = case.conditions.recorded.totals[case.point.id, "ncu"]
     ours, launches, by_kernel, has_varying = 0.0, 0.0, dict[str, float](), False
     runs, ncu_runs = case.breakdown.iterations or 1, breakdown.iterations or 1
-    for name, (calls, ns) in case.totals.by_name.items():
-        ncu_calls, ncu_ns = totals.by_name.get(name, (0.0, 0.0))
-        if not calls or not ncu_calls:
+    for name, own in case.totals.by_name.items():
+        under_ncu = totals.by_name.get(name, ClassTotal())
+        if not own.calls or not under_ncu.calls:
             continue
-        if ncu_calls / ncu_runs < calls / runs and case.totals.has_high_variance(name):
+        if under_ncu.calls / ncu_runs < own.calls / runs and own.has_high_variance:
             has_varying = True
             continue
-        ours, launches = ours + ns / runs, launches + calls / runs
-        by_kernel[name] = ncu_ns / ncu_calls * calls / runs
+        ours, launches = ours + own.ns / runs, launches + own.calls / runs
+        by_kernel[name] = under_ncu.mean_ns * own.calls / runs
     if not ours:
         return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
     theirs, covered = sum(by_kernel.values()), ours / case.ns
@@ -542,16 +526,17 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
     between the reference's shortest and longest launch and, because one odd launch widens that, near the mean.
     """
     seen, known = ncu.by_name, case.totals.by_name
-    off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
-    total = sum(difference * known[name][0] for name, difference in off.items())
+    off = {name: seen[name].mean_ns - known[name].mean_ns for name in by_kernel}
+    total = sum(difference * known[name].calls for name, difference in off.items())
     deciding = [name for name, difference in off.items() if difference * total > 0]
-    if len(deciding) != 1 or seen[deciding[0]][0] != 1 or known[deciding[0]][0] == 1:
+    if len(deciding) != 1 or seen[deciding[0]].calls != 1 or known[deciding[0]].calls == 1:
         return ()
-    (name,), ns, span = deciding, seen[deciding[0]][1], case.totals.time_range(deciding[0])
-    if span is None or not all(low <= ns <= high for low, high in (span, case.totals.typical_range(name))):
+    ns, own = seen[deciding[0]].ns, known[deciding[0]]
+    span = own.least, own.most
+    # Without both ends some launches are unknown.
+    if not all(map(math.isfinite, span)) or not all(low <= ns <= high for low, high in (span, own.typical_range)):
         return ()
-    (low, high), launches = span, known[name][0]
-    return _reason("single launch", ns=ns, low=low, high=high, launches=launches, reference=case.profiler)
+    return _reason("single launch", ns=ns, low=own.least, high=own.most, launches=own.calls, reference=case.profiler)
 
 
 # --- launches: a profiler may lose events, and warns only that it might have ------------------------------------------
@@ -560,7 +545,7 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
 _Counts = Mapping[str, int]
 
 
-def compare_launches(data: WorkloadData) -> Iterator[LaunchCounts]:
+def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
     counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
@@ -572,7 +557,7 @@ def compare_launches(data: WorkloadData) -> Iterator[LaunchCounts]:
             yield found
 
 
-def _counts(data: WorkloadData) -> dict[Key, _Counts]:
+def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
     """Return launches by kernel, without cases that have whole graphs: a graph hides the number of its kernels."""
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
@@ -583,7 +568,7 @@ def _counts(data: WorkloadData) -> dict[Key, _Counts]:
 
 
 def _compare_pair(
-    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadData, excluded: str
+    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadFindings, excluded: str
 ) -> LaunchCounts | None:
     """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
     runs: dict[str, tuple[int, int]] = {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
 from profpipe.analysis.findings import CaseResult, Limit, Limiter
-from profpipe.analysis.kernels import Counters, KernelTotals, Rule
+from profpipe.analysis.kernels import ClassTotal, Counters, KernelTotals, Rule
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates
 
@@ -41,64 +41,41 @@ _DRAM_RATE = "dram__bytes.sum.per_second"
 _LEAST_COVERED = 0.9
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The machine's rates: FLOP/s by data type, bytes/s; ``source`` is the rule or the measurement.
+def rates_of(name: str, run: Manifest) -> tuple[PeakRates, PeakRates]:
+    """Return the peaks of a workload's GPU, and the rates for its limits: ceilings where they were measured.
 
-    ``flops_in_16_bits`` are the higher rates of kernels that accumulate in 16 bits, which no workload declares.
+    The GPU is the one that the jobs name. Jobs that name none have the machine's rates.
     """
+    machine, jobs = run.machine, run.jobs_of(name)
+    named = [job for job in jobs if job.devices]
+    stated = [job.peaks or machine.peaks for job in named or jobs] or [machine.peaks]
+    unknown = PeakRates(source="unknown: its jobs ran on GPUs of different rates")
+    peaks = (stated[0] or PeakRates()) if all(one == stated[0] for one in stated) else unknown
+    names = {entry.device for job in named for entry in job.devices} or {gpu.name for gpu in machine.gpus or ()}
+    ceilings = machine.ceilings or PeakRates()
+    is_same_gpu = ceilings.device is None or names == {ceilings.device}
+    return peaks, ceilings if is_same_gpu and set(ceilings.flops.values()) - {None} else peaks
 
-    flops: Mapping[str, float]
-    bytes_per_s: float | None
-    source: str = ""
-    flops_in_16_bits: Mapping[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, stated: PeakRates) -> Rates:
-        """Read ``peaks`` or ``ceilings`` of the manifest."""
-        flops = {name: rate for name, rate in stated.flops.items() if rate is not None}
-        return cls(flops, stated.bytes_per_s, stated.source, stated.flops_in_16_bits)
+def flops_rate(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
+    """Return the FLOP/s for a case with ``params``; None where the rate of any data type is unknown.
 
-    @classmethod
-    def of_workload(cls, name: str, run: Manifest) -> tuple[Rates, Rates]:
-        """Return the peaks of the workload's GPU, and the rates for its limits: ceilings where they were measured.
+    That is the rate of the data type that the case names. Where ``work`` has FLOPs by data type, it is their sum over
+    the least time that they take one after the other.
+    """
+    parts = _by_type(work) or {_named_type(params): 1.0}
+    of_types = [rates.flops.get(name) for name in parts]
+    if len(of_types) == 1:
+        return of_types[0]
+    least_s = [flop / rate for flop, rate in zip(parts.values(), of_types, strict=True) if rate]
+    return sum(parts.values()) / sum(least_s) if len(least_s) == len(parts) else None
 
-        The GPU is the one that the jobs name. Jobs that name none have the machine's rates.
-        """
-        machine, jobs = run.machine, run.jobs_of(name)
-        named = [job for job in jobs if job.devices]
-        stated = [job.peaks or machine.peaks for job in named or jobs] or [machine.peaks]
-        are_equal = all(one == stated[0] for one in stated)
-        unknown = PeakRates(source="unknown: its jobs ran on GPUs of different rates")
-        peaks = cls.of((stated[0] or PeakRates()) if are_equal else unknown)
-        names = {entry.device for job in named for entry in job.devices} or {gpu.name for gpu in machine.gpus or ()}
-        measured = machine.ceilings or PeakRates()
-        is_same_gpu = measured.device is None or names == {measured.device}
-        ceilings = cls.of(measured)
-        return peaks, ceilings if is_same_gpu and ceilings.flops else peaks
 
-    def flops_of(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
-        """Return the FLOP/s for a case with ``params``; None where the rate of any data type is unknown.
-
-        That is the rate of the data type that the case names. Where ``work`` has FLOPs by data type, it is their sum
-        over the least time that they take one after the other.
-        """
-        parts = _by_type(work) or {_named_type(params): 1.0}
-        rates = [self.flops.get(name) for name in parts]
-        if len(rates) == 1:
-            return rates[0]
-        least_s = [flop / rate for flop, rate in zip(parts.values(), rates, strict=True) if rate]
-        return sum(parts.values()) / sum(least_s) if len(least_s) == len(parts) else None
-
-    def headroom(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float:
-        """Return how many times ``flops_of`` a case may reach: more than 1 on a GeForce."""
-        usual = self.flops_of(params, work)
-        most = replace(self, flops={**self.flops, **self.flops_in_16_bits}).flops_of(params, work)
-        return most / usual if usual and most else 1.0
-
-    @property
-    def ridges(self) -> dict[str, float]:
-        return {name: rate / self.bytes_per_s for name, rate in self.flops.items()} if self.bytes_per_s else {}
+def headroom(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, float]) -> float:
+    """Return how many times ``flops_rate`` a case may reach: more than 1 on a GeForce."""
+    usual = flops_rate(rates, params, work)
+    most = flops_rate(replace(rates, flops={**rates.flops, **rates.flops_in_16_bits}), params, work)
+    return most / usual if usual and most else 1.0
 
 
 def _named_type(params: Mapping[str, Any]) -> str:
@@ -113,7 +90,7 @@ def _by_type(work: Mapping[str, float]) -> dict[str, float]:
     return {_DTYPES.get(name, name): flop for name, flop in found.items()}
 
 
-def limit(case: CaseResult, rates: Rates, dram_bytes: float | None, dram_bytes_per_s: float | None) -> Limit:
+def limit(case: CaseResult, rates: PeakRates, dram_bytes: float | None, dram_bytes_per_s: float | None) -> Limit:
     """Return what limits ``case``; the last two are the DRAM traffic of a call that ncu measured.
 
     The declared bytes are the least that a call must move, and an unfused call moves more. So measured traffic decides;
@@ -123,7 +100,7 @@ def limit(case: CaseResult, rates: Rates, dram_bytes: float | None, dram_bytes_p
     moved, per_s = case.values.get("bytes_moved"), (case.gbytes_per_s or 0.0) * 1e9 or None
     if dram_bytes:
         moved, per_s = dram_bytes, dram_bytes_per_s
-    peak, memory = rates.flops_of(case.params, case.values), rates.bytes_per_s
+    peak, memory = flops_rate(rates, case.params, case.values), rates.bytes_per_s
     ridge = peak / memory if peak and memory else None
     bandwidth_share = per_s / memory if per_s and memory else None
     done = case.values.get("flops_effective", flops)
@@ -187,13 +164,6 @@ def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, 
     return (moved, moved / seconds) if seconds and covered >= _LEAST_COVERED else None
 
 
-def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
-    """Return by case and profiler what the profiler added to the loop, as a share of its wall time without it."""
-    walls = {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
-    alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
-    return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
-
-
 # --- ncu metrics ------------------------------------------------------------------------------------------------------
 
 #: The throughputs that a target may be set for, in % of what the hardware sustains.
@@ -218,12 +188,12 @@ def collect_counters(
 def _counters(
     case: str, kernel: str, numbers: Mapping[str, Number], totals: KernelTotals, targets: Mapping[str, float]
 ) -> Counters:
-    calls, ns = totals.by_name.get(kernel, (0, 0.0))
+    own = totals.by_name.get(kernel, ClassTotal())
     values = {name: (number.value, number.unit) for name, number in numbers.items() if not name.startswith(RULE)}
     # A throughput that was not measured misses no target.
     known = {name: values[metric][0] for name, metric in THROUGHPUT.items() if metric in values}
     missed = tuple(name for name, target in targets.items() if name in known and known[name] < target)
-    return Counters(case, kernel, int(calls), ns / calls if calls else None, values, _rules(numbers), missed)
+    return Counters(case, kernel, int(own.calls), own.mean_ns if own.calls else None, values, _rules(numbers), missed)
 
 
 def _rules(numbers: Mapping[str, Number]) -> tuple[Rule, ...]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -53,8 +52,6 @@ _EXPLAINS: Final = 0.5
 #: A profiler's overhead is known to this share of a step.
 _NEAR: Final = 0.02
 
-#: Facts with more than one value, and these values.
-Differences: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 #: Metric to subject to its row in `metrics`, of one case under one profiler.
 _Numbers: TypeAlias = "Mapping[str, Mapping[str, Number]]"
 
@@ -237,8 +234,6 @@ class CaseSteps:
     range_name: str
     #: The recurrences of a sequence of launches that are one step.
     stride: int
-    #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
-    unlike_nodes: Differences
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -350,17 +345,16 @@ class StepFindings:
     """The steps of one workload, and the recordings in which none was found.
 
     ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
-    case and name, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums
-    only, and where its launches ran ``one_by_one`` for the profiler to read its counters.
+    case and name, as the mean over ranks of a command, else as sums. ``one_by_one``: the launches ran so, for the
+    profiler to read its counters.
     """
 
     cases: tuple[CaseSteps, ...] = ()
     without_steps: tuple[str, ...] = ()
     #: By case and rank, or GPU of a rank (``0, GPU 1``): the parts of the whole recording, from the first operation of
-    #: the GPU to its last.
+    #: the GPU to its last. Empty where a file has sums only, and where its launches ran ``one_by_one``.
     recordings: Mapping[str, Mapping[str, StepParts]] = field(default_factory=dict)
     copies: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
-    has_launches: bool = True
     one_by_one: bool = False
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
@@ -380,12 +374,11 @@ def find_steps(
     params: Mapping[str, Mapping[str, Any]],
     declared: Workload | None,
     jobs: Iterable[JobEntry] = (),
-    unlike_nodes: Mapping[str, Differences] = MappingProxyType({}),
 ) -> StepFindings:
     """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
 
     ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline, and ``jobs`` are
-    its jobs. ``unlike_nodes`` are by case the facts in which the nodes that ran it differ, with their values.
+    its jobs.
     """
     table = _with_places(index.tables.steps)
     # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
@@ -398,8 +391,7 @@ def find_steps(
         # The times without a profiler come first.
         seen = set(by_case[case].loc[by_case[case]["state"] != StepState.OTHER.value, "profiler"])
         if shown := next((name for name in (profiler, "plain", *PREFERENCE) if name in seen), ""):
-            own_nodes = nodes.get((case, shown), {})
-            found[case] = _read(index, case, shown, by_case[case], own_nodes, unlike_nodes.get(case, ()))
+            found[case] = _read(index, case, shown, by_case[case], nodes.get((case, shown), {}))
     without = [case for case in cases if case not in found]
     recordings = {case: own for case in without if (own := dict(_recordings(index, case)))}
     # The most trusted profiler that recorded the kernels of a case.
@@ -410,12 +402,7 @@ def find_steps(
         cases=tuple(found.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
-        copies={
-            case: {name: ClassTotal(*sums) for name, sums in sorted(own.by_copy.items(), key=lambda x: -x[1][1])}
-            for case, own in totals.items()
-            if own.by_copy
-        },
-        has_launches=bool(recordings),
+        copies={case: _by_time(own.by_copy, {}) for case, own in totals.items() if own.by_copy},
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
@@ -443,20 +430,13 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:
         yield f"{rank}, GPU {device}" if has_device else rank, StepParts(parts)
 
 
-def _read(
-    index: CaseIndex,
-    case: str,
-    profiler: str,
-    table: pd.DataFrame,
-    nodes: Mapping[int, str],
-    unlike_nodes: Differences,
-) -> CaseSteps:
+def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:
     """Return the steps of one case, of which ``table`` has the rows and ``profiler`` recorded the parts."""
     every, times = ("plain", *PREFERENCE), index.step_times
     own = table[table["profiler"] == profiler]
     steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
     waits = _waiting(steady)
-    parts = _parts_by_place(steady, waits)
+    parts, totals = _parts_by_place(steady, waits), index.step_totals.get((case, profiler), KernelTotals())
     has_steady = set(_steady(table).dropna(subset="wall_ns")["profiler"])
     spreads = {
         name: _of_case(index.step_numbers.get((case, name), {}), "step_spread") for name in every if name in has_steady
@@ -470,14 +450,13 @@ def _read(
         uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
         coverage=None if coverage is None else coverage / 100,
         pattern_count=None if pattern_count is None else round(pattern_count),
-        parts=_mean_parts(parts, index.step_totals.get((case, profiler))),
-        copies=_copies(index, numbers),
+        parts=_mean_parts(parts, totals),
+        copies=_by_time(totals.by_copy, numbers.get("step_copy_bytes", {})),
         ranks=tuple(_ranks(index, case, steady, parts, waits, numbers.get("step_time", {}), nodes)),
         wait_cause=_wait_cause(own, waits),
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
         stride=round(_of_case(numbers, STEP_STRIDE) or 1),
-        unlike_nodes=unlike_nodes,
     )
 
 
@@ -520,7 +499,7 @@ def _parts_by_place(steady: pd.DataFrame, waits: pd.DataFrame) -> dict[tuple[int
     }
 
 
-def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTotals | None) -> StepParts | None:
+def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTotals) -> StepParts | None:
     """Return the mean over ranks and devices, with the time in which a GPU computes divided by the kernels' classes."""
     if not places:
         return None
@@ -529,7 +508,7 @@ def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTota
     waits = [own.waiting_ns for own in every if own.waiting_ns is not None]
     return StepParts(
         ns,
-        divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels and kernels.kernels else {},
+        divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels.kernels else {},
         sum(own.communication_total_ns or 0.0 for own in every) / len(every),
         sum(waits) / len(waits) if waits else None,
     )
@@ -542,16 +521,11 @@ def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, fl
     return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
-def _copies(index: CaseIndex, numbers: _Numbers) -> dict[str, ClassTotal]:
-    """Return the copies and sets of a step, those with the most time first."""
-    times, launches, sizes = (
-        {name: number.value for name, number in numbers.get(metric, {}).items()}
-        for metric in ("step_kernel_time", "step_launches", "step_copy_bytes")
-    )
+def _by_time(copies: Mapping[str, ClassTotal], sizes: Mapping[str, Number]) -> dict[str, ClassTotal]:
+    """Return copies and sets with their bytes, those with the most time first."""
     return {
-        name: ClassTotal(launches.get(name, 0.0), ns, bytes=sizes.get(name))
-        for name, ns in sorted(times.items(), key=lambda item: -item[1])
-        if name in index.copies
+        name: replace(own, bytes=sizes[name].value if name in sizes else None)
+        for name, own in sorted(copies.items(), key=lambda copy: -copy[1].ns)
     }
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from profpipe.analysis import kernels
-from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, WorkloadData, worst_numbers
+from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, worst_numbers
 from profpipe.analysis.cases import is_number, shown
-from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
@@ -44,11 +44,11 @@ _BASELINE_REASONS = {
 }
 
 #: The cases of a workload with their times on a basis.
-ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
+ResultsOn = Callable[[WorkloadFindings, Basis | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
-    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadData], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadFindings], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     found = []
@@ -58,39 +58,32 @@ def fill_studies(
     return tuple(found)
 
 
-def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadData]) -> Study:
+def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
     """
     rows, given = entry.axes.values()
-    columns, is_plot = [*given], "over" in entry.axes
-    if is_plot and not columns:
-        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, *rows)]
+    columns = [*given]
+    if "over" in entry.axes and not columns:
+        compared = [data.compare for data in workloads if data.compare not in (None, *rows)]
         columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
     for axis, several in ((PHASE, entry.phase), (VALUE, entry.value)):
         if len(several) > 1 and axis not in rows + columns:
             columns.append(axis)
     return Study(
-        title=entry.title,
-        values=tuple(map(parse_value, entry.value)),
-        phases=tuple(entry.phase),
-        row_axes=tuple(rows),
-        column_axes=tuple(columns),
-        note=entry.note,
-        is_first=entry.first,
-        is_plot=is_plot,
-        where=entry.where,
-        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.layout.fixed)),
-        requested_units=tuple(entry.unit),
-        requested_profiler=entry.profiler,
+        entry,
+        tuple(map(parse_value, entry.value)),
+        tuple(rows),
+        tuple(columns),
+        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.fixed)),
     )
 
 
-def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: ResultsOn) -> Study:
+def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: ResultsOn) -> Study:
     basis = _choose_basis(request, workloads)
-    profiler = request.requested_profiler if request.requested_profiler != "plain" else None
-    profiler = profiler or next((data.profiler for data in workloads if data.profiler), None)
+    profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
+    profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
     is_by_profiler = PROFILER in request.placed
     if is_by_profiler:
         readers = [reader for data in workloads for reader in _readers_by_profiler(data, request, results_on)]
@@ -103,7 +96,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: Results
     rows, columns = _varying(frame, request.row_axes) or request.row_axes[:1], _varying(frame, request.column_axes)
     dividing = _dividing_axes(frame, rows)
     rows = rows[len(dividing) :]
-    compare = next((data.layout.compare for data in workloads if data.layout.compare), None)
+    compare = next((data.compare for data in workloads if data.compare), None)
     breakdown = _any_breakdown(workloads, profiler)
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
@@ -112,7 +105,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadData], results_on: Results
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
-    limits = [(data.declared.limits if data.declared else {}).items() for data in workloads]
+    limits = [data.tolerance.items() for data in workloads]
     return replace(
         request,
         row_axes=rows,
@@ -146,7 +139,7 @@ def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else ()
 
 
-def _readers_by_profiler(data: WorkloadData, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
+def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
@@ -155,38 +148,38 @@ def _readers_by_profiler(data: WorkloadData, request: Study, results_on: Results
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
 
-def _choose_basis(request: Study, workloads: Sequence[WorkloadData]) -> Basis | None:
+def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basis | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
-    if request.requested_profiler is None:
+    if request.entry.profiler is None:
         return next((data.basis for data in workloads if data.basis), None)
-    if request.requested_profiler == "plain":
+    if request.entry.profiler == "plain":
         known = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
         return next(known, Basis("plain", "time"))
-    found = _any_breakdown(workloads, request.requested_profiler)
+    found = _any_breakdown(workloads, request.entry.profiler)
     return Basis(found.profiler, found.kind) if found else None
 
 
-def _any_breakdown(workloads: Sequence[WorkloadData], profiler: str | None) -> KernelBreakdown | None:
+def _any_breakdown(workloads: Sequence[WorkloadFindings], profiler: str | None) -> KernelBreakdown | None:
     """Return the breakdown of any case under ``profiler``: all of them share their kind."""
-    found = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.layout.params)
+    found = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.params)
     return next(filter(None, found), None)
 
 
-def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadData]) -> str:
+def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadFindings]) -> str:
     """Return the stored unit of a value; of a metric the unit in its rows."""
     return _unit_of_metric(value.subject, workloads) if value.source is Source.METRIC else value.unit
 
 
-def _unit_of_axis(axis: str, workloads: Sequence[WorkloadData]) -> str | None:
+def _unit_of_axis(axis: str, workloads: Sequence[WorkloadFindings]) -> str | None:
     """Return the unit of a metric that is an axis; None for a parameter, and for what no case has."""
-    if any(axis in params for data in workloads for params in data.layout.params.values()):
+    if any(axis in params for data in workloads for params in data.params.values()):
         return None
     return _unit_of_metric(axis.removeprefix("metric."), workloads) or None
 
 
-def _unit_of_metric(name: str, workloads: Sequence[WorkloadData]) -> str:
+def _unit_of_metric(name: str, workloads: Sequence[WorkloadFindings]) -> str:
     """Return the unit in the rows of a metric; empty where no case has it."""
-    numbers = (_find_number(data.recorded, case, name) for data in workloads for case in data.layout.params)
+    numbers = (_find_number(data.recorded, case, name) for data in workloads for case in data.params)
     return next((number.unit for number in numbers if number), "")
 
 
@@ -276,7 +269,7 @@ def _pivot(request: Study, part: pd.DataFrame, left: Sequence[str], axes: tuple[
     keys = [pd.Series(list(map(tuple, part[list(each)].to_numpy())), index=part.index) for each in axes]
     is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
     lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
-    order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases) or [""]}
+    order = {VALUE: [value.name for value in request.values], PHASE: list(request.entry.phase) or [""]}
     rows, columns = (
         _in_order(key[~is_lost], part, each, order) for key, is_lost, each in zip(keys, lost, axes, strict=True)
     )
@@ -305,7 +298,7 @@ def _in_order(
 # --- one value of one case -------------------------------------------------------------------------------------------
 
 
-def _read_totals(data: WorkloadData, phase: str) -> Mapping[Key, KernelTotals]:
+def _read_totals(data: WorkloadFindings, phase: str) -> Mapping[Key, KernelTotals]:
     """Return the kernel totals of a workload inside one phase; without one, of everything."""
     if not phase:
         return data.recorded.totals
@@ -314,7 +307,7 @@ def _read_totals(data: WorkloadData, phase: str) -> Mapping[Key, KernelTotals]:
     return sum_kernels(kernels[kernels["phase"].isin(inside)])
 
 
-def _read_ranges(data: WorkloadData, phase: str) -> dict[Key, dict[str, float]]:
+def _read_ranges(data: WorkloadFindings, phase: str) -> dict[Key, dict[str, float]]:
     """Return how often the ranges of one phase were entered, and their ns on the host and with a busy GPU, in all."""
     ranges = data.recorded.tables.ranges
     # The range itself, not one nested in it: its time would count twice.
@@ -341,7 +334,7 @@ class _Reader:
 
     def __init__(
         self,
-        data: WorkloadData,
+        data: WorkloadFindings,
         request: Study,
         results: Mapping[str, CaseResult],
         profiler: str | None,
@@ -349,18 +342,18 @@ class _Reader:
     ) -> None:
         """``profiler`` gives the kernels; ``axis`` is the value of the axis ``profiler``, where the table has one."""
         self._data, self._request, self._results, self._profiler = data, request, results, profiler
-        self._axis, self._phases = axis, request.phases or ("",)
+        self._axis, self._phases = axis, request.entry.phase or ("",)
         self._totals = {phase: _read_totals(data, phase) for phase in self._phases}
         self._ranges = {phase: _read_ranges(data, phase) for phase in self._phases}
 
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
-        axes_of_cases = itertools.chain.from_iterable(self._data.layout.params.values())
+        axes_of_cases = itertools.chain.from_iterable(self._data.params.values())
         request, known = self._request, {VALUE, PHASE, PROFILER, *axes_of_cases}
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.
-            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.where.items()):
+            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.entry.where.items()):
                 # A metric that is an axis is missing where the case ended before it was written.
                 missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
                 shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
@@ -375,15 +368,15 @@ class _Reader:
         axes: dict[str, Any] = {WORKLOAD: self._data.name}
         axes |= {} if self._axis is None else {PROFILER: self._axis}
         axes |= {axis: value if isinstance(value, Hashable) else shown(value) for axis, value in result.params.items()}
-        for axis in (*self._request.placed, *self._request.where):
+        for axis in (*self._request.placed, *self._request.entry.where):
             if axis not in axes and (number := self._number(result, axis)):
                 axes[axis] = int(number.value) if float(number.value).is_integer() else number.value
         return axes
 
     def _with_options(self, axes: dict[str, Any]) -> dict[str, Any]:
         """Add to the compared value what only some cases set: ``sparge topk=0.5``."""
-        compare = self._data.layout.compare
-        extra = self._data.layout.options(axes, drop_axes=self._request.placed)
+        compare = self._data.compare
+        extra = self._data.options(axes, drop_axes=self._request.placed)
         if compare is None or compare not in axes or not extra:
             return axes
         return {**axes, compare: " ".join([shown(axes[compare]), *extra])}
@@ -431,7 +424,8 @@ class _Reader:
             return None
         if value.subject == "most_launched":
             # Of several kernels with as many launches, the one with the most time.
-            name, (calls, ns) = max(totals.by_name.items(), key=lambda item: item[1], default=("", (0.0, 0.0)))
+            every = [(own.calls, own.ns, name) for name, own in totals.by_name.items()]
+            calls, ns, name = max(every, key=lambda own: own[:2], default=(0.0, 0.0, ""))
             figures: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
             return figures.get(value.figure, ns / totals.total_ns) if name else None
         if breakdown.category("graph").ns and value.subject not in ("kernels", "graph"):
@@ -442,8 +436,7 @@ class _Reader:
             part = breakdown.total
         elif value.subject.startswith(BY_NAME):
             text = value.subject.removeprefix(BY_NAME)
-            named = [figures for name, figures in totals.by_name.items() if text in name]
-            part = ClassTotal(*(sum(column) / runs for column in zip(*named, strict=True)))
+            part = sum((own for name, own in totals.by_name.items() if text in name), ClassTotal()) / runs
         elif value.subject in CATEGORIES:
             part = breakdown.category(value.subject)
         else:

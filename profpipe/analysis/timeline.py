@@ -103,7 +103,6 @@ class RankTimeline:
     process: int | None
     device: int | None
     step: int | None
-    start_ns: float
     duration_ns: float
     lanes: tuple[Lane, ...]
     gaps: tuple[Gap, ...] = ()
@@ -192,7 +191,6 @@ def _of_rank(found: Sequence[Any], window: Any, number: int, first: float) -> Ra
         process=window.process,
         device=window.device,
         step=window.step,
-        start_ns=float(window.start_ns) - first,
         duration_ns=float(window.duration_ns),
         lanes=tuple(_lanes(found, first)),
         gaps=tuple(_gaps(found, first)),

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import pandas as pd
 
 from profpipe.analysis import cluster
-from profpipe.analysis.case_index import Number, WorkloadData, has_waited
-from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed
+from profpipe.analysis.case_index import Number, has_waited
+from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
 from profpipe.job import Status
@@ -203,7 +203,7 @@ def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
 _LEAST_RATIO = 1.15
 
 
-def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[tuple[TimedCase, TimedCase], ...]:
+def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedCase, TimedCase], ...]:
     """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
     several = workloads if len(workloads) > 1 else ()
     unlike = []
@@ -216,7 +216,7 @@ def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[tuple[TimedCase,
     return tuple(sorted(unlike, key=lambda pair: -pair[0].ns / pair[1].ns))
 
 
-def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
+def _timed(data: WorkloadFindings) -> Iterator[tuple[str, TimedCase, Number]]:
     """Yield each timed case with a key that equal cases of other workloads share.
 
     A run records the names of environment variables without values, so a workload with variables equals no other.
@@ -225,11 +225,11 @@ def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
     if declared is None or declared.script is None:
         return
     setting = [declared.script, declared.processes, declared.timing.mode, data.name if declared.env else ""]
-    for case, params in data.layout.params.items():
+    for case, params in data.params.items():
         time = index.numbers.get((case, "plain", ""), {}).get("time")
         # A time that includes other work says nothing about the other workload's time.
         is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or has_waited(index, case)
         if time is not None and time.value > 0 and not is_shared:
-            axes = tuple((axis, params[axis]) for axis in data.layout.varying if axis in params)
+            axes = tuple((axis, params[axis]) for axis in data.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)
             yield key, TimedCase(data.name, case, time.value, axes), time

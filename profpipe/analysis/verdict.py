@@ -68,11 +68,6 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
     return (means[rejected - 1], means[-rejected]) if rejected else None
 
 
-def smallest_two_sided_p(count: int) -> float:
-    """Return the smallest two-sided p value that ``count`` differences can have."""
-    return min(1.0, 2.0 ** (1 - count))
-
-
 def rejection_rate(count: int, alpha: float) -> float:
     """Return how often the two-sided test at ``alpha`` rejects where the centre is 0: at most ``alpha``.
 
@@ -148,8 +143,8 @@ def _integral(end: float, power: float) -> float:
 
 #: The level of the two-sided test, and of the interval that inverts it.
 ALPHA: Final = 0.01
-#: The fewest pairs with which the test can reject at all.
-FEWEST_PAIRS: Final = next(count for count in range(1, 65) if smallest_two_sided_p(count) <= ALPHA)
+#: The fewest pairs with which the test can reject at all: the smallest two-sided p value of n pairs is 2^(1 - n).
+FEWEST_PAIRS: Final = 1 + math.ceil(-math.log2(ALPHA))
 #: The level of each of the two tests of equivalence (TOST): the usual 5 %.
 ALPHA_SAME: Final = 0.05
 #: The levels of both tests at the first look at further pairs. Each later look has half the levels of the look before:

@@ -45,6 +45,14 @@ def is_own(name: str, kind: str) -> bool:
     return kind != "cpu_op" and not _LIBRARIES.search(name)
 
 
+class Grade(str, Enum):
+    """What a value is beside its target."""
+
+    GOOD = "good"
+    FAIR = "fair"
+    POOR = "poor"
+
+
 # --- the values of tables and plots (`value:`), and the units to show them in (`unit:`) -------------------------------
 
 #: Values of the timed call with their stored units. One profiler measures all of them; profilers are never mixed.

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from profpipe.config.quantities import Grade
+
 
 class StrictModel(BaseModel):
     """A mapping of a pipeline file: it refuses unknown keys."""
@@ -146,6 +148,12 @@ class Target(StrictModel):
     poor: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="a value below it is poor; without it no value is"
     )
+
+    def judge(self, value: float) -> Grade:
+        """Return the grade of ``value``, which has the unit of the target."""
+        if value >= self.good:
+            return Grade.GOOD
+        return Grade.POOR if self.poor is not None and value < self.poor else Grade.FAIR
 
     @model_validator(mode="after")
     def _validate_order(self) -> Target:

@@ -73,7 +73,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
     """Return the document of a run: its sections in the order of the page."""
-    first = tuple(replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.is_first)
+    first = tuple(replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.entry.first)
     answer = "Answer" if first or len(findings.workloads) > 1 else ""
     is_alone = len(findings.workloads) == 1
     answers = {
@@ -89,7 +89,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         warnings.warnings(findings, run),
         *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
         kernels.classification(findings),
-        studies.study_tables([study for study in findings.studies if not study.is_first]),
+        studies.study_tables([study for study in findings.studies if not study.entry.first]),
         studies.study_plots(findings.plots),
         *(section for workload in findings.workloads
           for section in (*(() if is_alone else (*answers[workload.name], *_where_time_goes(workload))),

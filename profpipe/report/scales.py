@@ -11,7 +11,7 @@ from markupsafe import Markup
 from profpipe.report import document as doc
 from profpipe.report.markup import anchor, cut, element, empty, flat
 from profpipe.report.text import display_width
-from profpipe.report.units import NO_UNIT, Unit, unit_of
+from profpipe.report.units import NO_UNIT, SIZES, TIMES, Unit, unit_of
 
 #: Ticks that an axis has at most, of a linear scale.
 _TICKS = 6
@@ -98,10 +98,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
-_TICK_UNITS = {
-    "ns": (Unit("s", 1e9), Unit("ms", 1e6), Unit("us", 1e3), Unit("ns")),
-    "byte": (Unit("GiB", 2.0**30), Unit("MiB", 2.0**20), Unit("KiB", 2.0**10), Unit("byte")),
-}
+_TICK_UNITS = {"ns": TIMES[::-1], "byte": SIZES[::-1]}
 #: Stored units that decide how a number is written, whatever the unit of the axis.
 _CHOSEN = ("ns", "byte", "x", "share", "change")
 

@@ -9,26 +9,22 @@ import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from profpipe import masking
 from profpipe.job import Ask, Command, Job, JobOutcome, Missing, Tool
 from profpipe.results.manifest import (
-    DeviceEntry,
     FileEntry,
     GitState,
     JobEntry,
-    Machine,
     Manifest,
-    PeakRates,
     PlannedJob,
     StoredFile,
     ToolEntry,
     as_document,
-    parse,
+    utc_now,
 )
 from profpipe.results.schema import Origin
 
@@ -41,17 +37,12 @@ _SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)
 
 def begin_run(
     pipeline: Pipeline,
-    *,
-    now: datetime,
-    machine: Mapping[str, Any],
-    packages: Mapping[str, str],
     tools: Mapping[str, Tool | Missing],
-    git: GitState,
-    command: Sequence[str],
+    command: Sequence[str] = (),
     planned: Iterable[Job] = (),
     secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """Return the manifest of a run that starts now.
+    """Return the manifest of a run that starts now, without its machine, packages and git state.
 
     ``secrets`` are secret words of commands, and the text that replaces each of them.
     """
@@ -62,12 +53,10 @@ def begin_run(
         cases.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
     return Manifest(
         name=pipeline.name,
-        started=now.isoformat(timespec="seconds"),
+        started=utc_now().isoformat(timespec="seconds"),
         ended=None,
         command=tuple(_published_word(*pair, secrets, options) for pair in itertools.pairwise(("", *command))),
         pipeline=published(pipeline, secrets),
-        machine=parse(Machine, machine),
-        packages=packages,
         tools={
             # Without the path, which describes the machine rather than the result.
             name: ToolEntry(missing=tool.reason, remedy=tool.remedy)
@@ -75,7 +64,6 @@ def begin_run(
             else ToolEntry(tool.version, tool.variant)
             for name, tool in tools.items()
         },
-        git=git,
         planned=tuple(PlannedJob(*key, tuple(names)) for key, names in cases.items()),
         private_files=(),
     )
@@ -110,18 +98,8 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
     return read_recorded(masking.masker(secrets).mask_all(document))
 
 
-def job_entry(
-    outcome: JobOutcome,
-    commands: Iterable[Command],
-    run_folder: Path,
-    *,
-    key: str,
-    reused_from: str,
-    devices: Iterable[Mapping[str, Any]],
-    peaks: PeakRates | None,
-    rank_nodes: Mapping[int, str] = MappingProxyType({}),
-) -> JobEntry:
-    """Return the entry of a job that ended; the parameters are those of JobEntry."""
+def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path) -> JobEntry:
+    """Return the entry of a job that ended, without its devices and what a later run reuses."""
     job = outcome.job
     files = (path for path in outcome.files if path.exists())
     return JobEntry(
@@ -132,11 +110,7 @@ def job_entry(
         reason=outcome.reason,
         cause=outcome.end.cause,
         causes=outcome.causes,
-        devices=tuple(parse(DeviceEntry, device) for device in devices),
-        peaks=peaks,
         interrupted=outcome.interrupted,
-        key=key,
-        reused_from=reused_from,
         seconds=round(outcome.seconds, 3),
         returncode=outcome.returncode,
         argv=tuple(
@@ -147,7 +121,6 @@ def job_entry(
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
         lane=job.lane or None,
-        rank_nodes=rank_nodes or None,
     )
 
 

@@ -80,16 +80,12 @@ def begin_run(
     request: RunRequest, machine: Machine, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
-    return manifest_entries.begin_run(
-        request.pipeline,
-        now=manifest.utc_now(),
-        machine=machine.described,
+    begun = manifest_entries.begin_run(request.pipeline, machine.tools, command, planned, request.secrets)
+    return replace(
+        begun,
+        machine=manifest.parse(manifest.Machine, machine.described),
         packages=machine_info.packages(),
-        tools=machine.tools,
         git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
-        command=command,
-        planned=planned,
-        secrets=request.secrets,
     )
 
 
@@ -432,15 +428,13 @@ class Session:
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**process.filter_variables(os.environ), **job.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
-        entry = manifest_entries.job_entry(
-            outcome,
-            _commands(job),
-            self.folder,
+        entry = replace(
+            manifest_entries.job_entry(outcome, _commands(job), self.folder),
             key=key if _is_reusable(outcome, fresh) else "",
             reused_from=job_cache.read_origin(job.folder),
-            devices=devices,
+            devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
-            rank_nodes=job_tables.read_rank_nodes(job.records) if job.nodes > 1 else {},
+            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
@@ -480,7 +474,7 @@ class Session:
         return job_tables.replace_cases(job_tables.drop_job(self.data, job, self.folder), fresh)
 
 
-def _find_slots(request: RunRequest, machine: Machine) -> tuple[slots.Slot, ...]:
+def _find_slots(request: RunRequest, machine: Machine) -> slots.Gpus:
     return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 

@@ -8,7 +8,8 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from profpipe.analysis.findings import CLOSE, OVERHEAD, Agreement, Figure, Reason, WorkloadFindings
+from profpipe.analysis.case_index import OVERHEAD
+from profpipe.analysis.findings import CLOSE, Agreement, Figure, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, means_note
@@ -125,7 +126,7 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
 def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
-    by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.overheads.items())
+    by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.recorded.overheads.items())
     by_share = {profiler: sorted(own, key=lambda pair: pair[0]) for profiler, own in by_profiler.items()}
 
     def added(share: float, *note: doc.Text) -> doc.Cell:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
-from profpipe.analysis.findings import CaseResult, Grade, Shape, Target, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
+from profpipe.config.quantities import Grade
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
@@ -346,7 +347,7 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     ids = {case.id for case in largest}
     others = [case for case in part.cases if case.time and case.id not in ids]
     title = in_words(largest[0].shape) if largest and others else ""
-    counts = doc.Bullets(tuple(_counts(workload, name, target) for name, target in workload.targets.items()))
+    counts = doc.Bullets(tuple(_counts(workload, name) for name in workload.targets))
     # The cases of the short page have one shape, which the title names: they differ in the compared value alone.
     first, second = (
         grades_by_case(workload, largest, title, workload.compare),
@@ -356,9 +357,9 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 
-def _counts(workload: WorkloadFindings, name: str, target: Target) -> doc.Text:
+def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     """Return a target in words, and how many cases are good, fair and poor."""
-    title, unit, needs = _QUANTITIES[name]
+    target, (title, unit, needs) = workload.targets[name], _QUANTITIES[name]
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
     timed = [case for case in workload.cases if case.time]

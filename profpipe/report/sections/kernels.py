@@ -103,7 +103,8 @@ def _fold(table: doc.Table, note: str = "") -> doc.Details | None:
 def _ncu_note(workload: WorkloadFindings) -> str:
     if not workload.counters:
         return ""
-    targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in workload.ncu_targets.items())
+    wanted = dict(workload.declared.ncu.targets) if workload.declared else {}
+    targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in wanted.items())
     below = f"; a kernel misses a target below {targets}" if targets else ""
     files = "Every kernel of every case: kernels.parquet, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
     return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Iteration, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import HostPhase, Phase, PhaseWork
+from profpipe.analysis.kernels import Phase
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
@@ -28,8 +27,6 @@ _FAR_ABOVE, _LEAST = 3.0, 0.1
 _SPREAD = 2.0
 
 _BINDS = {"compute": "arithmetic", "memory": "memory"}
-
-_P = TypeVar("_P", HostPhase, PhaseWork)
 
 
 def phases(workload: WorkloadFindings) -> doc.Section:
@@ -122,13 +119,11 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
             (doc.percent("share", ""), lambda pair: pair[1].share),
         ]
         return doc.table_of("phases", listed, columns[is_one_case:])
-    wide = [
-        [case_text(case), *(
-            doc.Cell(phase.ns, note=f"({percent(phase.share)} %)") if (phase := own[case.id].get(name)) else doc.Cell()
-            for name in names
-        )]
-        for case in points
-    ]  # fmt: skip
+
+    def cell(phase: Phase | None) -> doc.Cell:
+        return doc.Cell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.Cell()
+
+    wide = [[case_text(case), *(cell(own[case.id].get(name)) for name in names)] for case in points]
     return doc.make_table("phases", [doc.label("case"), *(doc.Column(name, name, unit) for name in names)], wide)
 
 
@@ -139,14 +134,14 @@ def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> d
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: row[1].phase),
-        (doc.count("instances", f"entered{per}"), lambda row: row[1].instances),
+        (doc.count("instances", f"entered{per}"), lambda row: row[1].calls),
         (doc.Column("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of the call"), lambda row: row[1].share),
     ]
     return doc.table_of("host_phases", rows, columns)
 
 
-def _rows(among: Iterable[CaseResult], phases: Sequence[_P]) -> list[tuple[doc.Text, _P]]:
+def _rows(among: Iterable[CaseResult], phases: Sequence[Phase]) -> list[tuple[doc.Text, Phase]]:
     """Return the phases of the cases in ``among``; the first of a case with the case's name."""
     own = [(case, [phase for phase in phases if phase.case == case.id]) for case in among]
     return [(case_text(case) if i == 0 else "", phase) for case, found in own for i, phase in enumerate(found)]
@@ -201,7 +196,7 @@ def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
     ]
 
 
-def _groups(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> list[tuple[str, list[PhaseWork]]]:
+def _groups(own: Sequence[Phase], points: Mapping[str, CaseResult]) -> list[tuple[str, list[Phase]]]:
     """Divide ``own`` by the values of an axis where one range does not describe all cases and theirs do.
 
     A range over fp32 and bf16 describes neither: the numbers of a phase must be within a factor of two.
@@ -216,18 +211,18 @@ def _groups(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> list[
     return whole
 
 
-def _is_far(phase: PhaseWork) -> bool:
+def _is_far(phase: Phase) -> bool:
     return bool(phase.of_time and phase.of_work and phase.of_time > max(_LEAST, _FAR_ABOVE * phase.of_work))
 
 
-def _is_alike(own: Sequence[PhaseWork]) -> bool:
+def _is_alike(own: Sequence[Phase]) -> bool:
     """Return True if one range describes the time shares and bandwidths of all disproportionate cases."""
     far = [phase for phase in own if _is_far(phase)]
     shares = [[s for s in each if s] for each in ([p.of_time for p in far], [p.of_bandwidth for p in far])]
     return all(max(each) <= _SPREAD * min(each) for each in shares if each)
 
 
-def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> Iterator[doc.Text]:
+def _disproportion(name: str, own: Sequence[Phase], points: Mapping[str, CaseResult]) -> Iterator[doc.Text]:
     """Yield ``softmax takes 41 % of the time of these phases for 3 % of their FLOPs: ...``."""
     far = [phase for phase in own if _is_far(phase)]
     if not far:
@@ -247,7 +242,7 @@ def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, Cas
     yield f"{sentence}."
 
 
-def _bandwidth_range(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> tuple[doc.Inline, ...]:
+def _bandwidth_range(own: Sequence[Phase], points: Mapping[str, CaseResult]) -> tuple[doc.Inline, ...]:
     """Return ``16 %``, or the lowest and the highest with their cases where cases differ."""
     known = sorted((phase for phase in own if phase.of_bandwidth), key=lambda phase: phase.of_bandwidth or 0)
     low, high = (f"{_span([100 * (phase.of_bandwidth or 0)])} %" for phase in (known[0], known[-1]))

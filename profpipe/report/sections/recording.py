@@ -64,7 +64,7 @@ def _is_of_everything(workload: WorkloadFindings) -> bool:
 def _reason(workload: WorkloadFindings) -> str:
     if workload.steps.one_by_one:
         return _ONE_BY_ONE
-    if not workload.steps.has_launches:
+    if not workload.steps.recordings:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
@@ -100,9 +100,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     The sum leaves out idle time and copies.
     """
     only = workload.cases[0] if len(workload.cases) == 1 else None
-    if workload.recorded_for_s is not None:
-        after = f"{workload.recorded_after_s:g} s after the start of the program"
-        yield f"Recorded: {workload.recorded_for_s:g} s, from {after}."
+    if workload.declared and (capture := workload.declared.capture):
+        yield f"Recorded: {capture.for_s:g} s, from {capture.after_s:g} s after the start of the program."
         peaks = {name: only.values[key] for key, name in _PEAKS.items() if only and key in only.values}
         if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
             yield f"Peak memory of a process: {' and '.join(parts)}."

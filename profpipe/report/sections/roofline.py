@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings import OVERHEAD, CaseResult, Limiter, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Limiter, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
@@ -41,7 +42,7 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     second = table(part, others, False, "other cases" if first.rows else "")
     second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
     notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
-    rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
+    rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
     blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
     shown = blocks if first.rows or second.rows else ()
     return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
@@ -55,6 +56,7 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     has_limits = any(case.limit.limited_by for case in workload.cases)
     known = [case for case in cases if has_limits and (case.limit.limited_by or _undeclared(case))]
     rate = "ceiling" if workload.rates_measured else "peak"
+    slowed = workload.recorded.slowed_cases(workload.kernel_profiler)
     times = time_unit(ns for case in known for ns in (case.limit.gpu_ns, case.limit.issue_ns) if ns)
     sizes = size_unit(case.limit.dram_bytes for case in known)
     tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
@@ -65,7 +67,7 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
          lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
         (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
         (doc.Column("idle", "GPU idle %"),
-         lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in workload.slowed_cases else None)),
+         lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
         (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
         (doc.Column("tflops", tflops), lambda c: c.tflops_done),
@@ -138,7 +140,7 @@ def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
         yield f"at most: the kernels were not captured{why}, so this is the time of the call."
     if any(case.idle_share is not None for case in limited):
         yield "GPU idle: share of a call's range, or of its first to last kernel, in which no kernel runs."
-    if workload.slowed_cases:
+    if workload.recorded.slowed_cases(workload.kernel_profiler):
         yield f"profiler_overhead: the profiler slowed the loop by over {100 * OVERHEAD:.0f} %: idle shares are high."
 
 

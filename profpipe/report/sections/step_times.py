@@ -127,7 +127,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     for say in (_slowest, _waited_for):
         said = ((case, say(own)) for case, own in cases)
         sentences += [text if is_lone else fill("{}: {}", case_text(case), text) for case, text in said if text]
-    unlike = dict.fromkeys(difference for _, own in cases for difference in own.unlike_nodes)
+    unlike = dict.fromkeys(difference for case, _ in cases for difference in workload.nodes.within.get(case.id, ()))
     sentences += [fill(f"The nodes differ in {name}: {{}}.", doc.join(values)) for name, values in unlike]
     what = "ranks" if has_ranks else "GPUs"
     summary = f"The figures of a case are means over its {what}; parts are means over steady steps."

@@ -78,7 +78,8 @@ def study_table(study: Study, before: Study | None = None) -> doc.Section:
         for i, grid in enumerate(study.grids[1:_GRIDS], 2)
     ]
     blocks: tuple[doc.Block, ...] = (*open_grid, *([doc.Paragraph(notes)] if notes else []), *folded)
-    return doc.Section(f"study-{slug(study.title)}", study.title, blocks, doc.join(_summary(study, before), " ", " "))
+    title, summary = study.entry.title, doc.join(_summary(study, before), " ", " ")
+    return doc.Section(f"study-{slug(title)}", title, blocks, summary)
 
 
 def slug(text: str) -> str:
@@ -99,8 +100,8 @@ def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
     if not study.has_cases:
         yield "No case of this run is in this table."
         return
-    if study.note:
-        yield study.note
+    if study.entry.note:
+        yield study.entry.note
     if len(study.absent) < len(study.values):
         # The only value, where no head of a row or column names it.
         is_named = "value" in (*study.row_axes, *study.column_axes) or not study.column_axes
@@ -161,10 +162,10 @@ def kernels_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
         return
     noun = "Operators" if study.is_cpu else "Kernels"
     per = "per call" if study.is_per_call else "all iterations together"
-    inside = f", in {study.phases[0]} alone" if len(study.phases) == 1 else ""
+    inside = f", in {study.entry.phase[0]} alone" if len(study.entry.phase) == 1 else ""
     yield f"{noun} of {study.kernel_profiler}, {per}{inside}."
     if any(value.figure == "share" for value in values):
-        yield f"Shares are of the {noun[:-1].lower()} time of {'that range' if study.phases else 'a call'}."
+        yield f"Shares are of the {noun[:-1].lower()} time of {'that range' if study.entry.phase else 'a call'}."
 
 
 def _notes(study: Study) -> Iterator[str]:
@@ -198,7 +199,7 @@ def choose_unit(study: Study, value: StudyValue) -> Unit:
     Times of kernels are parts of each other, and have one unit together.
     """
     stored = study.units.get(value.name, "")
-    wanted = next((name for name in study.requested_units if name in UNITS.get(stored, {})), None)
+    wanted = next((name for name in study.entry.unit if name in UNITS.get(stored, {})), None)
     if wanted is not None:
         return Unit(wanted, UNITS[stored][wanted])
     times = [v for v in study.values if (v.source, v.unit) == (Source.KERNELS, "ns")]
@@ -302,7 +303,7 @@ def study_plots(studies: Iterable[Study]) -> doc.Section:
     for study in studies:
         own = [chart for value in study.values if (chart := study_plot(study, value))]
         charts += own
-        empty += [] if own else [study.title]
+        empty += [] if own else [study.entry.title]
     note = doc.concat("Not drawn, because they have fewer than two numbers: ", doc.join(empty, most=4), ".")
     return doc.Section("study_plots", "Requested plots", (*charts, *((doc.Paragraph(note),) if empty else ())))
 
@@ -325,8 +326,8 @@ def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     if len({point.mark.x for point in points if point.panel in panels[:GROUPS]}) < 2:
         return None
     return line_chart(
-        f"study-{slug(study.title)}-{slug(value.name)}",
-        f"{study.title}: {name}" if is_titled else study.title,
+        f"study-{slug(study.entry.title)}-{slug(value.name)}",
+        f"{study.entry.title}: {name}" if is_titled else study.entry.title,
         _positions(study),
         doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
         points,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
-from profpipe.analysis.findings import OVERHEAD, CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
@@ -328,7 +329,7 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
         return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
     if flag == Flag.SEVERAL_NODES:
-        return _nodes([workload for workload in workloads if workload.node_spread])
+        return _nodes([workload for workload in workloads if workload.nodes.spread])
     if flag == Flag.THROTTLED:
         clocks = _clocks(flagged) if is_timed else ""
         return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
@@ -339,7 +340,7 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
         )
     if flag == Flag.HOST_BOUND:
         return "no kernel runs in over half of the range. Kernel times hold; a call takes longer."
-    requested = {workload.requested_samples for workload in workloads}
+    requested = {workload.declared and workload.declared.repeats for workload in workloads}
     counts = [case.time.n for _, case in flagged if case.time and case.time.n is not None]
     if flag == Flag.TOO_FEW_SAMPLES and len(requested) == 1 and counts and (most := requested.pop()):
         return _sample_counts(counts, most)
@@ -348,7 +349,7 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
 
 def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
     begin = "the cases that the report compares ran on different nodes of the same kind"
-    spreads = {workload.node_spread: None for workload in workloads if workload.node_spread}
+    spreads = {workload.nodes.spread: None for workload in workloads if workload.nodes.spread}
     if not spreads:
         return f"{begin}. How far these lie apart is not known, so no lead is called a win."
     each = ", ".join(
