@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds, json_stream, kernel_classes, locale_numbers, ncu
-from profpipe.ingest.locale_numbers import decimal_mark
+from profpipe.ingest import bounds, json_stream, kernel_classes, ncu, printed
+from profpipe.ingest.printed import decimal_mark
 from profpipe.results import schema
 
 FORMATS = ("ncu --csv, raw and details page (.csv, .csv.gz)", "ncu's text page")
@@ -39,7 +39,7 @@ def sniff(path: Path) -> bool:
     begin = json_stream.read_head(path, 1 << 22)
     if begin.startswith(bounds.SQLITE_HEAD):
         return False  # Decoding a megabyte of what is no text is slow.
-    head = _decoded(begin)
+    head = printed.decode(begin)
     if _MESSAGE.search(head):
         return True
     if not any(words in head for words in _KNOWN_BY):
@@ -82,13 +82,7 @@ def _text(path: Path) -> str:
         raise UnreadableFile(path, f"a gzip file that is cut or damaged ({error})", RUN_AGAIN) from error
     if data.count(b"\n") > bounds.MOST_LINES:
         raise bounds.TooLarge(f"it has more than {bounds.MOST_LINES:,} lines")
-    return _decoded(data)
-
-
-def _decoded(data: bytes) -> str:
-    # PowerShell redirects output as UTF-16.
-    utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return data.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
+    return printed.decode(data)
 
 
 def _refusal(path: Path, text: str) -> UnreadableFile:
@@ -146,7 +140,7 @@ def _integer(text: str | None) -> int | None:
 
 def as_number(text: str, mark: str) -> float | None:
     """Parse a number without the instances in ``5 (2; 3)``; None for ``n/a``, ``nan`` and words."""
-    return locale_numbers.number(text.partition(" (")[0].strip(), mark)
+    return printed.number(text.partition(" (")[0].strip(), mark)
 
 
 def add_row(launch: ncu.Launch, cells: dict[str, str], mark: str) -> None:

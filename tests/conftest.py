@@ -66,6 +66,24 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="module")
+def parser(request: pytest.FixtureRequest) -> ModuleType:
+    """The parser that the module of the test is named after."""
+    from profpipe import plugins
+
+    return plugins.load_module(
+        plugins.builtin_folder("parsers") / f"{request.module.__name__.removeprefix('test_')}.py"
+    )
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers on a machine with a GPU."""
+    from profpipe.workload_lib import attention_config
+
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
     """For a workload's module: the names of the ranges that it opens from then on, in order."""

@@ -40,6 +40,11 @@ class Hostile:
         return f"{self.format}: {self.name}"
 
 
+def writer(write: Callable[..., Path]) -> Callable[..., Callable[[Path], Path]]:
+    """Let a function that writes into a folder be called with its other arguments first."""
+    return lambda *args, **more: lambda folder: write(folder, *args, **more)
+
+
 def doubling_name(times: int) -> str:
     """Return a mangled name of ``P<P<...>, P<...>>``, whose substitutions double its length ``times`` times."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -131,39 +136,33 @@ def _write_pieces(path: Path, pieces: Iterator[str]) -> None:
             stream.write(piece)
 
 
-def _fill(format: str, filling: str) -> Callable[[Path], Path]:
-    """Return what writes a file with so much ``filling`` between two rows."""
-
-    def write(folder: Path) -> Path:
-        before, unit, behind = _unit(format)
-        path = folder / seed_files.file_name(format)
-        times = LARGE // len(filling)
-        _write_pieces(path, iter([before, unit.replace("@K@", "k"), filling * times, behind.replace("@K@", "k")]))
-        return path
-
-    return write
+@writer
+def _fill(folder: Path, format: str, filling: str) -> Path:
+    """Write a file with so much ``filling`` between two rows."""
+    before, unit, behind = _unit(format)
+    path = folder / seed_files.file_name(format)
+    times = LARGE // len(filling)
+    _write_pieces(path, iter([before, unit.replace("@K@", "k"), filling * times, behind.replace("@K@", "k")]))
+    return path
 
 
-def _rows(format: str, *, has_names: bool) -> Callable[[Path], Path]:
-    """Return what writes a file of very many launches, of one kernel or of as many."""
+@writer
+def _rows(folder: Path, format: str, *, has_names: bool) -> Path:
+    """Write a file of very many launches, of one kernel or of as many."""
+    before, unit, behind = _unit(format)
+    path = folder / seed_files.file_name(format)
+    times = LARGE // len(unit)
 
-    def write(folder: Path) -> Path:
-        before, unit, behind = _unit(format)
-        path = folder / seed_files.file_name(format)
-        times = LARGE // len(unit)
+    def pieces() -> Iterator[str]:
+        yield before
+        if has_names:
+            yield from (unit.replace("@K@", f"kern_{i}") for i in range(times))
+        else:
+            yield unit.replace("@K@", "k") * times
+        yield behind.replace("@K@", "k")
 
-        def pieces() -> Iterator[str]:
-            yield before
-            if has_names:
-                yield from (unit.replace("@K@", f"kern_{i}") for i in range(times))
-            else:
-                yield unit.replace("@K@", "k") * times
-            yield behind.replace("@K@", "k")
-
-        _write_pieces(path, pieces())
-        return path
-
-    return write
+    _write_pieces(path, pieces())
+    return path
 
 
 #: What a large text is filled with.
@@ -196,14 +195,12 @@ def _large_texts(format: str, number: int, *, has_all: bool) -> Iterator[Hostile
         yield Hostile(format, f"{LARGE // 1_000_000} MB of {name}", _fill(format, filling), is_large=True)
 
 
-def _damaged(format: str, damage: Callable[[bytes], bytes]) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = seed_files.write(folder, format)
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            file.write_bytes(damage(file.read_bytes()))
-        return path
-
-    return write
+@writer
+def _damaged(folder: Path, format: str, damage: Callable[[bytes], bytes]) -> Path:
+    path = seed_files.write(folder, format)
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        file.write_bytes(damage(file.read_bytes()))
+    return path
 
 
 def _with(format: str, texts: Texts) -> Callable[[Path], Path]:
@@ -221,56 +218,48 @@ _LAUNCHES = {
 _STRINGS = {"nsys SQLite": "StringIds", "rocpd": "rocpd_string_00000000_0000_0000_0000_00000000000a"}
 
 
-def _changed(format: str, *statements: str) -> Callable[[Path], Path]:
-    """Return what writes a database and runs statements in it."""
-
-    def write(folder: Path) -> Path:
-        path = seed_files.write(folder, format)
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            for statement in statements:
-                database.execute(statement)
-        return path
-
-    return write
+@writer
+def _changed(folder: Path, format: str, *statements: str) -> Path:
+    """Write a database and runs statements in it."""
+    path = seed_files.write(folder, format)
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in statements:
+            database.execute(statement)
+    return path
 
 
-def _view_in_place(format: str, table: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = seed_files.write(folder, format)
-        with closing(sqlite3.connect(path)) as database:
-            columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
-            database.execute(f'DROP TABLE "{table}"')
-            chosen = ", ".join(f'i AS "{column}"' for column in columns)
-            database.execute(f'CREATE VIEW "{table}" AS {ENDLESS.replace("SELECT i", f"SELECT {chosen}", 1)} FROM n'
-                             .replace(f"SELECT {chosen} + 1", "SELECT i + 1"))  # fmt: skip
-            database.commit()
-        return path
-
-    return write
+@writer
+def _view_in_place(folder: Path, format: str, table: str) -> Path:
+    path = seed_files.write(folder, format)
+    with closing(sqlite3.connect(path)) as database:
+        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+        database.execute(f'DROP TABLE "{table}"')
+        chosen = ", ".join(f'i AS "{column}"' for column in columns)
+        database.execute(f'CREATE VIEW "{table}" AS {ENDLESS.replace("SELECT i", f"SELECT {chosen}", 1)} FROM n'
+                         .replace(f"SELECT {chosen} + 1", "SELECT i + 1"))  # fmt: skip
+        database.commit()
+    return path
 
 
-def _generated(format: str, table: str) -> Callable[[Path], Path]:
-    """Return what writes a table in which a column is computed from a gigabyte whenever it is read."""
-
-    def write(folder: Path) -> Path:
-        path = seed_files.write(folder, format)
-        with closing(sqlite3.connect(path)) as database:
-            rows = database.execute(f'SELECT * FROM "{table}"').fetchall()
-            columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
-            database.execute(f'DROP TABLE "{table}"')
-            named = ", ".join(f'"{column}"' for column in columns[:-1])
-            database.execute(f'CREATE TABLE "{table}" ({named})')
-            marks = ", ".join("?" * (len(columns) - 1))
-            database.executemany(f'INSERT INTO "{table}" VALUES ({marks})', [row[:-1] for row in rows] * 1000)
-            # Added last: to insert a row computes the column too.
-            database.execute("PRAGMA writable_schema = ON")
-            computed = f'"{columns[-1]}" AS (length(hex(zeroblob(400000000))))'
-            changed = (f'CREATE TABLE "{table}" ({named}, {computed})', table)
-            database.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", changed)
-            database.commit()
-        return path
-
-    return write
+@writer
+def _generated(folder: Path, format: str, table: str) -> Path:
+    """Write a table in which a column is computed from a gigabyte whenever it is read."""
+    path = seed_files.write(folder, format)
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute(f'SELECT * FROM "{table}"').fetchall()
+        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+        database.execute(f'DROP TABLE "{table}"')
+        named = ", ".join(f'"{column}"' for column in columns[:-1])
+        database.execute(f'CREATE TABLE "{table}" ({named})')
+        marks = ", ".join("?" * (len(columns) - 1))
+        database.executemany(f'INSERT INTO "{table}" VALUES ({marks})', [row[:-1] for row in rows] * 1000)
+        # Added last: to insert a row computes the column too.
+        database.execute("PRAGMA writable_schema = ON")
+        computed = f'"{columns[-1]}" AS (length(hex(zeroblob(400000000))))'
+        changed = (f'CREATE TABLE "{table}" ({named}, {computed})', table)
+        database.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", changed)
+        database.commit()
+    return path
 
 
 def _interior(child: int, size: int) -> bytes:
@@ -284,38 +273,35 @@ def _interior(child: int, size: int) -> bytes:
     return page + b"\0" * (begin - len(page)) + cell * count
 
 
-def _shared_pages(format: str, table: str, *, text: int = 0) -> Callable[[Path], Path]:
-    """Return what writes a table whose inner pages share their children, so that it has 10^14 rows.
+@writer
+def _shared_pages(folder: Path, format: str, table: str, *, text: int = 0) -> Path:
+    """Write a table whose inner pages share their children, so that it has 10^14 rows.
 
     With ``text``, every row of a page is the same row with a text of so many bytes.
     """
-
-    def write(folder: Path) -> Path:
-        path = seed_files.write(folder, format)
-        with closing(sqlite3.connect(path)) as database:
-            if text:
-                column = next(
-                    r[1] for r in database.execute(f'PRAGMA table_info("{table}")') if r[1] in ("value", "string")
-                )
-                database.execute(f'DELETE FROM "{table}"')
-                database.execute(f'INSERT INTO "{table}" ("{column}") VALUES (?)', ("x" * text,))
-                database.commit()
-            (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-            (size,) = database.execute("PRAGMA page_size").fetchone()
-        data = bytearray(path.read_bytes())
-        leaf = bytearray(data[(root - 1) * size : root * size])
+    path = seed_files.write(folder, format)
+    with closing(sqlite3.connect(path)) as database:
         if text:
-            _repeat_cell(leaf)
-        pages, levels = len(data) // size, 6
-        for level in range(levels - 1):
-            data += _interior(pages + level + 2, size)
-        data += leaf
-        data[(root - 1) * size : root * size] = _interior(pages + 1, size)
-        data[28:32] = struct.pack(">I", len(data) // size)
-        path.write_bytes(data)
-        return path
-
-    return write
+            column = next(
+                r[1] for r in database.execute(f'PRAGMA table_info("{table}")') if r[1] in ("value", "string")
+            )
+            database.execute(f'DELETE FROM "{table}"')
+            database.execute(f'INSERT INTO "{table}" ("{column}") VALUES (?)', ("x" * text,))
+            database.commit()
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    leaf = bytearray(data[(root - 1) * size : root * size])
+    if text:
+        _repeat_cell(leaf)
+    pages, levels = len(data) // size, 6
+    for level in range(levels - 1):
+        data += _interior(pages + level + 2, size)
+    data += leaf
+    data[(root - 1) * size : root * size] = _interior(pages + 1, size)
+    data[28:32] = struct.pack(">I", len(data) // size)
+    path.write_bytes(data)
+    return path
 
 
 def _repeat_cell(page: bytearray) -> None:
@@ -327,38 +313,31 @@ def _repeat_cell(page: bytearray) -> None:
         struct.pack_into(">H", page, 8 + 2 * i, cell)
 
 
-def _pushes(count: int) -> Callable[[Path], Path]:
-    """Return what writes ranges without an end, each inside the one before."""
-
-    def write(folder: Path) -> Path:
-        export = Export()
-        for i in range(count):
-            export.range(10 * i, None, f"step {i}")
-            export.launch(10 * i + 2, i + 1)
-        return export.write_sqlite(folder / "export.sqlite")
-
-    return write
+@writer
+def _pushes(folder: Path, count: int) -> Path:
+    """Write ranges without an end, each inside the one before."""
+    export = Export()
+    for i in range(count):
+        export.range(10 * i, None, f"step {i}")
+        export.launch(10 * i + 2, i + 1)
+    return export.write_sqlite(folder / "export.sqlite")
 
 
-def _names(count: int, name: Callable[[int], str]) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        export = Export()
-        for i in range(count):
-            export.launch(100 * i, i + 1, name(i))
-        return export.write_sqlite(folder / "export.sqlite")
-
-    return write
+@writer
+def _names(folder: Path, count: int, name: Callable[[int], str]) -> Path:
+    export = Export()
+    for i in range(count):
+        export.launch(100 * i, i + 1, name(i))
+    return export.write_sqlite(folder / "export.sqlite")
 
 
-def _ranges(count: int, name: Callable[[int], str]) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        export = Export()
-        for i in range(count):
-            export.range(100 * i, 100 * i + 90, name(i))
-            export.launch(100 * i + 10, i + 1)
-        return export.write_sqlite(folder / "export.sqlite")
-
-    return write
+@writer
+def _ranges(folder: Path, count: int, name: Callable[[int], str]) -> Path:
+    export = Export()
+    for i in range(count):
+        export.range(100 * i, 100 * i + 90, name(i))
+        export.launch(100 * i + 10, i + 1)
+    return export.write_sqlite(folder / "export.sqlite")
 
 
 def _databases() -> Iterator[Hostile]:
@@ -404,17 +383,15 @@ def _databases() -> Iterator[Hostile]:
 # --- zips, Parquet and reports ---------------------------------------------------------------------------------------
 
 
-def _zip(head: bytes, filling: bytes, megabytes: int, name: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = folder / name
-        with gzip.open(path, "wb", compresslevel=1) as file:
-            file.write(head)
-            piece = filling * ((1 << 20) // len(filling))
-            for _ in range(megabytes):
-                file.write(piece)
-        return path
-
-    return write
+@writer
+def _zip(folder: Path, head: bytes, filling: bytes, megabytes: int, name: str) -> Path:
+    path = folder / name
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(head)
+        piece = filling * ((1 << 20) // len(filling))
+        for _ in range(megabytes):
+            file.write(piece)
+    return path
 
 
 def _zips() -> Iterator[Hostile]:
@@ -441,13 +418,11 @@ def _parquet() -> Iterator[Hostile]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def replaced(table: str, make: Callable[[], pa.Table]) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            path = seed_files.write(folder, "nsys Parquet")
-            pq.write_table(make(), path / f"{table}.parquet", compression="zstd")
-            return path
-
-        return write
+    @writer
+    def replaced(folder: Path, table: str, make: Callable[[], pa.Table]) -> Path:
+        path = seed_files.write(folder, "nsys Parquet")
+        pq.write_table(make(), path / f"{table}.parquet", compression="zstd")
+        return path
 
     def equal_rows() -> pa.Table:
         count = 10_000_000
@@ -479,13 +454,11 @@ def _parquet() -> Iterator[Hostile]:
 
 
 def _reports() -> Iterator[Hostile]:
-    def written(change: Callable[[bytes], bytes]) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            path = folder / "report.ncu-rep"
-            path.write_bytes(change(REPORT.read_bytes()))
-            return path
-
-        return write
+    @writer
+    def written(folder: Path, change: Callable[[bytes], bytes]) -> Path:
+        path = folder / "report.ncu-rep"
+        path.write_bytes(change(REPORT.read_bytes()))
+        return path
 
     def bytes_set(seed: int) -> Callable[[bytes], bytes]:
         def change(data: bytes) -> bytes:
@@ -550,13 +523,7 @@ def _pipelines() -> Iterator[Hostile]:
         "infinite timeouts": _HEAD + "    timeout_s: .inf\n    matrix: {a: [.nan, -.inf, 1e999]}\n",
     }  # fmt: skip
     for name, text in bombs.items():
-
-        def write(folder: Path, text: str = text) -> Path:
-            path = folder / "pipeline.yaml"
-            path.write_text(text, encoding="utf-8")
-            return path
-
-        yield Hostile("pipeline file", name, write)
+        yield Hostile("pipeline file", name, _text_writer(text))
 
 
 def _event_files() -> Iterator[Hostile]:
@@ -587,25 +554,23 @@ def _event_files() -> Iterator[Hostile]:
     }
     for name, make in texts.items():
         for format in ("job.jsonl", "hook"):
-
-            def write(folder: Path, make: Callable[[], str] = make, format: str = format) -> Path:
-                path = folder / seed_files.file_name(format)
-                text = make()
-                path.write_text(text.replace('"event"', '"hook"') if format == "hook" else text)
-                return path
-
-            yield Hostile(format, name, write, is_large=True)
+            yield Hostile(format, name, _lines(format, make), is_large=True)
 
 
-def _gigabyte(format: str, filling: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        before, _, behind = _unit(format)
-        path = folder / seed_files.file_name(format)
-        piece = filling * (10_000_000 // len(filling))
-        _write_pieces(path, itertools.chain([before], itertools.repeat(piece, 100), [behind]))
-        return path
+@writer
+def _lines(folder: Path, format: str, make: Callable[[], str]) -> Path:
+    path = folder / seed_files.file_name(format)
+    path.write_text(make().replace('"event"', '"hook"') if format == "hook" else make())
+    return path
 
-    return write
+
+@writer
+def _gigabyte(folder: Path, format: str, filling: str) -> Path:
+    before, _, behind = _unit(format)
+    path = folder / seed_files.file_name(format)
+    piece = filling * (10_000_000 // len(filling))
+    _write_pieces(path, itertools.chain([before], itertools.repeat(piece, 100), [behind]))
+    return path
 
 
 def worst() -> Iterator[tuple[str, str, Hostile]]:
@@ -637,13 +602,11 @@ def worst() -> Iterator[tuple[str, str, Hostile]]:
         yield name, before, Hostile(format, name, write, is_large=True)
 
 
-def _text_writer(text: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = folder / "pipeline.yaml"
-        path.write_text(text)
-        return path
-
-    return write
+@writer
+def _text_writer(folder: Path, text: str) -> Path:
+    path = folder / "pipeline.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def corpus(*, has_all: bool = False) -> Iterator[Hostile]:

@@ -11,9 +11,23 @@ from collections import deque
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import pytest
+
 from profpipe.measure.timers import CLOCK_CYCLES
 
 MIB = 2**20
+
+
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), memory: int = 2**40) -> None:
+    """Mock the properties of a device for the workloads: no kernel can run behind it."""
+    import torch
+
+    from profpipe.workload_lib import attention_config, requirements
+
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(requirements, "memory_bytes", lambda device: memory)
 
 
 class StandInGpu:

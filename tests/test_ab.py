@@ -104,9 +104,11 @@ def commit(folder, message):
     return git(folder, "rev-parse", "HEAD")
 
 
-def ab(folder, *arguments, **variables):
-    """Run the command in ``folder``; return the finished process."""
-    return forked.run(folder, "ab", *arguments, env={**environment(), **variables})
+def ab(folder, *arguments, code=None, **variables):
+    """Run the command in ``folder``, which must end with ``code`` where that is given; return the finished process."""
+    done = forked.run(folder, "ab", *arguments, env={**environment(), **variables})
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def loaded(folder):
@@ -683,8 +685,7 @@ def test_nothing_of_a_repository_with_changes_submodules_and_worktrees_is_touche
     before = [state_of(folder) for folder in crowded]
     seen = []
     for folder, revision in zip(crowded, ("HEAD", "HEAD~1"), strict=True):
-        done = ab(folder, "--a", f"git:{revision}", "--pairs", "1", PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stdout + done.stderr
+        ab(folder, "--a", f"git:{revision}", "--pairs", "1", PYTHONDONTWRITEBYTECODE="1", code=0)
         seen.append(loaded(folder)[1].ab.a.commit)
     assert seen == [git(crowded[0], "rev-parse", "HEAD"), git(crowded[0], "rev-parse", "HEAD~1")]
     assert [state_of(folder) for folder in crowded] == before
@@ -790,8 +791,7 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     # The outputs of the step can be written, the summary cannot: that is a warning.
     github = {"GITHUB_OUTPUT": str(project / "outputs"), "GITHUB_STEP_SUMMARY": str(project / "no" / "summary")}
     words = ("--gate", "5", "--seed", "3", "--junit", "junit.xml", "--github")
-    done = ab(project, "--b", "env:EXTRA=200", *words, **github)
-    assert done.returncode == 4, done.stdout + done.stderr
+    done = ab(project, "--b", "env:EXTRA=200", *words, **github, code=4)
     assert (project / "outputs").read_text().startswith("gate=failed\n")
     assert "profpipe: --github: GITHUB_STEP_SUMMARY: No such file or directory." in done.stderr
     assert ElementTree.parse(project / "junit.xml").getroot().find("testsuite").get("failures") in ("1", "2")
@@ -810,8 +810,7 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
 
 @pytest.mark.slow
 def test_an_a_a_run_is_the_floor_of_later_runs(project):
-    done = ab(project, "--aa", "--pairs", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ab(project, "--aa", "--pairs", "2", code=0)
     assert "Both sides are the same, 2 cases: 0 slower" in done.stdout
     first = pairs.analyze(*loaded(project))
     (project / "out" / "latest").unlink()
@@ -854,8 +853,7 @@ def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
         ([f"dir:{other}"], [f"python:{link}"], {"A": "other", "B": "present"}),
     ):
         words = [word for flag, specs in (("--a", a), ("--b", b)) for spec in specs for word in (flag, spec)]
-        done = ab(project, *words, *pairs_and_seed)
-        assert done.returncode == 0, done.stdout + done.stderr
+        ab(project, *words, *pairs_and_seed, code=0)
         data, run = loaded(project)
         # Thirty times the work and more: the bound also holds on a busy machine.
         ratios = data.verdicts["ratio"] if ran["A"] == "committed" else 1 / data.verdicts["ratio"]
@@ -874,8 +872,7 @@ def test_a_command_is_compared_by_the_time_of_its_process(project):
     (project / "work.py").write_text("import sys\nsum(range(int(sys.argv[1])))\n")
     pipeline = 'version: 1\nname: c\nworkloads: {prog: {command: [python, work.py, "{n}"], matrix: {n: [2000000]}}}\n'
     (project / "pipeline.yaml").write_text(pipeline)
-    done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json")
-    assert done.returncode == 0, done.stderr
+    done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json", code=0)
     (row,) = json.loads(done.stdout)["cases"]
     assert row["case"] == "default" and row["pairs"] == 2
     assert row["b_ns"] > row["a_ns"] > 1e6
@@ -897,8 +894,7 @@ def test_a_command_with_steps_is_compared_by_its_step_time(project):
     (project / "train.py").write_text(MARKED)
     train = {"command": [sys.executable, "train.py", "{batch}"], "matrix": {"batch": [64]}}
     (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
-    done = ab(project, "--b", "env:OMP_NUM_THREADS=1", "--pairs", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    ab(project, "--b", "env:OMP_NUM_THREADS=1", "--pairs", "1", code=0)
     data, _ = loaded(project)
     walls = data.metrics[data.metrics["metric"] == "process_wall"]["value"]
     # The start takes most of the process, and a step far less than a thousandth of that.
@@ -996,8 +992,7 @@ def test_the_page_names_the_versions_of_another_interpreter_that_differ(project,
         interpreters[name] = tmp_path / name / "bin" / "python"
     (project / "bench.py").write_text("print(sum(range(10)))\n")
     sides_of_both = ("--a", f"python:{interpreters['old']}", "--b", f"python:{interpreters['new']}")
-    done = ab(project, *sides_of_both, "--pairs", "1", "--", "python", "bench.py", PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stdout + done.stderr
+    ab(project, *sides_of_both, "--pairs", "1", "--", "python", "bench.py", PYTHONPATH=str(ROOT), code=0)
     expected = (
         "torch 2.7.0 in A and 2.8.0 in B; CUDA of torch 12.6 in A and 12.8 in B; a-tool 1.0 in A and missing in B."
     )

@@ -49,9 +49,11 @@ def project(tmp_path):
     return folder
 
 
-def profpipe(project, *words, **variables):
-    """Run a command in the project; return the finished process."""
-    return forked.run(project, *words, env={**variables_of(project), **variables})
+def profpipe(project, *words, code=None, **variables):
+    """Run a command in the project, which must end with ``code`` where that is given; return the finished process."""
+    done = forked.run(project, *words, env={**variables_of(project), **variables})
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def variables_of(project):
@@ -71,8 +73,7 @@ def kernel_rows(project):
 @pytest.mark.slow
 def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(project):
     sides = ("--a", "env:IMPL=flash", "--b", "env:IMPL=cudnn")
-    done = profpipe(project, "ab", *sides, "-p", "nsys", "--pairs", "3", "--captures", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "ab", *sides, "-p", "nsys", "--pairs", "3", "--captures", "2", code=0)
     data, run = loaded(project)
     assert (run.ab.profiler, run.ab.captures) == ("nsys", 2)
     folders = {job.folder.removeprefix("raw/sums/") for job in run.jobs}
@@ -97,8 +98,7 @@ def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(proje
 
 @pytest.mark.slow
 def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
-    done = profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2", code=0)
     data, run = loaded(project)
     assert list(data.verdicts["case"]) == ["n=1", "n=2"] and set(data.verdicts["pairs"]) == {2}
     assert len([job for job in run.jobs if job.folder.endswith("B-nsys")]) == 1
@@ -126,8 +126,7 @@ def test_a_run_that_is_killed_in_a_capture_goes_on_with_it(project):
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     waits.touch()
-    done = profpipe(project, "resume")
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "resume", code=0)
     data, run = loaded(project)
     assert len(run.jobs) == len({job.folder for job in run.jobs}) == 8
     # Each capture has the recording once: 5 iterations of 3 kernels in each case.
@@ -139,8 +138,7 @@ def test_a_run_that_is_killed_in_a_capture_goes_on_with_it(project):
 @pytest.mark.slow
 def test_without_a_gpu_or_by_choice_there_are_no_captures(project):
     for words, reason in (((), NoCaptures.NO_GPU), (("-p", "none"), NoCaptures.NOT_REQUESTED)):
-        done = profpipe(project, "ab", "--b", "env:X=1", "--pairs", "1", *words)
-        assert done.returncode == 0, done.stderr
+        done = profpipe(project, "ab", "--b", "env:X=1", "--pairs", "1", *words, code=0)
         run = loaded(project)[1]
         assert (run.ab.captures, run.ab.no_captures, len(run.jobs)) == (0, reason, 2)
         assert ("there is no GPU" in done.stdout) is (reason is NoCaptures.NO_GPU)
@@ -184,8 +182,7 @@ def test_a_profiler_that_is_requested_and_missing_is_an_error(project):
 def test_a_real_nsys_without_a_gpu_records_no_kernels_and_costs_no_verdict(project, nsys):
     (project.parent / "bin" / "nsys").unlink()
     path = os.pathsep.join([str(nsys.parent), os.environ["PATH"]])
-    done = profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", "--pairs", "1", PATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", "--pairs", "1", PATH=path, code=0)
     data, run = loaded(project)
     assert {job.folder: str(job.status) for job in run.jobs}["raw/sums/pair-01/A-nsys"] == "ok"
     assert len(data.ranges) == 4 and data.kernels.empty
@@ -218,8 +215,7 @@ def test_torch_names_the_operators_of_a_cpu(project):
     pipeline = {"version": 1, "name": "t", "workloads": {"mm": {"script": "torch_sums.py", "matrix": {"size": [64]}}}}
     (project / "pipeline.yaml").write_text(json.dumps(pipeline))
     words = ("--b", "env:ADDS=1", "-p", "torch", "--pairs", "1")
-    done = profpipe(project, "ab", *words, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "ab", *words, PYTHONPATH=str(ROOT), code=0)
     rows = kernel_rows(project).set_index("kernel")
     assert (rows.loc["aten::add", "cause"], rows.loc["aten::add", "b_calls"]) == ("appeared", 1)
     assert rows.loc["aten::mm", "a_calls"] == 1
@@ -244,8 +240,7 @@ def test_a_command_with_steps_has_the_kernels_of_its_steady_steps(project):
     train = {"command": [sys.executable, "train.py"], "steps": {"warmup": 5}}
     (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
     words = ("--a", "env:RECORDING=evals", "--b", "env:RECORDING=graphs", "-p", "nsys", "--pairs", "1")
-    done = profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-    assert done.returncode == 0, done.stdout + done.stderr
+    profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]), code=0)
     data, run = loaded(project)
     (case,) = pairs.analyze(data, run).cases
     assert case.metric == "time" and case.kernels is not None

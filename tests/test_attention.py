@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_gpu import pretend_cuda
 
 from profpipe import plugins
 from profpipe.runner import job_cache
@@ -32,24 +33,13 @@ SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled
 NEED_A_GPU = tuple(name for name, row in implementations.IMPLEMENTATIONS.items() if not row.on_cpu)
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **changes: Any) -> None:
     """Puts ``mine`` into the table, an implementation that runs anywhere."""
     row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True, **changes)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
-
-
-def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
-    """A mock of the device alone: no kernel can run behind it."""
-    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
 
 # --- formulas --------------------------------------------------------------------------------------------------------
@@ -117,11 +107,11 @@ def test_quantised_products_are_given_by_the_data_types_that_they_are_computed_i
     def parts(impl: str) -> Any:
         return attention.flops({**shape, "impl": impl})
 
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     assert parts("sage1") == parts("sparge_fp16") == {"int8": half, "fp16": half}
     assert parts("sage2") == parts("sparge_fp8") == {"int8": half, "fp8": half}
     assert all(parts(impl) == 2 * half for impl in ("fa2", "fa3", "sdpa_cudnn", "sta", "plain"))
-    _pretend_cuda(monkeypatch, (8, 6))
+    pretend_cuda(monkeypatch, (8, 6))
     assert parts("sage2") == {"int8": half, "fp16": half}, "fp8 comes with sm_89"
 
 
@@ -166,7 +156,7 @@ def test_the_math_backend_multiplies_16_bit_tensors_in_fp32_by_default() -> None
 def test_sage_computes_in_the_types_of_the_generation_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, version: str, values: str
 ) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     monkeypatch.setattr(implementations.metadata, "version", lambda name: version)
     assert set(attention.flops({"impl": "sage"})) == {"int8", values}
 
@@ -199,7 +189,7 @@ def test_the_reference_in_blocks_equals_autograd_in_fp64(
         {**attention.PARAMS, **SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"}
     )
     monkeypatch.setattr(accuracy, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
-    q, k, v, g = (tensor.double().requires_grad_() for tensor in case.draw())
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention_config.draw(case))
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)
@@ -360,29 +350,15 @@ def test_the_others_name_the_gpu_they_need_and_what_runs_without(impl: str) -> N
     assert "sdpa_math or sdpa_flash" in reason
 
 
-@pytest.mark.parametrize(
-    ("params", "reason"),
-    [
-        ({"impl": "sage", "mode": "fwd_bwd"}, "sage has no backward pass. Use mode: fwd."),
-        ({"impl": "fa2", "dtype": "fp32"}, "fa2 does not take fp32. Use dtype: fp16 or bf16."),
-        ({"impl": "sdpa_cudnn", "dtype": "fp32"}, "sdpa_cudnn does not take fp32. Use dtype: fp16 or bf16."),
-        ({"impl": "fa2", "head_dim": 512}, "fa2 takes head dims up to 256, not 512. Change head_dim."),
-        ({"impl": "sage", "head_dim": 256}, "sage takes head dims up to 128, not 256. Change head_dim."),
-    ],
-)
-def test_an_unsupported_combination_is_named_with_the_remedy(params: dict[str, Any], reason: str) -> None:
-    assert attention.available(params) == reason
-
-
 def test_what_a_cpu_takes_and_no_gpu_does_is_refused_there_as_others_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention.available({**SMALL, "impl": "sdpa_flash", "dtype": "fp32"}) is None
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     reason = attention.available({"impl": "sdpa_flash", "dtype": "fp32"})
     assert reason == "sdpa_flash does not take fp32. Use dtype: fp16 or bf16."
 
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
     assert attention.available({"impl": "fa2"}) == (
         "flash_attn is not installed. pip install flash-attn --no-build-isolation."
@@ -392,7 +368,7 @@ def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.Mo
 def test_a_package_built_for_another_torch_has_another_reason_than_a_missing_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     (tmp_path / "sageattention.py").write_text("raise ImportError('undefined symbol: _ZN3c104cuda')")
     monkeypatch.syspath_prepend(tmp_path)
     reason = attention.available({"impl": "sage"})
@@ -400,7 +376,7 @@ def test_a_package_built_for_another_torch_has_another_reason_than_a_missing_one
 
 
 def test_an_older_gpu_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch, capability=(7, 5))
+    pretend_cuda(monkeypatch, capability=(7, 5))
     reason = attention.available({"impl": "sdpa_flash"})
     assert reason.startswith("sdpa_flash needs sm_80 or later; this GPU is sm_75.")
 
@@ -461,7 +437,7 @@ def test_no_family_is_expected_on_a_cpu() -> None:
 
 
 def test_each_implementation_expects_its_family_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     families = {impl: attention.expects({"impl": impl}) for impl in ("sdpa_math", "sdpa_flash", "sdpa_cudnn", "fa2")}
     assert families == {"sdpa_math": "", "sdpa_flash": "fa2", "sdpa_cudnn": "cudnn", "fa2": "fa2"}
     assert attention.expects({"impl": "sdpa_efficient"}) == "cutlass_fmha"
@@ -474,7 +450,7 @@ def test_each_implementation_expects_its_family_on_a_gpu(monkeypatch: pytest.Mon
 def test_sage_expects_the_generation_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], family: str
 ) -> None:
-    _pretend_cuda(monkeypatch, capability)
+    pretend_cuda(monkeypatch, capability)
     monkeypatch.setattr(implementations.metadata, "version", lambda name: version)
     assert attention.expects({"impl": "sage"}) == family
 
@@ -546,32 +522,3 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
         implementations.xformers_family(attention_lib.case_from({**attention.PARAMS, **SMALL}))
         == "cutlass_fmha|fa2|fa3"
     )
-
-
-# --- parameters that are wrong everywhere ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"impl": "spda_flash"}, "unknown impl 'spda_flash'. Did you mean 'sdpa_flash'?"),
-        ({"impl": "x"}, "unknown impl 'x'. Known: fa2, fa3, fa4"),
-        ({"seq_len": 8}, "unknown parameter 'seq_len'. Did you mean 'seqlen'?"),
-        ({"dtype": "float16"}, "unknown dtype 'float16'."),
-        ({"mode": "backward"}, "unknown mode 'backward'."),
-        ({"heads": 16, "kv_heads": 3}, "heads (16) must be a multiple of kv_heads (3)"),
-        ({"seqlen": 0}, "seqlen must be a whole number of at least 1, not 0"),
-        ({"batch": 2.0}, "batch must be a whole number of at least 1, not 2.0"),
-        ({"causal": "false"}, "causal must be true or false, not 'false'"),
-        ({"seqlen": 8, "queries": 9}, "queries (9) must not exceed seqlen (8)"),
-        ({"inputs": "locl"}, "unknown inputs 'locl'. Did you mean 'local'?"),
-        ({"topk": "0.5"}, "topk must be a number, or null for the library's default, not '0.5'"),
-        ({"topk": 50}, "topk is a share: it must be above 0 and at most 1, not 50"),
-        ({"topk": 0.5, "cdfthreshd": 0.9}, "topk and cdfthreshd are two ways to choose the same blocks"),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:
-    for ask in (attention.build, attention.flops, attention.bytes_moved, attention.available, attention.expects):
-        with pytest.raises(ValueError) as raised:
-            ask(params)
-        assert str(raised.value).startswith(message)

@@ -81,7 +81,7 @@ def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]
 def test_the_reference_ignores_the_memory_limit(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     produced, calls = {"out": torch.zeros(2, 40, 4, 16)}, []
     monkeypatch.setattr(attention_lib, "results", lambda case: calls.append(list(fractions)) or produced)
-    monkeypatch.setattr(attention_lib.Case, "draw", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
+    monkeypatch.setattr(attention_config, "draw", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
     attention.build({**SMALL, "memory_cap_gib": 24})
     attention.check({**SMALL, "memory_cap_gib": 24})
     assert calls == [[24 / 80]] and fractions == [24 / 80, 1.0]

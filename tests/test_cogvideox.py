@@ -27,11 +27,7 @@ model = cog.cogvideox_model
 #: 3 x 2 x 3 tokens of the video and 16 of the prompt.
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(cog.attention_config, "device", lambda: "cpu")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,11 +21,7 @@ model = room = cog.cogvideox_model
 
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(cog.attention_config, "device", lambda: "cpu")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -80,14 +75,6 @@ def test_the_2b_model_asks_for_a_gpu() -> None:
     )
 
 
-def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.requirements.shutil, "which", lambda name: None)
-    monkeypatch.setenv("CXX", "c++-17")
-    expected = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
-    assert cog.available({**TINY, "compile": True}) == expected
-    assert cog.available(TINY) is None
-
-
 def test_what_attention_says_is_passed_on() -> None:
     assert cog.available(TINY) is None
     assert cog.available({**TINY, "impl": "fa2"}) == "fa2 does not take fp32. Use dtype: fp16 or bf16."
@@ -101,28 +88,3 @@ def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     assert room.missing_memory(cog.parse_params({"impl": "sdpa_math"})).startswith(
         "2b with 17776 tokens and sdpa_math needs at least 74 GiB, and this machine has 24 GiB."
     )
-
-
-# --- parameters that are wrong everywhere ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"impl": "sage3"}, "unknown impl 'sage3'."),
-        ({"size": "5b"}, "unknown size '5b'."),
-        ({"what": "video"}, "unknown what 'video'."),
-        ({"dtype": "fp8"}, "unknown dtype 'fp8'."),
-        ({"seqlen": 8}, "unknown parameter 'seqlen'."),
-        ({"guidance": 6}, "guidance must be true or false, not 6"),
-        ({"frames": 48}, "frames must be a multiple of 4 and one more, as 49 is, not 48"),
-        ({"height": 481}, "height must be a multiple of 16, not 481"),
-        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
-        ({"steps": 1001}, "steps must be at most 1000"),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:
-    for ask in (cog.build, cog.flops, cog.facts, cog.available):
-        with pytest.raises(ValueError) as raised:
-            ask(params)
-        assert str(raised.value).startswith(message)

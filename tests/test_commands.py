@@ -68,8 +68,11 @@ workloads:
 """
 
 
-def profpipe(folder, *arguments, env=None):
-    return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})})
+def profpipe(folder, *arguments, env=None, code=None):
+    """Run a command, which must end with ``code`` where that is given; return the finished process."""
+    done = forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})})
+    assert code in (None, done.returncode), done.stderr
+    return done
 
 
 @pytest.fixture
@@ -94,8 +97,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     (folder / "sums.py").write_text(WORKLOAD)
     (folder / "pipeline.yaml").write_text(PIPELINE)
-    done = profpipe(folder, "run", "-p", "plain", env={"N": "1,2,3"})
-    assert done.returncode == 0, done.stderr
+    done = profpipe(folder, "run", "-p", "plain", env={"N": "1,2,3"}, code=0)
     return folder, done.stdout
 
 
@@ -163,8 +165,7 @@ def test_a_dry_run_prints_every_command_and_does_nothing(project):
     ],
 )
 def test_a_case_that_fails_is_recorded_and_the_other_cases_run(project, do, status, settings, shown, processes):
-    done = profpipe(project, "run", "--set", f"do=work,{do},slow", "--set", "n=1", *settings)
-    assert done.returncode == 1, done.stderr
+    profpipe(project, "run", "--set", f"do=work,{do},slow", "--set", "n=1", *settings, code=1)
     assert statuses(project) == {"do=work,n=1": "ok", f"do={do},n=1": status, "do=slow,n=1": "ok"}
     run = project / "out" / "latest"
     assert shown in (run / "SUMMARY.md").read_text() and len(latest(project)[1].jobs) == 1
@@ -192,8 +193,7 @@ def test_what_is_wrong_is_refused_before_anything_runs(project, pipeline, words,
 
 @pytest.mark.slow
 def test_the_cases_of_a_missing_tool_are_skipped_with_the_reason(project):
-    done = profpipe(project, "run", "-p", "plain", "-p", "rocprof")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "run", "-p", "plain", "-p", "rocprof", code=0)
     cases = latest(project)[0].cases
     skipped = cases[cases["profiler"] == "rocprof"]
     assert set(skipped["status"]) == {"skipped"} and skipped["reason"].str.contains("rocprof").all()
@@ -271,8 +271,7 @@ def test_ctrl_c_keeps_what_is_there_and_resume_repeats_nothing(project):
     assert interrupted(project, signal.SIGINT) == 130
     assert statuses(project)["do=work,n=1"] == "ok"
     assert (project / "out" / "latest" / "SUMMARY.md").is_file()
-    done = profpipe(project, "resume")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "resume", code=0)
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
     events = (project / "out" / "latest" / "raw" / "sums" / "plain" / "job.jsonl").read_text().splitlines()
     started = [json.loads(line)["case"] for line in events if '"case_started"' in line]
@@ -286,8 +285,7 @@ def test_a_runner_that_was_killed_is_resumed(project):
     (run,) = (project / "out").glob("2*")
     profpipe(project, "report", str(run))
     assert "| cut off | `plain` | all cases |" in (run / "SUMMARY.md").read_text()
-    done = profpipe(project, "resume")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "resume", code=0)
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
     assert len(list((project / "out").glob("2*"))) == 1
 
@@ -319,8 +317,7 @@ def test_the_rows_of_a_job_are_stored_before_the_next_job_starts(project):
     ask = "import json; print(len(json.load(open('out/latest/run.json'))['jobs']), file=open('asked', 'w'))"
     entry = f"  second: {{command: [{sys.executable}, -c, {json.dumps(ask)}]}}\n"
     (project / "pipeline.yaml").write_text(PIPELINE + entry)
-    done = profpipe(project, "run")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "run", code=0)
     assert (project / "asked").read_text().strip() == "1"
 
 
@@ -332,8 +329,7 @@ def test_a_runner_that_was_killed_in_the_second_job_repeats_nothing_of_the_first
     env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{project / 'torch'}"}
     assert profpipe(project, "run", env=env).returncode == -signal.SIGKILL
     (folder,) = (project / "out").glob("*-small")
-    done = profpipe(project, "resume", str(folder), env={"PYTHONPATH": PYTHONPATH})
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "resume", str(folder), env={"PYTHONPATH": PYTHONPATH}, code=0)
     data, record = latest(project)
     assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
     events = (folder / "raw" / "sums" / "plain" / "job.jsonl").read_text()
@@ -383,8 +379,7 @@ def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_ba
     assert "Undo that change and resume the run, or start a new run" in done.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     (project / "sums.py").write_text(WORKLOAD)
-    done = profpipe(project, "resume")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "resume", code=0)
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
 
 
@@ -428,8 +423,7 @@ def test_a_run_is_resumed_although_its_command_wrote_a_file_that_it_names(projec
     os.utime(project / "result.txt", (1, 1))
     assert profpipe(project, "run").returncode == 0
     folder = unended(project)
-    done = profpipe(project, "resume")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "resume", code=0)
     unended(project)
     (project / "result.txt").write_text("edited afterwards\n")
     later = (folder / "run.json").stat().st_mtime + 60
@@ -549,8 +543,7 @@ def test_exports_of_one_name_are_not_added_up(project):
     for folder in ("a", "b"):
         (project / folder).mkdir()
         shutil.copy(recorded, project / folder / "capture.sqlite")
-    done = profpipe(project, "ingest", "a/capture.sqlite", "b/capture.sqlite", "--out", "read")
-    assert done.returncode == 0, done.stderr
+    profpipe(project, "ingest", "a/capture.sqlite", "b/capture.sqlite", "--out", "read", code=0)
     launches = (
         pd.read_parquet(project / "read" / "kernels.parquet")
         .query("kind == 'kernel'")

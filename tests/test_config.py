@@ -134,6 +134,25 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("profilers: [nsis]", ".profilers.0: 'nsis' is not known. Did you mean 'nsys'?"),
+        ("timing.mode: eager", ": unknown key 'timing.mode'."),
+        ("timing: {mode: eagr}", ".timing.mode: 'eagr' is not known. Did you mean 'eager'?"),
+        ("repeats: many", ".repeats: Input should be a valid integer"),
+        ("baseline: {impl: fa2}", ".baseline: impl=fa2 is not in the matrix."),
+        ("exclude: [{sequence: 512}]", ".exclude: 'sequence' is not an axis of the matrix."),
+        ("params: {seqlen: 1}", ".matrix.seqlen: is also in params."),
+        ("command: [python, x.py]", ": needs either 'script' (a file with build) or 'command' (an argv)"),
+        ("ncu: {kernels: '('}", ".ncu.kernels: is no regular expression: missing )"),
+    ],
+)
+def test_a_mistake_in_a_setting_is_named_with_file_place_and_remedy(tmp_path, monkeypatch, line, expected):
+    monkeypatch.chdir(tmp_path)
+    assert f"pipeline.yaml: workloads.attention{expected}" in refusal(tmp_path, f"{MINIMAL}    {line}\n")
+
+
+@pytest.mark.parametrize(
     ("broken", "expected"),
     [
         (
@@ -149,45 +168,12 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
             "pipeline.yaml: workloads.attention.script: there is no workload 'atention'. Did you mean 'attention'?",
         ),
         (
-            MINIMAL + "    profilers: [nsis]\n",
-            "pipeline.yaml: workloads.attention.profilers.0: 'nsis' is not known. Did you mean 'nsys'?",
-        ),
-        (MINIMAL + "    timing.mode: eager\n", "pipeline.yaml: workloads.attention: unknown key 'timing.mode'."),
-        (
-            MINIMAL + "    timing: {mode: eagr}\n",
-            "pipeline.yaml: workloads.attention.timing.mode: 'eagr' is not known. Did you mean 'eager'?",
-        ),
-        (
-            MINIMAL + "    repeats: many\n",
-            "pipeline.yaml: workloads.attention.repeats: Input should be a valid integer",
-        ),
-        (
             MINIMAL.replace("[512]", "[abc]"),
             "pipeline.yaml: workloads.attention.matrix.seqlen: 'abc' is not a whole number.",
-        ),
-        (
-            MINIMAL + "    baseline: {impl: fa2}\n",
-            "pipeline.yaml: workloads.attention.baseline: impl=fa2 is not in the matrix.",
-        ),
-        (
-            MINIMAL + "    exclude: [{sequence: 512}]\n",
-            "pipeline.yaml: workloads.attention.exclude: 'sequence' is not an axis of the matrix.",
-        ),
-        (
-            MINIMAL + "    params: {seqlen: 1}\n",
-            "pipeline.yaml: workloads.attention.matrix.seqlen: is also in params.",
-        ),
-        (
-            MINIMAL + "    command: [python, x.py]\n",
-            "pipeline.yaml: workloads.attention: needs either 'script' (a file with build) or 'command' (an argv)",
         ),
         (MINIMAL.replace("version: 1", "version: 2"), "pipeline.yaml: version: 2 is not known."),
         (MINIMAL.replace("version: 1\n", ""), "pipeline.yaml: version: is missing."),
         (MINIMAL.replace("attention:", "../attention:", 1), "pipeline.yaml: workloads."),
-        (
-            MINIMAL + "    ncu: {kernels: '('}\n",
-            "pipeline.yaml: workloads.attention.ncu.kernels: is no regular expression: missing )",
-        ),
         (
             MINIMAL + "kernel_classes: [{pattern: '*', class: attention}]\n",
             "pipeline.yaml: kernel_classes.0.pattern: is no regular expression: nothing to repeat",

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.results import schema
 
@@ -23,11 +22,6 @@ STARTED: Event = {
     "event": "started", "profiler": "plain", "machine": {"device": "NVIDIA H200"}, "torch": "2.11.0", "pid": 1
 }  # fmt: skip
 FINISHED: Event = {"event": "finished", "time": 9.0}
-
-
-@pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    return plugins.load_module(plugins.builtin_folder("parsers") / "events.py")
 
 
 @pytest.fixture
@@ -224,10 +218,3 @@ def test_a_negative_duration_is_dropped(parser: ModuleType, events: Write) -> No
 def test_a_process_that_died_before_its_first_case_is_refused(parser: ModuleType, events: Write) -> None:
     with pytest.raises(UnreadableFile, match="holds no case"):
         parser.parse(events(STARTED))
-
-
-def test_other_files_are_not_taken_for_events(parser: ModuleType, tmp_path: Path) -> None:
-    for text in ("", "{}", '{"traceEvents": []}', "ID,Kernel Name\n", '[{"event": "started"}]'):
-        path = tmp_path / "other"
-        path.write_text(text)
-        assert not parser.sniff(path)

@@ -7,6 +7,7 @@ import pytest
 
 from profpipe.ingest import reader
 from profpipe.ingest.reader import Read, Refusal, Source
+from profpipe.results.schema import Placement
 
 EXPECT = Path(__file__).resolve().parents[2] / "shared" / "data" / "expect.json"
 FILES = sorted(json.loads(EXPECT.read_text())) if EXPECT.is_file() else []
@@ -31,6 +32,8 @@ def test_launches_and_total_time_equal_the_truth(name, record_property):
         record_property("table", [name, "refused", result.what])
         return
     assert isinstance(result, Read), str(result)
+    able = [reader.name_of(parser) for parser in reader.parsers() if parser.sniff(EXPECT.parent / name)]
+    assert able == [result.parser]
     launches, total_ns = kernel_sums(result.tables)
     origin = result.tables.origin
     assert launches == origin.launches == expected["kernels"]
@@ -39,6 +42,10 @@ def test_launches_and_total_time_equal_the_truth(name, record_property):
     elif expected["kernels"]:
         assert total_ns == pytest.approx(expected["total_ns"], abs=0.51 * launches)
         assert origin.attributed_ns + origin.unattributed_ns == pytest.approx(origin.total_ns)
+    assert not (result.tables.ranges["busy_ns"] > result.tables.ranges["kernel_ns"]).any()
+    if launches and result.parser in ("nsys_sqlite", "torch_trace"):
+        placed = [count for how, count in origin.attribution.items() if how is not Placement.OF_EXTERNAL_ID]
+        assert sum(placed) == launches
     for kernel, calls, ns in expected.get("top", ()):
         check_top(result.tables.kernels, kernel, calls, ns)
     shown = "not in the file" if expected["total_ns"] is None else f"{expected['total_ns']:,} ns"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_gpu import pretend_cuda
 
 from profpipe import plugins
 
@@ -54,13 +55,6 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: s
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
-    """A mock of the device alone: no kernel can run behind it."""
-    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
 
 def _without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +149,7 @@ def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(mo
     )
     assert attention.available({**fitting, "queries": 1}).startswith("sta takes 69120 or 82944 tokens")
     assert attention.available({**fitting, "causal": True}) == "sta has no causal mask. Use causal: false."
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     assert attention.available(fitting) == "fastvideo_kernel is not installed. pip install fastvideo-kernel."
 
 
@@ -251,12 +245,12 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> 
 def test_each_package_is_named_with_the_command_that_gets_it(
     monkeypatch: pytest.MonkeyPatch, impl: str, reason: str
 ) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     assert attention.available({"impl": impl}).startswith(reason)
 
 
 def test_what_is_built_from_source_is_built_for_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch, capability=(8, 9))
+    pretend_cuda(monkeypatch, capability=(8, 9))
     for impl in ("sage2", "sparge_fp16", "sparge_fp8"):
         assert "TORCH_CUDA_ARCH_LIST=8.9 python setup.py install" in attention.available({"impl": impl})
 
@@ -265,7 +259,7 @@ def test_what_is_built_from_source_is_built_for_the_gpu_that_is_here(monkeypatch
 def test_sage2_needs_2_x_and_says_what_is_there_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, available: bool
 ) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     _without_trial(monkeypatch)
     _package(tmp_path, monkeypatch, "sageattention", "", version)
     reason = attention.available({"impl": "sage2"})
@@ -275,14 +269,14 @@ def test_sage2_needs_2_x_and_says_what_is_there_instead(
 
 
 def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     _package(tmp_path, monkeypatch, "spas_sage_attn", "import einops_that_is_not_here\n")
     reason = attention.available({"impl": "sparge_fp16"})
     assert reason.startswith("spas_sage_attn is installed and lacks einops_that_is_not_here. Install that, or spas_")
 
 
 def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch)
+    pretend_cuda(monkeypatch)
     _package(tmp_path, monkeypatch, "spas_sage_attn", "")
     monkeypatch.setattr(requirements, "call_once", lambda setting, row: row.prepare(setting))
     reason = attention.available({"impl": "sparge_fp8", "topk": 0.25})
@@ -290,27 +284,6 @@ def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, mo
         "sparge_fp8 rejects this case: module 'spas_sage_attn' has no attribute 'spas_sage2_attn_meansim_topk_cuda'."
     )
     assert reason.endswith("or use another build of spas_sage_attn.")
-
-
-@pytest.mark.parametrize(
-    ("params", "reason"),
-    [
-        ({"impl": "sparge_fp8", "mode": "bwd"}, "sparge_fp8 has no backward pass. Use mode: fwd."),
-        ({"impl": "sparge_fp16", "dtype": "fp32"}, "sparge_fp16 does not take fp32. Use dtype: fp16 or bf16."),
-        (
-            {"impl": "sparge_fp8", "kv_heads": 4},
-            "sparge_fp8 needs as many key/value heads as query heads. Leave kv_heads at 0.",
-        ),
-        (
-            {"impl": "sdpa_flash", "queries": 4, "causal": True},
-            "sdpa_flash has no causal mask in which the last of fewer queries than keys sees every key. "
-            "Use causal: false, queries: 1 or 0, or one of flex, fa2, fa3, fa4, xformers, plain, "
-            "plain_compiled, tiled.",
-        ),
-    ],
-)
-def test_an_unsupported_combination_is_named_with_the_remedy(params: dict[str, Any], reason: str) -> None:
-    assert attention.available(params) == reason
 
 
 def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +340,7 @@ def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypat
 
 def _local(**params: Any) -> list[Any]:
     shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
-    return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", **shape), "local", 0)
+    return attention_config.draw(attention_config.AttentionConfig(impl="sdpa_math", inputs="local", **shape))
 
 
 def test_local_tokens_have_the_size_of_normal_ones() -> None:
@@ -396,9 +369,9 @@ def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None
     def largest_share(kind: str) -> float:
         """Of the softmax, in the tenth of the keys that weigh most; the mean over queries and heads."""
         case = attention_config.AttentionConfig(
-            impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32"
+            impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32", inputs=kind
         )
-        q, k, _ = (tensor.transpose(1, 2) for tensor in attention_config.draw(case, kind, 0))
+        q, k, _ = (tensor.transpose(1, 2) for tensor in attention_config.draw(case))
         weights = (q @ k.mT / math.sqrt(128)).softmax(-1)
         return weights.topk(100).values.sum(-1).mean().item()
 

@@ -3,10 +3,12 @@
 import gzip
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import seed_files
 from fake_profiler import chrome_trace
 
 from profpipe.ingest import job_tables, kernel_classes, reader
@@ -60,6 +62,45 @@ def test_a_file_that_holds_no_profile_is_refused_with_what_and_remedy(tmp_path, 
     result = read(path)
     assert isinstance(result, Refusal) and result.what.startswith(what) and result.remedy
     assert len(str(result).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("formats", "parser"),
+    [
+        ("nsys (stats|trace)", "nsys_csv"),
+        ("nsys (SQLite|Parquet)", "nsys_sqlite"),
+        ("ncu", "ncu_csv"),
+        ("torch trace", "torch_trace"),
+        ("rocprof v[123], (CSV|kernels|markers|copies|counters)", "rocprof_csv"),
+        ("rocprof v[13], stats", "rocprof_stats"),
+        ("rocprof v[13], JSON", "rocprof_json"),
+        ("rocpd|rocprof v1, database", "rocpd"),
+        ("job.jsonl", "events"),
+        ("hook", "hook"),
+    ],
+)
+def test_each_format_is_known_by_its_parser_alone(tmp_path, formats, parser):
+    known = reader.parsers()
+    names = [name for name in seed_files.FORMATS if re.match(formats, name)]
+    for name in names:
+        path = seed_files.write(tmp_path, name)
+        able = [each for each in known if path.is_file() or getattr(each, "READS_FOLDERS", False)]
+        assert [reader.name_of(each) for each in able if each.sniff(path)] == [parser], name
+    assert names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", '"', "NVR", "QDREP", "{}", '{"kernels": []}', "Name,Value\na,1\n", "<html><body>404</body></html>",
+        "[rocprofv3] Fatal error: Command died\n", "PID,TID,DevId,Count,API Name,Kernel Name\n", "\0\1\2",
+        "SQLite format 3\0", "\x1f\x8b not a zip", '[{"event": "started"}]', "version https://git-lfs.github.com/spec/v1\n",
+    ],
+)  # fmt: skip
+def test_no_parser_takes_what_it_does_not_know(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(text, encoding="latin-1")
+    assert not [reader.name_of(each) for each in reader.parsers() if each.sniff(path)]
 
 
 def test_a_missing_file_is_refused_and_the_others_are_still_read(tmp_path):

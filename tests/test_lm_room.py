@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_gpu import pretend_cuda
 
 from profpipe import plugins
 
@@ -16,19 +17,7 @@ room, setting_of = lm.lm_model, lm.parse_params
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
-
-
-def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), memory: int = 2**40) -> None:
-    """A mock of the device's properties: no kernel can run behind it."""
-    monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(room.requirements, "memory_bytes", lambda device: memory)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -42,25 +31,14 @@ def test_the_largest_size_asks_for_a_gpu() -> None:
 
 
 def test_bf16_needs_an_architecture_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch, capability=(7, 5))
+    pretend_cuda(monkeypatch, capability=(7, 5))
     reason = "bf16 needs sm_80 or later; this GPU is sm_75. Use precision: fp16 or fp32."
     assert lm.available({**TINY, "precision": "bf16"}) == reason
     assert lm.available({**TINY, "precision": "fp16"}) is None
 
 
-def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = {**TINY, "compile": True}
-    monkeypatch.setattr(room.requirements.shutil, "which", lambda name: None)
-    monkeypatch.setenv("CXX", "c++-17")
-    assert lm.available(params).startswith("torch.compile needs a C++ compiler, and there is no c++-17. Install")
-    _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(room.requirements.importlib.util, "find_spec", lambda name: None)
-    assert lm.available(params).startswith("torch.compile needs triton, which is not installed.")
-    assert lm.available({**params, "compile": False}) is None
-
-
 def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_cuda(monkeypatch, memory=24 * 2**30)
+    pretend_cuda(monkeypatch, memory=24 * 2**30)
     # 3.4e9 parameters: weights 13 GiB; with gradients and AdamW's states 51
     assert lm.available({"size": "2.7B", "what": "forward"}) is None
     assert lm.available({"size": "2.7B", "what": "train_step"}) == (

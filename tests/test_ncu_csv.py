@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ import pytest
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes, ncu
+from profpipe.ingest import kernel_classes, ncu, reader
 from profpipe.results import schema
 
 DATA = Path(__file__).parent / "data" / "ncu-2025.3"
@@ -25,11 +24,6 @@ Write = Callable[[str | bytes], Path]
 
 HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream"'
 LONG = f'{HEADER},"Section Name","Metric Name","Metric Unit","Metric Value"'
-
-
-@pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    return plugins.load_module(plugins.builtin_folder("parsers") / "ncu_csv.py")
 
 
 @pytest.fixture
@@ -56,37 +50,7 @@ def values(parsed: schema.Tables) -> dict[str, float]:
     return dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
 
 
-def check_sums(parsed: schema.Tables) -> None:
-    origin, frame = parsed.origin, parsed.kernels[parsed.kernels["kind"] == "kernel"]
-    assert frame["calls"].sum() == origin.launches
-    if origin.total_ns is None:
-        assert frame["total_ns"].isna().any()
-        return
-    assert origin.attributed_ns + origin.unattributed_ns == pytest.approx(origin.total_ns, abs=1e-3)
-    assert frame["total_ns"].sum() == pytest.approx(origin.total_ns, abs=1e-3)
-    inside = frame.loc[frame["case"] != "", "total_ns"].sum()
-    assert inside == pytest.approx(origin.attributed_ns, abs=1e-3)
-
-
 # --- real files ------------------------------------------------------------------------------------------------------
-
-
-def test_every_recorded_csv_has_the_launches_and_the_time_that_were_counted_without_this_code(
-    parser: ModuleType, shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expect = json.loads((shared_data / "expect.json").read_text())
-    for name in sorted(name for name in expect if name.startswith("ncu/") and name.endswith(".csv")):
-        path, truth = shared_data / name, expect[name]
-        assert parser.sniff(path)
-        if truth.get("error"):
-            with pytest.raises(UnreadableFile, match=r"The application returned an error code \(1\)"):
-                parser.parse(path)
-            continue
-        parsed = parser.parse(path)
-        check_sums(parsed)
-        with capsys.disabled():
-            print(f"\n{name[-60:]:60} {parsed.origin.launches:6} {parsed.origin.total_ns:14,.0f} ns", end="")
-        assert (parsed.origin.launches, parsed.origin.total_ns) == (truth["kernels"], truth["total_ns"])
 
 
 def test_the_raw_page_of_an_h200_adds_up_to_what_its_cells_say(parser: ModuleType) -> None:
@@ -134,8 +98,7 @@ def test_advice_is_kept_with_its_estimate_where_it_has_one(parser: ModuleType) -
 def test_the_text_page_is_read_too(parser: ModuleType, shared_data: Path) -> None:
     path = shared_data / "ncu" / "gpu-mode__lectures" / "triton_profile.txt"
     assert parser.sniff(path)
-    parsed = parser.parse(path)
-    check_sums(parsed)
+    parsed = reader.parse(parser, path)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 5920 + 11550)
     square = parsed.kernels[parsed.kernels["kernel"] == "square_kernel_0d1d234"].iloc[0]
     assert (square["process"], square["device"], square["stream"]) == (5311, 0, 7)
@@ -343,16 +306,3 @@ def test_a_damaged_header_is_refused(parser: ModuleType, printed: Write, header:
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="cut or damaged in line 2"):
         parser.parse(path)
-
-
-def test_csv_of_other_tools_is_not_taken_for_that_of_ncu(parser: ModuleType, printed: Write, tmp_path: Path) -> None:
-    others = [
-        "Time (%),Total Time (ns),Instances,Avg (ns),Name\n",
-        '"Kind","Agent_Id","Queue_Id","Kernel_Name"\n',
-        "PID,TID,DevId,Count,API Name,Kernel Name\n",
-        "NVTX Range,Style,PID,TID,NVTX Inst,Kern Inst,Total Time (ns),Kernel Name\n",
-        "Index,KernelName,gpu-id\n",
-        "SQLite format 3\0",
-        "",
-    ]
-    assert not any(parser.sniff(printed(text)) for text in others)

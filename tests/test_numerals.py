@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from profpipe.ingest import locale_numbers
+from profpipe.ingest import printed
 
 
-def printed(value: float, group: str, mark: str) -> str:
+def written(value: float, group: str, mark: str) -> str:
     """``value`` with two decimals."""
     return f"{value:,.2f}".replace(",", "\0").replace(".", mark).replace("\0", group)
 
@@ -21,9 +21,9 @@ def printed(value: float, group: str, mark: str) -> str:
 def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: str) -> None:
     if group == mark:
         group = ""
-    text = printed(value, group, mark)
-    assert locale_numbers.decimal_mark([text]) == mark
-    assert locale_numbers.number(text, mark) == pytest.approx(value, abs=1e-9)
+    text = written(value, group, mark)
+    assert printed.decimal_mark([text]) == mark
+    assert printed.number(text, mark) == pytest.approx(value, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: s
     ],
 )
 def test_unambiguous_numbers_decide_the_decimal_mark(texts: list[str], mark: str) -> None:
-    assert locale_numbers.decimal_mark(texts) == mark
+    assert printed.decimal_mark(texts) == mark
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "nan", "1.2.3", "12abc", "0x10", "1e999", "٣", "-", "5 (2; 3)"])
 def test_text_that_is_not_a_number_is_none(text: str) -> None:
-    assert locale_numbers.number(text, ".") is None
+    assert printed.number(text, ".") is None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-WORKLOADS = Path(__file__).parents[1] / "workloads"
 from profpipe.workload_lib import accuracy, attention_config, plain_attention  # noqa: E402
 
 WAYS = {"plain": plain_attention.plain, "tiled": plain_attention.tiled}
@@ -250,14 +248,3 @@ def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypa
     older = SimpleNamespace(pattern_matcher=True)
     monkeypatch.setattr(plain_attention.requirements.importlib, "import_module", lambda name: older)
     assert plain_attention.requirements.without_sdpa() == {"pattern_matcher": False}
-
-
-def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "c++-17")
-    monkeypatch.setattr(plain_attention.requirements.shutil, "which", lambda name: None)
-    assert plain_attention.missing_compiler() == (
-        "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain instead."
-    )
-    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
-    monkeypatch.setattr(plain_attention.requirements.importlib.util, "find_spec", lambda name: None)
-    assert plain_attention.missing_compiler().startswith("torch.compile needs triton, which is not installed.")

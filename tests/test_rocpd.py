@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from seed_files import ROCPD
 
-from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.results import schema
 from profpipe.results.schema import Placement
@@ -21,11 +20,6 @@ from profpipe.results.schema import Placement
 CASE = "profpipe:impl=fa2"
 GUID = "00000000-0000-0000-0000-00000000000a"
 OTHER_GUID = "00000000-0000-0000-0000-00000000000b"
-
-
-@pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    return plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
 
 
 class Rocpd:
@@ -122,8 +116,10 @@ def test_without_calls_a_kernel_is_placed_by_its_time_with_a_note(parser: Module
 def test_a_marker_without_a_message_has_its_name_and_marks_are_not_ranges(parser: ModuleType, rocpd: Rocpd) -> None:
     rocpd.region("MARKER_CORE_API", "forward", 10, 20).region("MARKER_CORE_API", "mark", 12, 12)
     rocpd.region("MARKER_CORE_API", "roctxMarkA", 13, 14, message="here")
+    torn = rocpd.add("event", rocpd.add("string", "MARKER_CORE_API"), 0, "{")
+    rocpd.add("region", 1, 1, rocpd.add("string", "torn"), 30, 34, torn)
     found = parser.parse(rocpd.written())
-    assert [(r.range, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 10)]
+    assert [(r.range, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 10), ("torn", 4)]
     assert found.origin.total_ns is None
 
 
@@ -254,11 +250,6 @@ def test_a_database_without_kernels_says_what_to_pass(parser: ModuleType, rocpd:
         parser.parse(rocpd.region("HIP_RUNTIME_API_EXT", "hipMalloc", 1, 2).written())
 
 
-def test_another_projects_database_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path: Path) -> None:
-    path = v1(tmp_path / "x.db", StringIds=("id value", [(1, "x")]))
-    assert not parser.sniff(path)
-
-
 def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_data: Path, tmp_path: Path) -> None:
     data = (shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db").read_bytes()
     path = tmp_path / "cut.db"
@@ -266,6 +257,11 @@ def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_da
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="damaged or cut short"):
         parser.parse(path)
+
+
+def test_values_that_are_no_times_are_refused(parser: ModuleType, rocpd: Rocpd) -> None:
+    with pytest.raises(UnreadableFile, match="holds values that are no times or ids"):
+        parser.parse(rocpd.launch("x", 20).written())  # type: ignore[arg-type]
 
 
 def test_reading_a_read_only_file_leaves_no_other_file(parser: ModuleType, rocpd: Rocpd) -> None:

@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 
-from profpipe import plugins
 from profpipe.errors import UnreadableFile
 from profpipe.results import schema
 from profpipe.results.schema import Placement
 
 CASE = "profpipe:impl=fa2"
 Record = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def parser() -> ModuleType:
-    return plugins.load_module(plugins.builtin_folder("parsers") / "rocprof_json.py")
 
 
 def placed(found: schema.Tables) -> list[tuple[Any, ...]]:
@@ -254,15 +248,6 @@ def test_v1_start_stop_ranges_are_of_the_whole_process(parser: ModuleType, tmp_p
 
 
 # --- refusing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_trace_of_torch_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}')
-    assert not parser.sniff(path)
-    recorded = Path(__file__).parent / "data" / "torch-2.13" / "training_cpu.json.gz"
-    path.write_bytes(gzip.decompress(recorded.read_bytes()))
-    assert not parser.sniff(path)
 
 
 def test_a_file_without_its_beginning_is_refused(parser: ModuleType, shared_data: Path) -> None:

@@ -80,20 +80,6 @@ def test_a_reason_with_a_parameter_of_the_scenario_says_so(monkeypatch: pytest.M
     assert scenarios.available(params) == "flash_attn is not installed."
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"scenario": "gtp3"}, "unknown scenario 'gtp3'. Did you mean 'gpt3'?"),
-        ({"seqlen": 8}, "unknown parameter 'seqlen'."),
-        ({"impl": "sdpa"}, "unknown impl 'sdpa'."),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        scenarios.flops(params)
-    assert str(raised.value).startswith(message)
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from profpipe.job import Job, JobOutcome
 from profpipe.results.manifest import Manifest
 from profpipe.runner import slots
 from profpipe.runner.process import GracePeriods
-from profpipe.runner.slots import Slot, Slots
+from profpipe.runner.slots import Slots
 
 HURRIED = GracePeriods(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
-TWO = (Slot("GPU 4", "4"), Slot("GPU 7", "7"))
+TWO = {"GPU 4": "4", "GPU 7": "7"}
 #: Writes when it ran, and where.
 SPAN = """
 began = time.monotonic()
@@ -73,7 +73,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
     assert spans["d0"][0] >= end
     assert slots.load(tmp_path, TWO).assigned == places.assigned
     with pytest.raises(ConfigError, match="was started on GPU 4, GPU 7, and now has GPU 0, GPU 1"):
-        slots.load(tmp_path, (Slot("GPU 0", "0"), Slot("GPU 1", "1")))
+        slots.load(tmp_path, {"GPU 0": "0", "GPU 1": "1"})
 
 
 @pytest.mark.slow
@@ -126,22 +126,22 @@ GPUS = [{"name": "H200", "uuid": f"GPU-{number}"} for number in range(4)]
 
 
 def test_the_gpus_are_the_first_visible_ones() -> None:
-    assert slots.find(2, GPUS, {}) == (Slot("GPU 0", "0"), Slot("GPU 1", "1"))
+    assert slots.find(2, GPUS, {}) == {"GPU 0": "0", "GPU 1": "1"}
     by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # A GPU that is listed by its number and by its UUID is one slot.
-    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-3,03,GPU-1,0", **by_bus}) == (
-        Slot("GPU 3", "3"),
-        Slot("GPU GPU-1", "GPU-1"),
-    )
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3, GPU-3,03,GPU-1,0", **by_bus}) == {
+        "GPU 3": "3",
+        "GPU GPU-1": "GPU-1",
+    }
     with pytest.raises(ConfigError, match="lists GPUs by number and by UUID, and one GPU may be listed twice"):
         slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
     # Entries that no slot uses do not matter.
-    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "0,1,MIG-a"}) == (Slot("GPU 0", "0"), Slot("GPU 1", "1"))
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "0,1,MIG-a"}) == {"GPU 0": "0", "GPU 1": "1"}
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
         slots.find(2, GPUS[:1], {"CUDA_VISIBLE_DEVICES": "0,GPU-0"})
     # Without a GPU the number is that of the processes side by side; GPUs that the user hides stay hidden.
-    assert slots.find(2, [], {}) == (Slot("place 1", "0"), Slot("place 2", "1"))
-    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == (Slot("place 1", None), Slot("place 2", None))
+    assert slots.find(2, [], {}) == {"place 1": "0", "place 2": "1"}
+    assert slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == {"place 1": None, "place 2": None}
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
         slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3"})
     # CUDA ignores entries from the first invalid one on, and a GPU that is listed twice is one slot.

@@ -396,14 +396,53 @@ def test_an_epoch_of_several_steps_is_no_step(tmp_path: Path) -> None:
     assert metrics(parsed(export.write_sqlite(tmp_path / "x.sqlite")))["step_range", "batch"] == 100
 
 
-def test_ranges_that_overlap_by_rounding_are_steps_in_turn(tmp_path: Path) -> None:
-    """Old traces have whole microseconds: each range ends after the next one has begun."""
+#: Ranges (begin, end, name[, thread]) and launches by time -> the columns of `steps`.
+RANGED: dict[str, tuple[list[tuple[Any, ...]], list[int], dict[str, list[int | str]]]] = {
+    "ranges that overlap because old traces have whole microseconds": (
+        [(100 * n, 100 * n + 101, f"ProfilerStep#{n}") for n in range(5)],
+        [100 * n + 20 for n in range(5)],
+        {"step": [0, 1, 2, 3, 4], "wall_ns": [100, 100, 100, 100, 101]},
+    ),
+    "a range without an end is no whole step": (
+        [(0, 100, "step_0"), (100, 200, "step_1"), (200, None, "step_2")], [20, 120, 220], {"step": [0, 1]},
+    ),
+    "work between most ranges belongs to the steps": (
+        [(100 * n, 100 * n + 50, "[pl][profile]run_training_batch") for n in range(4)],
+        [100 * n + at for n in range(4) for at in (20, 70)],
+        {"kernels": [2, 2, 2, 1]},
+    ),
+    "work between a few ranges is other work": (
+        [(100 * n, 100 * n + 50, f"step_{n}") for n in range(5)],
+        [20, 120, 220, 270, 320, 420],
+        {"kernels": [1] * 6, "rule": ["framework"] * 6, "step": [0, 1, 2, 2, 3, 4]},
+    ),
+    "of several sorts the first one that holds launches applies": (
+        [*((200 * n, 200 * n + 200, f"iteration {n}") for n in range(4)),
+         *((400 * n, 400 * n + 400, f"{STEP_PREFIX}marker:{n}", 2) for n in range(2)),
+         *((-500 + n, -499 + n, f"ProfilerStep#{n}") for n in range(2))],
+        [200 * n + at for n in range(4) for at in (20, 120)],
+        {"rule": ["marker", "marker"], "kernels": [4, 4]},
+    ),
+    "a harness that warms up between its cases has no steps": (
+        [*((100 * n, 100 * n + 50, "profpipe:impl=a") for n in range(20)),
+         *((100 * n + 1, 100 * n + 49, f"step_{n}") for n in range(20))],
+        [100 * n + at for n in range(20) for at in (20, 70)],
+        {"step": []},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranges", "launches", "expected"), RANGED.values(), ids=RANGED)
+def test_ranges_make_steps(
+    tmp_path: Path, ranges: list[tuple[Any, ...]], launches: list[int], expected: dict[str, list[int | str]]
+) -> None:
     export = Export()
-    for number in range(5):
-        export.range(100 * number, 100 * number + 101, f"ProfilerStep#{number}")
-        export.launch(100 * number + 20, number + 1)
+    for begin, end, name, *tid in ranges:
+        export.range(begin, end, name, 1, *tid)
+    for number, at in enumerate(launches, start=1):
+        export.launch(at, number)
     steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
-    assert steps["step"].tolist() == [0, 1, 2, 3, 4] and steps["wall_ns"].tolist() == [100, 100, 100, 100, 101]
+    assert {column: steps[column].tolist() for column in expected} == expected
 
 
 def test_a_range_that_the_user_names_is_a_step(tmp_path: Path) -> None:
@@ -418,51 +457,6 @@ def test_the_ranges_of_single_steps_are_one_phase(tmp_path: Path) -> None:
     assert tables.ranges["instances"].tolist() == [3]
 
 
-def test_the_first_sort_of_ranges_that_holds_launches_applies(tmp_path: Path) -> None:
-    export = Export()
-    for n in range(4):
-        export.range(200 * n, 200 * n + 200, f"iteration {n}")
-        export.launch(200 * n + 20, 2 * n + 1)
-        export.launch(200 * n + 120, 2 * n + 2)
-    for n in range(2):
-        export.range(400 * n, 400 * n + 400, f"{STEP_PREFIX}marker:{n}", tid=2)
-        # Without a launch in them.
-        export.range(-500 + n, -499 + n, f"ProfilerStep#{n}")
-    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
-    assert steps["rule"].tolist() == ["marker", "marker"]
-    assert steps["kernels"].tolist() == [4, 4]
-
-
-def test_a_range_without_an_end_is_no_whole_step(tmp_path: Path) -> None:
-    export = Export()
-    for n in range(3):
-        export.range(100 * n, None if n == 2 else 100 * n + 100, f"step_{n}")
-        export.launch(100 * n + 20, n + 1)
-    assert parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps["step"].tolist() == [0, 1]
-
-
-def test_work_between_most_ranges_belongs_to_the_steps(tmp_path: Path) -> None:
-    export = Export()
-    for n in range(4):
-        export.range(100 * n, 100 * n + 50, "[pl][profile]run_training_batch")
-        export.launch(100 * n + 20, 2 * n + 1)
-        export.launch(100 * n + 70, 2 * n + 2, "load")
-    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
-    assert steps["state"].tolist() != ["other"]
-    assert steps["kernels"].tolist() == [2, 2, 2, 1]
-
-
-def test_work_between_a_few_ranges_is_other_work(tmp_path: Path) -> None:
-    export = Export()
-    for n in range(5):
-        export.range(100 * n, 100 * n + 50, f"step_{n}")
-        export.launch(100 * n + 20, 2 * n + 1)
-    export.launch(270, 90, "evaluate")
-    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
-    assert steps["kernels"].tolist() == [1] * 6
-    assert steps.loc[steps["state"] == "other", "step"].tolist() == [2]
-
-
 def test_a_launch_belongs_to_the_step_of_its_call_on_any_thread_and_not_to_when_it_runs(tmp_path: Path) -> None:
     export = Export()
     for n in range(3):
@@ -475,17 +469,6 @@ def test_a_launch_belongs_to_the_step_of_its_call_on_any_thread_and_not_to_when_
     assert steps["kernel_ns"].tolist() == [75, 75, 75]
     # The last one lasts as long as its range.
     assert steps["wall_ns"].tolist() == [100, 100, 100]
-
-
-def test_cases_have_no_steps(tmp_path: Path) -> None:
-    export = Export()
-    for n in range(20):
-        export.range(100 * n, 100 * n + 50, "profpipe:impl=a")
-        export.range(100 * n + 1, 100 * n + 49, f"step_{n}")
-        export.launch(100 * n + 20, 2 * n + 1)
-        # Between the cases, as a harness warms up.
-        export.launch(100 * n + 70, 2 * n + 2)
-    assert parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.empty
 
 
 # --- patterns --------------------------------------------------------------------------------------------------------

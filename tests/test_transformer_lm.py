@@ -26,11 +26,7 @@ model = lm.lm_model
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def _decoder(params: dict[str, Any], device: str = "meta") -> Any:
@@ -401,32 +397,3 @@ def test_compiled_code_gives_the_loss_of_the_eager_model() -> None:
     eager, compiled = (lm.build({**params, "compile": on}) for on in (False, True))
     for _ in range(2):
         torch.testing.assert_close(compiled(), eager(), atol=1e-5, rtol=1e-5)
-
-
-# --- parameters that are wrong everywhere ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"size": "smal"}, "unknown size 'smal'. Did you mean 'small'?"),
-        ({"block": "llama"}, "unknown block 'llama'. Known: classic, modern"),
-        ({"seqlen": 8}, "unknown parameter 'seqlen'."),
-        ({"precision": "tf32"}, "unknown precision 'tf32'."),
-        ({"what": "backwards"}, "unknown what 'backwards'."),
-        ({"compile": "true"}, "compile must be true or false, not 'true'"),
-        ({"layers": 4}, "layers is fixed by size small: use size: custom to choose it"),
-        ({"size": "custom", "layers": -1}, "layers must be a whole number of at least 1, not -1"),
-        ({"context": 0}, "context must be a whole number of at least 1, not 0"),
-        (
-            {"size": "custom", "d_model": 64, "d_ff": 1, "layers": 1, "heads": 3},
-            "d_model (64) must be a multiple of heads (3)",
-        ),
-        ({"size": "custom", "d_model": 6, "d_ff": 1, "layers": 1, "heads": 2}, "RoPE rotates pairs:"),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:
-    for ask in (lm.build, lm.flops, lm.phase_work, lm.facts, lm.available):
-        with pytest.raises(ValueError) as raised:
-            ask(params)
-        assert str(raised.value).startswith(message)

@@ -21,6 +21,7 @@ from typing import Any
 
 from profpipe.ranges import annotate
 from profpipe.workload_lib import attention, implementations
+from profpipe.workload_lib.attention_config import AttentionConfig
 from profpipe.workload_lib.parameters import with_defaults
 
 PARAMS = {
@@ -109,6 +110,6 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     return attention.facts(parse_params(params))
 
 
-def parse_params(params: Mapping[str, Any]) -> attention.Case:
+def parse_params(params: Mapping[str, Any]) -> AttentionConfig:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
     return attention.case_from(with_defaults(params, PARAMS))

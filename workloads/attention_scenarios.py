@@ -12,6 +12,7 @@ from typing import Any
 
 from profpipe.ranges import annotate
 from profpipe.workload_lib import attention, implementations
+from profpipe.workload_lib.attention_config import AttentionConfig
 from profpipe.workload_lib.parameters import check_choice, with_defaults
 
 PARAMS = {"impl": "sdpa_flash", "scenario": "gpt2-small", "dtype": "bf16", "mode": "fwd", "seed": 0}
@@ -84,7 +85,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     return {axis: (float(getattr(case, axis)), "1") for axis in AXES} | attention.facts(case)
 
 
-def parse_params(params: Mapping[str, Any]) -> attention.Case:
+def parse_params(params: Mapping[str, Any]) -> AttentionConfig:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
     values = with_defaults(params, PARAMS)
     scenario = values.pop("scenario")

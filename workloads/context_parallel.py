@@ -48,7 +48,6 @@ class Case(attention_config.AttentionConfig):
 
     method: str
     load_balance: bool
-    seed: int
 
     @property
     def is_parallel(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import json_stream
@@ -18,36 +17,26 @@ _RECORD_TORCH = (
 _EXPORT = "Give the report itself, or export it to SQLite: nsys export --type sqlite -o OUT.sqlite REPORT.nsys-rep."
 
 
-class _Kind(NamedTuple):
-    pattern: re.Pattern[bytes]
-    what: str
-    remedy: str
-
-
-def _kind(pattern: str, what: str, remedy: str) -> _Kind:
-    return _Kind(re.compile(pattern.encode(), re.DOTALL), what, remedy)
-
-
 #: What a file begins with or holds in its first part, and what the file is. Sources: NCCL, ext-profiler/example;
 #: torch, autograd/profiler_util.py, profiler/_memory_profiler.py and cuda/memory.py; nvprof 11; nsys 2020 to 2025.
 _KINDS = (
-    _kind(
+    (
         r'"cat":\s*"(?:GROUP|COLL|P2P|PROXY|NET|GPU|KERNEL_LAUNCH|CE)[A-Z_]*",\s*"ph":\s*"[bei]"|"(?:CommHash|StopGpuClk)":',
         "a trace of NCCL's profiler plug-in, which times the parts of collectives and no other kernel",
         _RECORD,
     ),
-    _kind(
+    (
         r'"pid":\s*"(?:CPU|CUDA) functions"',
         "a list of torch.autograd.profiler, the legacy profiler of PyTorch, without streams and launches",
         _RECORD_TORCH,
     ),
-    _kind(
+    (
         r"\A\[\s*\[\s*(?:-?\d|\])|\A<(?:!doctype|html)(?i:.*memory[ _]?(?:viz|timeline))|\A\x80.*segments.*total_size"
         r'|\A\{\s*"(?:segments|device_traces)":|"name":\s*"\[memory\]"',
         "a recording of torch's memory alone, without kernels",
         _RECORD_TORCH,
     ),
-    _kind(
+    (
         r"(?:\A|\n)==\d+== (?:NVPROF|Profiling|Metric result|Event result)"
         r"|\ASQLite format 3\0.*CREATE TABLE \W?StringTable"
         r'|\A"?(?:Type"?,"?)?Time\(%\)"?,"?Time"?,|\A"?Start"?,"?Duration"?,"?Grid X'
@@ -56,13 +45,13 @@ _KINDS = (
         "a recording of nvprof, which nsys has replaced",
         _RECORD,
     ),
-    _kind(
+    (
         r'\A\{\s*"data":\s*\[|"(?:CudaEvent|TraceProcessEvent|NvtxEvent|DiagnosticEvent)":\s*\{',
         "nsys' export as JSON, which profpipe does not read",
         _EXPORT,
     ),
-    _kind(r'\A\[\s*\{\s*"(?:Time \(%\)|Start \(ns\))":', "JSON of nsys stats, which profpipe does not read", _EXPORT),
-    _kind(
+    (r'\A\[\s*\{\s*"(?:Time \(%\)|Start \(ns\))":', "JSON of nsys stats, which profpipe does not read", _EXPORT),
+    (
         r"\x12[\0-\x40]/(?:host|device):\w",
         "the XSpace (.xplane.pb) of a JAX or TensorFlow trace",
         "Give the .trace.json.gz beside it.",
@@ -73,6 +62,6 @@ _KINDS = (
 def refuse(path: Path) -> None:
     """Raise ``UnreadableFile`` for a file of a known other tool: what it is, and what to do."""
     head = json_stream.read_head(path)
-    for kind in _KINDS:
-        if kind.pattern.search(head):
-            raise UnreadableFile(path, kind.what, kind.remedy)
+    for pattern, what, remedy in _KINDS:
+        if re.search(pattern.encode(), head, re.DOTALL):
+            raise UnreadableFile(path, what, remedy)

@@ -6,7 +6,6 @@ which capture it was made from.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
 import sys
@@ -17,14 +16,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from profpipe.ingest import locale_numbers
+from profpipe.ingest import printed
 
 #: Columns of traces that enter no table. They are not kept in memory.
 _UNREAD: Final = {
     "corrid", "grdx", "grdy", "grdz", "blkx", "blky", "blkz", "reg/trd", "stcsmem", "dymsmem", "bytes", "throughput",
     "thru", "srcmemkd", "dstmemkd", "ctx", "greenctx", "blockxyz",
 }  # fmt: skip
-_BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 _MADE_FROM = re.compile(r"\s*Processing \[(.*)\] with \[(?:.*[/\\])?(\w+)(?:\.py)?[^\]]*\]")
 _TITLE = re.compile(r"\s*\*\* .*\((\w+)[^)]*\):\s*$")
@@ -79,7 +77,7 @@ class Table:
     def _number(self, cell: str) -> float:
         if is_missing(cell):
             return np.nan
-        value = locale_numbers.number(cell, self.mark)
+        value = printed.number(cell, self.mark)
         if value is None:
             raise Damaged(f"{printable(cell)!r} stands where a number should")
         return value
@@ -112,9 +110,7 @@ def printable(text: str) -> str:
 
 
 def decode(content: bytes) -> str:
-    # PowerShell writes redirected output as UTF-16.
-    encoding = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
-    return content.decode(encoding, "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return printed.decode(content).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def holds_tables(lines: Sequence[str]) -> bool:
@@ -241,7 +237,7 @@ def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
             current = None
     found = [table for table in found if table.cells]
     # The text tables follow the locale, so the numbers of all tables prove one decimal mark.
-    mark = locale_numbers.decimal_mark(cell for table in found for row in table.cells[:200] for cell in row)
+    mark = printed.decimal_mark(cell for table in found for row in table.cells[:200] for cell in row)
     return [replace(table, mark=mark) for table in found], remarks
 
 

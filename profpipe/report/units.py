@@ -108,7 +108,7 @@ SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("Gi
 
 def time_unit(values_ns: Iterable[float | None]) -> Unit:
     """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
-    return _unit(TIMES, values_ns)
+    return unit_of("ns", values_ns)
 
 
 def step_unit(values_ns: Iterable[float | None]) -> Unit:
@@ -119,24 +119,17 @@ def step_unit(values_ns: Iterable[float | None]) -> Unit:
 
 
 def size_unit(values: Iterable[float | None]) -> Unit:
-    return _unit(SIZES, values)
+    return unit_of("byte", values)
 
 
-def _unit(units: tuple[Unit, ...], values: Iterable[float | None]) -> Unit:
-    known = sorted(abs(value) for value in values if value)
-    if not known:
-        return units[1]
-    middle = known[len(known) // 2]
-    if known[-1] < units[1].size:
-        return units[0]
-    return next((unit for unit in units[1:] if middle / unit.size < 9_999.5), units[-1])
-
-
-#: Stored units other than times and sizes: the units to choose from, and the value from which the next is used.
+#: By stored unit the units to choose from, the value from which the next one is used, and the place of the first that
+#: is not for values all of which are small.
 _CHOICES = {
-    "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5),
-    "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5),
-    "flop": ((Unit("flop", 1.0), Unit("MFLOP", 1e6), Unit("GFLOP", 1e9), Unit("TFLOP", 1e12)), 9_999.5),
+    "ns": (TIMES, 9_999.5, 1),
+    "byte": (SIZES, 9_999.5, 1),
+    "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5, 0),
+    "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5, 0),
+    "flop": ((Unit("flop", 1.0), Unit("MFLOP", 1e6), Unit("GFLOP", 1e9), Unit("TFLOP", 1e12)), 9_999.5, 0),
 }
 
 #: Stored units that are written in one way, and those that a title has already.
@@ -146,16 +139,14 @@ _SAID = ("kernel", "TFLOP/s", "GB/s", "1/s")
 
 def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
     """The unit in which values that are stored in ``stored`` read best; one that is not known stays what it is."""
-    if stored == "ns":
-        return time_unit(values)
-    if stored == "byte":
-        return size_unit(values)
     if stored not in _CHOICES:
         return _FIXED.get(stored) or Unit("" if stored in _SAID else stored)
-    units, most = _CHOICES[stored]
+    units, most, first = _CHOICES[stored]
     known = sorted(abs(value) for value in values if value)
+    if first and known and known[-1] < units[first].size:
+        return units[0]
     middle = known[len(known) // 2] if known else 0.0
-    return next((unit for unit in units if middle / unit.size < most), units[-1])
+    return next((unit for unit in units[first:] if middle / unit.size < most), units[-1])
 
 
 def duration(ns: float | None) -> str:

@@ -474,7 +474,7 @@ class Session:
         return job_tables.replace_cases(job_tables.drop_job(self.data, job, self.folder), fresh)
 
 
-def _find_slots(request: RunRequest, machine: Machine) -> tuple[slots.Slot, ...]:
+def _find_slots(request: RunRequest, machine: Machine) -> slots.Gpus:
     return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 

@@ -29,24 +29,15 @@ _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _ALONE: Final = -1
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A place where one job runs at a time. ``gpu`` is the value of CUDA_VISIBLE_DEVICES; None leaves the variable."""
-
-    name: str
-    gpu: str | None
-
-    def place(self, job: Job) -> Job:
-        """Return the job on this slot."""
-        variables = {} if self.gpu is None else {_VARIABLE: self.gpu}
-        return replace(job, lane=self.name, env={**job.env, **variables})
+#: By name of a slot: the value of CUDA_VISIBLE_DEVICES for its jobs; None leaves the variable.
+Gpus = Mapping[str, str | None]
 
 
 @dataclass
 class Slots:
     """The slots of a run, and the number of the slot that each group has."""
 
-    every: tuple[Slot, ...]
+    every: Gpus
     assigned: dict[str, int] = field(default_factory=dict)
     #: The file that keeps the assignment; None where nothing is resumed.
     path: Path | None = None
@@ -56,34 +47,39 @@ class Slots:
             self.assigned[group] = slot
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                names = [each.name for each in self.every]
-                atomic.write_text(self.path, json.dumps({"slots": names, "groups": self.assigned}, indent=1))
+                atomic.write_text(self.path, json.dumps({"slots": [*self.every], "groups": self.assigned}, indent=1))
 
     def assign_name(self, group: str, name: str) -> bool:
         """Assign the group to the slot of this name. Return False where there is none, or the group has another one."""
-        names = [each.name for each in self.every]
+        names = [*self.every]
         if name not in names or self.assigned.get(group, names.index(name)) != names.index(name):
             return False
         self.assign(group, names.index(name))
         return True
 
+    def place(self, job: Job, slot: int) -> Job:
+        """Return the job on the slot of this number, which its group has from now on."""
+        self.assign(job.group, slot)
+        name, gpu = [*self.every.items()][slot]
+        return replace(job, lane=name, env={**job.env, **({} if gpu is None else {_VARIABLE: gpu})})
 
-def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> tuple[Slot, ...]:
+
+def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Gpus:
     """Return ``count`` slots on the visible ones of ``gpus``. Raises ConfigError where fewer are visible.
 
     Where no GPU is visible, ``count`` is the number of processes that run side by side on the CPU.
     """
     if not machine.visible(gpus, environment):
-        return tuple(Slot(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
+        return {f"place {number + 1}": str(number) if not gpus else None for number in range(count)}
     entries = machine.valid_entries(gpus, environment, count)
     if len(entries) < count:
         is_are = "is" if len(entries) == 1 else "are"
         what = f"asks for {count} GPUs, and {len(entries)} of this machine {is_are} visible."
         raise ConfigError("gpus", what, f"Set it to {len(entries)}, or change CUDA_VISIBLE_DEVICES.")
-    return tuple(Slot(f"GPU {entry}", entry) for entry in entries)
+    return {f"GPU {entry}": entry for entry in entries}
 
 
-def load(folder: Path, slots: tuple[Slot, ...]) -> Slots:
+def load(folder: Path, slots: Gpus) -> Slots:
     """Return the slots of the run in ``folder``. Raises ConfigError where the run was started on other ones."""
     path = folder / FILE
     if not path.exists():
@@ -92,8 +88,8 @@ def load(folder: Path, slots: tuple[Slot, ...]) -> Slots:
         names, groups = list(document["slots"]), {str(name): int(slot) for name, slot in document["groups"].items()}
         if not all(0 <= slot < len(names) for slot in groups.values()):
             raise ValueError("a group has a slot that does not exist")
-    if names != [slot.name for slot in slots]:
-        now = ", ".join(slot.name for slot in slots)
+    if names != [*slots]:
+        now = ", ".join(slots)
         what = (
             f"was started on {', '.join(map(str, names))}, and now has {now}: cases that are compared stay on one GPU."
         )
@@ -169,8 +165,7 @@ def _assign(job: Job, slot: int, slots: Slots, context: Context) -> tuple[Contex
     """Return the job on its slot, and the context with the listener of that slot."""
     if slot == _ALONE:
         return context, job
-    slots.assign(job.group, slot)
-    job = slots.every[slot].place(job)
+    job = slots.place(job, slot)
     return replace(context, listener=context.listener.lane(job.lane)), job
 
 

@@ -82,12 +82,8 @@ class Slices:
             yield ended, which, False
 
 
-@dataclass(frozen=True)
-class Track:
-    """A row of the trace. Tracks stand in the order in which they are given."""
-
-    name: str
-    slices: Slices
+#: A row of the trace, with its name. Tracks stand in the order in which they are given.
+Track = tuple[str, Slices]
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Process:
     @property
     def first_ns(self) -> int:
         """The start of the first slice."""
-        return min(int(track.slices.start.min()) for track in self.tracks)
+        return min(int(slices.start.min()) for _, slices in self.tracks)
 
     def since(self, time_ns: int) -> Process:
         """Return the process with times since ``time_ns``."""
@@ -109,11 +105,11 @@ class Process:
         def moved(slices: Slices) -> Slices:
             return replace(slices, start=slices.start - time_ns, end=slices.end - time_ns)
 
-        return replace(self, tracks=tuple(replace(track, slices=moved(track.slices)) for track in self.tracks))
+        return replace(self, tracks=tuple((name, moved(slices)) for name, slices in self.tracks))
 
     @property
     def slices(self) -> int:
-        return sum(len(track.slices) for track in self.tracks)
+        return sum(len(slices) for _, slices in self.tracks)
 
 
 # --- what a recording holds -------------------------------------------------------------------------------------------
@@ -209,16 +205,16 @@ class Builder:
         begin = steps["start_ns"].to_numpy(dtype=np.int64) + self._origin
         steps = steps[(begin < high) & (begin >= low)]
         if len(steps):
-            yield Track(f"{prefix}steps", self._step_slices(steps))
+            yield f"{prefix}steps", self._step_slices(steps)
         idle = self._idle(process, rows, chosen, window)
         if len(idle):
-            yield Track(f"{prefix}idle", idle)
+            yield f"{prefix}idle", idle
         own = rows[chosen]
         streams = self._recording.operations.stream[own]
         for stream, of_stream in sorted(groups(streams), key=lambda each: each[0]):
             title = f"{prefix}stream {stream}" if stream >= 0 else f"{prefix}operations"
             for number, lane in enumerate(self._operations(own[of_stream]).lanes(may_nest=False), start=1):
-                yield Track(title if number == 1 else f"{title} ({number})", lane)
+                yield (title if number == 1 else f"{title} ({number})"), lane
 
     def _step_slices(self, steps: pd.DataFrame) -> Slices:
         start = steps["start_ns"].to_numpy(dtype=np.int64) + self._origin
@@ -331,7 +327,7 @@ class _Host:
         for thread, rows in sorted(by_thread, key=lambda each: -len(each[1])):
             of = f"thread {thread} {title}" if thread >= 0 else title
             for number, lane in enumerate(slices.only(rows).lanes(may_nest=True), start=1):
-                yield Track(of if number == 1 else f"{of} ({number})", lane)
+                yield (of if number == 1 else f"{of} ({number})"), lane
 
 
 def _zeros(count: int) -> Int64s:

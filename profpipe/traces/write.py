@@ -26,10 +26,10 @@ def _json_events(pid: int, process: Process) -> Iterator[dict[str, Any]]:
     about = {"ph": "M", "pid": pid}
     yield {**about, "name": "process_name", "args": {"name": process.name}}
     yield {**about, "name": "process_sort_index", "args": {"sort_index": pid}}
-    for number, track in enumerate(process.tracks, start=1):
-        yield {**about, "name": "thread_name", "tid": number, "args": {"name": track.name}}
+    for number, (name, slices) in enumerate(process.tracks, start=1):
+        yield {**about, "name": "thread_name", "tid": number, "args": {"name": name}}
         yield {**about, "name": "thread_sort_index", "tid": number, "args": {"sort_index": number}}
-        yield from _json_slices(track.slices, {"pid": pid, "tid": number}, pid)
+        yield from _json_slices(slices, {"pid": pid, "tid": number}, pid)
 
 
 def _json_slices(slices: Slices, place: dict[str, Any], space: int) -> Iterator[dict[str, Any]]:
@@ -89,9 +89,9 @@ class _Writer:
 
     def _write_track(self, parent: int, rank: int, track: Track, space: int) -> None:
         own = self._new_track()
-        own.name, own.parent_uuid, own.sibling_order_rank = track.name, parent, rank
+        name, slices = track
+        own.name, own.parent_uuid, own.sibling_order_rank = name, parent, rank
         self._write(track_descriptor=own)
-        slices = track.slices
         used = self._intern(slices)
         event_of = self._messages.TrackEvent
         for time, row, begins in slices.events():

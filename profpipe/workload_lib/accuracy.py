@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from profpipe.workload_lib import attention_config
 from profpipe.workload_lib.attention_config import AttentionConfig
 
 # --- the difference of two tensors -----------------------------------------------------------------------------------
@@ -100,8 +101,6 @@ def _cosine(a_a: float, b_b: float, a_b: float) -> float:
 
 # --- the reference ---------------------------------------------------------------------------------------------------
 
-REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}
-
 #: Largest block of scores. The backward pass has four such blocks at once.
 SCORES_BYTES = 256 * 2**20
 
@@ -129,7 +128,7 @@ def measure_differences(
             given = [tensor[item, :, some] for tensor, some in zip(inputs, (own, shared, shared, own), strict=False)]
             if precision == "fp64":
                 given = [tensor.cpu() for tensor in given]
-            for name, rows, expected in reference(config, *given, dtype=REFERENCES[precision]):
+            for name, rows, expected in reference(config, *given, dtype=attention_config.REFERENCES[precision]):
                 if name in differences:
                     differences[name].add(produced[name][item, rows, heads[name]], expected)
     return {name: value for tensor, found in differences.items() for name, value in found.measures(tensor).items()}

@@ -5,53 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import accuracy, attention_config, implementations
+from profpipe.workload_lib import accuracy, attention_config
 from profpipe.workload_lib.attention_config import AttentionConfig
+from profpipe.workload_lib.implementations import IMPLEMENTATIONS
 from profpipe.workload_lib.parameters import check_choice
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case(AttentionConfig):
-    """The checked parameters of one case."""
-
-    inputs: str = "normal"
-    seed: int = 0
-    reference: str = "fp32"
-    memory_cap_gib: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("inputs", self.inputs, attention_config.KINDS)
-        check_choice("reference", self.reference, accuracy.REFERENCES)
-        if type(self.memory_cap_gib) not in (int, float) or not 0 <= self.memory_cap_gib < math.inf:
-            raise ValueError(f"memory_cap_gib must be a number of at least 0, not {self.memory_cap_gib!r}")
-
-    @property
-    def implementation(self) -> implementations.Implementation:
-        return implementations.IMPLEMENTATIONS[self.impl]
-
-    def draw(self) -> list[Tensor]:
-        """Draw q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``."""
-        return attention_config.draw(self, self.inputs, self.seed)
-
-
-def case_from(params: Mapping[str, Any]) -> Case:
+def case_from(params: Mapping[str, Any]) -> AttentionConfig:
     """Return the case of ``params``. Raises ValueError for a wrong value."""
-    check_choice("impl", params["impl"], implementations.IMPLEMENTATIONS)
-    return Case(**params)
+    check_choice("impl", params["impl"], IMPLEMENTATIONS)
+    return AttentionConfig(**params)
 
 
-def iteration(case: Case, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
+def iteration(case: AttentionConfig, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; the iteration returns (output, gradients...)."""
-    row = case.implementation
+    row = IMPLEMENTATIONS[case.impl]
     forward = row.prepare(case)
-    q, k, v, *upstream = case.draw()
+    q, k, v, *upstream = attention_config.draw(case)
     arguments = [row.view(tensor).contiguous().requires_grad_(case.needs_grad) for tensor in (q, k, v)]
 
     def gradient(outs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -61,9 +36,9 @@ def iteration(case: Case, phase: attention_config.Phase) -> Callable[[], tuple[T
     return attention_config.iteration(forward, arguments, case.mode, gradient, phase)
 
 
-def results(case: Case) -> dict[str, Tensor]:
+def results(case: AttentionConfig) -> dict[str, Tensor]:
     """Return the output and gradients of one call as ``(batch, seqlen, heads, head_dim)``."""
-    view = case.implementation.view
+    view = IMPLEMENTATIONS[case.impl].view
     shapes = (case.q_shape, case.q_shape, case.kv_shape, case.kv_shape)
     return {
         name: view(tensor.detach()).reshape(shape)
@@ -78,19 +53,19 @@ def dense_flops(case: AttentionConfig) -> float:
     return forward * attention_config.FLOPS_FACTOR[case.mode]
 
 
-def bytes_moved(case: Case) -> float:
+def bytes_moved(case: AttentionConfig) -> float:
     """Return the bytes that a call must read and write at least, every tensor once."""
     element = attention_config.DTYPES[case.dtype].itemsize
     of_q, of_kv = math.prod(case.q_shape) * element, 2 * math.prod(case.kv_shape) * element
     return attention_config.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.queries)
 
 
-def facts(case: Case) -> dict[str, tuple[float, str]]:
+def facts(case: AttentionConfig) -> dict[str, tuple[float, str]]:
     """Return sparsity, memory between the passes, and the checked share, where they apply."""
-    row = case.implementation
+    row = IMPLEMENTATIONS[case.impl]
     found: dict[str, tuple[float, str]] = {}
     if row.sparsity is not None:
-        skipped = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in case.draw()[:3]))
+        skipped = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in attention_config.draw(case)[:3]))
         found |= {"sparsity": (100 * skipped, "%"), "flops_effective": (dense_flops(case) * (1 - skipped), "flop")}
         found |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
     if case.needs_grad and attention_config.device() == "cuda":
@@ -100,33 +75,33 @@ def facts(case: Case) -> dict[str, tuple[float, str]]:
     return found | ({"checked": (100 * share, "%")} if share < 1 else {})
 
 
-def memory_before_backward(case: Case, allocated: Callable[[], int]) -> int:
+def memory_before_backward(case: AttentionConfig, allocated: Callable[[], int]) -> int:
     """Return the bytes in use after a forward pass: q, k, v, mask, output, and tensors saved for the backward pass."""
     # cuBLAS keeps a workspace from its first call on (32 MiB on an H200), which belongs to no pass.
     tiny = torch.zeros(1, 16, 16, device=attention_config.device())
     torch.bmm(tiny, tiny)
     del tiny
     before = allocated()
-    row = case.implementation
+    row = IMPLEMENTATIONS[case.impl]
     forward = row.prepare(case)
-    arguments = [row.view(tensor).contiguous().requires_grad_() for tensor in case.draw()[:3]]
+    arguments = [row.view(tensor).contiguous().requires_grad_() for tensor in attention_config.draw(case)[:3]]
     out = forward(*arguments)
     in_use = allocated() - before
     del out  # which kept the graph until now
     return in_use
 
 
-def differences(case: Case) -> dict[str, float]:
+def differences(case: AttentionConfig) -> dict[str, float]:
     """Return the differences of output and gradients from the reference for the same rounded inputs."""
     produced = results(case)
     # Drawn again, because an implementation may write into its inputs (SageAttention 1 does).
-    drawn = case.draw()
+    drawn = attention_config.draw(case)
     # A smaller GPU would not need memory for the reference.
     cap_memory(0)
     return accuracy.measure_differences(case, case.reference, produced, drawn)
 
 
-def impossible_cap(case: Case) -> str | None:
+def impossible_cap(case: AttentionConfig) -> str | None:
     """Return why the memory cap cannot be set here, or None."""
     if not case.memory_cap_gib:
         return None

@@ -75,6 +75,8 @@ def least_bytes(mode: str, q: float, kv: float, query_rows: float) -> float:
 # --- the parameters --------------------------------------------------------------------------------------------------
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+#: Precisions of the reference.
+REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}
 
 #: q, k, v in the implementation's layout -> the output in the same layout.
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -90,7 +92,8 @@ class AttentionConfig:
     """One call of attention with ``queries`` queries over ``seqlen`` keys and values.
 
     Fewer queries than keys are the last ones of the sequence: the last query sees every key, causal or not. The four
-    fields below ``mode`` are SpargeAttn's, with its names; None means its default.
+    fields below ``mode`` are SpargeAttn's, with its names; None means its default. The others are for the workload
+    ``attention``.
 
     Raises ValueError for values that are invalid on every machine.
     """
@@ -109,6 +112,10 @@ class AttentionConfig:
     cdfthreshd: float | None = None
     pvthreshd: float | None = None
     topk: float | None = None
+    inputs: str = "normal"
+    seed: int = 0
+    reference: str = "fp32"
+    memory_cap_gib: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -122,6 +129,10 @@ class AttentionConfig:
         if self.queries > self.seqlen:
             raise ValueError(f"queries ({self.queries}) must not exceed seqlen ({self.seqlen})")
         self._check_thresholds()
+        check_choice("inputs", self.inputs, KINDS)
+        check_choice("reference", self.reference, REFERENCES)
+        if type(self.memory_cap_gib) not in (int, float) or not 0 <= self.memory_cap_gib < math.inf:
+            raise ValueError(f"memory_cap_gib must be a number of at least 0, not {self.memory_cap_gib!r}")
 
     def _check_thresholds(self) -> None:
         for name in ("simthreshd1", "cdfthreshd", "pvthreshd", "topk"):
@@ -176,14 +187,14 @@ KINDS = ("normal", "local")
 _NOISE = 0.25
 
 
-def draw(config: AttentionConfig, kind: str, seed: int) -> list[Tensor]:
+def draw(config: AttentionConfig) -> list[Tensor]:
     """Draw q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``.
 
     The numbers depend on the seed and the shapes only, so every implementation gets the same.
     """
-    generator = torch.Generator(device()).manual_seed(seed)
+    generator = torch.Generator(device()).manual_seed(config.seed)
     upstream = [config.q_shape] * config.needs_grad
-    if kind == "local":
+    if config.inputs == "local":
         return _local(config, generator) + normal(upstream, config.dtype, generator)
     return normal([config.q_shape, config.kv_shape, config.kv_shape, *upstream], config.dtype, generator)
 

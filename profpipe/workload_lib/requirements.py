@@ -19,7 +19,7 @@ from torch import Tensor
 
 from profpipe.errors import words
 from profpipe.workload_lib import attention_config
-from profpipe.workload_lib.attention_config import AttentionConfig, Forward
+from profpipe.workload_lib.attention_config import AttentionConfig
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 #
@@ -124,9 +124,11 @@ class Implementation:
     only supported sequence lengths; empty: any. ``gpu_dtypes`` are the dtypes supported on a GPU, where they differ
     from ``dtypes``. ``products`` returns the data types of QK and PV where they differ from the tensors'. ``sparsity``
     prepares a call that returns the share of scores that the implementation does not compute.
+
+    Of packed sequences, ``layout`` makes the arguments of a call, and ``apis`` are the variants of the interface.
     """
 
-    prepare: Callable[[AttentionConfig], Forward]
+    prepare: Callable[[Any], Callable[..., Any]]
     family: str | Callable[[AttentionConfig], str] = ""
     heads_first: bool = True
     rocm_family: str = ""
@@ -147,6 +149,8 @@ class Implementation:
     least_sm: tuple[int, int] = (0, 0)
     products: Callable[[], tuple[str, str] | None] = lambda: None
     sparsity: Callable[[AttentionConfig], Callable[[Tensor, Tensor, Tensor], float]] | None = None
+    layout: Callable[[Any], Any] = lambda config: None
+    apis: tuple[str, ...] = ()
 
     def view(self, tensor: Tensor) -> Tensor:
         """Swap between ``(batch, seqlen, heads, head_dim)`` and the implementation's layout, without a copy."""

@@ -304,61 +304,38 @@ def sdpa_loop(config: VarlenConfig) -> Forward:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class VarlenImplementation:
-    """An implementation of attention over packed sequences: how to call it, and what it supports.
-
-    ``dense`` is the implementation of attention without packing that needs the same package and supports the same
-    dtypes and head dims. ``family`` is the kernel family on an NVIDIA GPU; ``|`` separates alternatives. ``apis`` are
-    the variants of its interface. ``grouped``: fewer key/value heads than query heads are supported.
-    """
-
-    prepare: Callable[[VarlenConfig], Forward]
-    layout: Callable[[VarlenConfig], Layout]
-    family: str
-    dense: Implementation
-    apis: tuple[str, ...] = ("varlen",)
-    grouped: bool = True
+def _row(
+    dense: str,
+    prepare: Callable[[VarlenConfig], Forward],
+    layout: Callable[[VarlenConfig], Layout],
+    family: str,
+    apis: tuple[str, ...] = ("varlen",),
+    **changes: Any,
+) -> Implementation:
+    """Return a row of the package, dtypes and head dims of ``dense``, an implementation without packing."""
+    return replace(DENSE[dense], prepare=prepare, layout=layout, family=family, apis=apis, **changes)
 
 
-IMPLEMENTATIONS: Mapping[str, VarlenImplementation] = {
-    "fa2": VarlenImplementation(flash_attn("flash_attn"), flash_layout, "fa2", DENSE["fa2"], APIS),
-    "fa3": VarlenImplementation(
-        flash_attn("flash_attn_interface"),
-        flash_layout,
-        "fa3",
-        DENSE["fa3"],
-        ("func", "varlen"),
-    ),
-    "fa4": VarlenImplementation(flash_attn("flash_attn.cute"), flash_layout, "fa4", DENSE["fa4"], ("func", "varlen")),
-    "xformers": VarlenImplementation(
-        xformers,
-        batch_of_one,
-        "fa2|fa3|cutlass_fmha",  # the first of its operators that supports the case
-        DENSE["xformers"],
-    ),
-    "torch_varlen": VarlenImplementation(
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "fa2": _row("fa2", flash_attn("flash_attn"), flash_layout, "fa2", APIS),
+    "fa3": _row("fa3", flash_attn("flash_attn_interface"), flash_layout, "fa3", ("func", "varlen")),
+    "fa4": _row("fa4", flash_attn("flash_attn.cute"), flash_layout, "fa4", ("func", "varlen")),
+    # The first of its operators that supports the case.
+    "xformers": _row("xformers", xformers, batch_of_one, "fa2|fa3|cutlass_fmha"),
+    "torch_varlen": _row(
+        "sdpa_flash",
         torch_varlen,
         packed,
         "fa2",
-        replace(
-            DENSE["sdpa_flash"],
-            package="torch.nn.attention.varlen",
-            install="It is a part of torch since 2.10: pip install 'torch>=2.10'",
-            on_cpu=False,
-            dtypes=("fp16", "bf16"),
-            max_head_dim=256,
-        ),
+        package="torch.nn.attention.varlen",
+        install="It is a part of torch since 2.10: pip install 'torch>=2.10'",
+        on_cpu=False,
+        dtypes=("fp16", "bf16"),
+        max_head_dim=256,
     ),
-    "flex": VarlenImplementation(flex, heads_first, "flex", DENSE["flex"]),
-    "sdpa_nested": VarlenImplementation(
-        sdpa_nested,
-        nested,
-        "fa2|cutlass_fmha",
-        replace(DENSE["sdpa_flash"], least_sm=(0, 0)),
-        grouped=False,
-    ),
-    "sdpa_loop": VarlenImplementation(sdpa_loop, one_by_one, "fa2", DENSE["sdpa_flash"]),
+    "flex": _row("flex", flex, heads_first, "flex"),
+    "sdpa_nested": _row("sdpa_flash", sdpa_nested, nested, "fa2|cutlass_fmha", grouped=False, least_sm=(0, 0)),
+    "sdpa_loop": _row("sdpa_flash", sdpa_loop, one_by_one, "fa2"),
 }
 
 
@@ -367,7 +344,7 @@ def expected_family(config: VarlenConfig) -> str:
     row = IMPLEMENTATIONS[config.impl]
     if attention_config.device() == "cpu":
         return ""
-    return row.dense.rocm_family if torch.version.hip else row.family
+    return row.rocm_family if torch.version.hip else str(row.family)
 
 
 def inputs(config: VarlenConfig) -> list[Tensor]:
@@ -409,18 +386,17 @@ def unavailable_reason(config: VarlenConfig) -> str | None:
     Known limits are looked up; the rest is tried by one call of a few short sequences.
     """
     row = IMPLEMENTATIONS[config.impl]
-    every = {name: other.dense for name, other in IMPLEMENTATIONS.items()}
     return (
         _unsupported(config, row)
-        or requirements.missing_device(config.impl, config.dtype, row.dense, every)
-        or requirements.missing_package(config.impl, row.dense)
+        or requirements.missing_device(config.impl, config.dtype, row, IMPLEMENTATIONS)
+        or requirements.missing_package(config.impl, row)
         or _rejection(config, row)
     )
 
 
-def _unsupported(config: VarlenConfig, row: VarlenImplementation) -> str | None:
+def _unsupported(config: VarlenConfig, row: Implementation) -> str | None:
     """Return a limit of the implementation on every machine."""
-    if wrong := requirements.unsupported_tensor(config.impl, config.dtype, config.head_dim, row.dense):
+    if wrong := requirements.unsupported_tensor(config.impl, config.dtype, config.head_dim, row):
         return wrong
     if config.group_size > 1 and not row.grouped:
         return f"{config.impl} needs as many key/value heads as query heads. Use kvheads: {config.qheads}."
@@ -433,19 +409,19 @@ def _unsupported(config: VarlenConfig, row: VarlenImplementation) -> str | None:
     return None
 
 
-def _rejection(config: VarlenConfig, row: VarlenImplementation) -> str | None:
+def _rejection(config: VarlenConfig, row: Implementation) -> str | None:
     """Return why a call with a few short sequences fails."""
     short = ",".join(str(min(length, 128 + length % 128)) for length in config.lengths[:3])
-    error = requirements.trial_error(_call_once, row.dense.package, replace(config, seqlens=short), row)
+    error = requirements.trial_error(_call_once, row.package, replace(config, seqlens=short), row)
     if error is None:
         return None
     return (
         f"{config.impl} rejects this case: {error}. "
-        f"Change head_dim, dtype, kvheads, causal or mode, or use another build of {row.dense.package or 'torch'}."
+        f"Change head_dim, dtype, kvheads, causal or mode, or use another build of {row.package or 'torch'}."
     )
 
 
-def _call_once(config: VarlenConfig, _: VarlenImplementation) -> None:
+def _call_once(config: VarlenConfig, _: Implementation) -> None:
     iteration(config, nullcontext)()
     if attention_config.device() == "cuda":
         torch.cuda.synchronize()

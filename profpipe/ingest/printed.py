@@ -1,7 +1,8 @@
-"""Parse numbers that tools print for people: with grouped digits, and the decimal mark of a locale."""
+"""Read what tools print for people: any encoding, numbers with grouped digits and the decimal mark of a locale."""
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable
 
@@ -12,6 +13,12 @@ _FLOAT = re.compile(r"[+-]?[0-9]{1,60}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?$")
 #: Blanks and apostrophes only ever group digits.
 _GROUPING = re.compile(r"(?<=\d)['\u2019\u00a0\u2009\u202f ](?=\d{3})")
 _OTHER = {".": ",", ",": "."}
+
+
+def decode(content: bytes) -> str:
+    # PowerShell writes redirected output as UTF-16.
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
 
 
 def decimal_mark(texts: Iterable[str]) -> str:
