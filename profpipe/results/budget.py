@@ -142,7 +142,9 @@ class _Watch:
             if self.excess:
                 with self._lock:
                     for connection in self._connections:
-                        connection.interrupt()
+                        # One may be closed already, while a generator that read from it still waits for its end.
+                        with suppress(sqlite3.ProgrammingError):
+                            connection.interrupt()
 
     def _measure(self, needed: float = 0) -> None:
         seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes + needed
