@@ -48,6 +48,10 @@ class Command(Protocol):
         """Run the command and return the exit code."""
 
 
+def _module(command: str) -> Command:
+    return cast(Command, importlib.import_module(f"profpipe.commands.{command}"))
+
+
 class _CommandParser(argparse.ArgumentParser):
     """The parser of one command, which imports the command's module when it parses arguments."""
 
@@ -55,7 +59,7 @@ class _CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.command:
-            module = cast(Command, importlib.import_module(f"profpipe.commands.{self.command}"))
+            module = _module(self.command)
             self.epilog = f"examples:\n{module.EXAMPLES}"
             module.add_arguments(self)
             self.set_defaults(command=module)
@@ -69,15 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nor is there garbage while modules load: to search for it after each 700 objects takes 0.1 s.
     gc.set_threshold(50_000)
     stdio.open_closed_streams()
-    words, program = _split_program(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser()
+    words, program = _split_program(sys.argv[1:] if argv is None else argv, parser)
     if "ingest" in words[:1]:
         # Nothing here is linear algebra, for which numpy starts a thread on every core when it is imported.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     masking.forget()
     masking.remember(masking.secrets_of_environment(os.environ))
     with stdio.mask_output():
-        args = _build_parser().parse_args(words)
-    args.program = program
+        args = parser.parse_args(words)
+    args.program, args.words = program, words or ["run"]
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
         try:
             return _run(args)
@@ -89,17 +94,39 @@ def main(argv: Sequence[str] | None = None) -> int:
             return errors.SOME_FAILED
 
 
-def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+def _split_program(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
     After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand
-    before the program or alone. ``compare`` refuses any.
+    before the program or alone. ``compare`` refuses any. A program without ``--`` is recognised too: ``profpipe run
+    python train.py``.
     """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in ("run", "ab", "resume", "compare") or "--" not in argv:
+    if command not in ("run", "ab", "resume", "compare"):
         return argv, None
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]
+    if "--" in argv:
+        dashes = argv.index("--")
+        return argv[:dashes], argv[dashes + 1 :]
+    at = _find_program(argv, command) if command in ("run", "ab") else None
+    return (argv, None) if at is None else (argv[:at], argv[at:])
+
+
+def _find_program(argv: Sequence[str], command: str) -> int | None:
+    """Return where the program begins: at the first word of the command that is neither an option nor its value."""
+    import shutil
+
+    module, options = _module(command), argparse.ArgumentParser(add_help=False)
+    module.add_arguments(options)
+    # argparse has no public list of its options.
+    with_value = {option for action in options._actions if action.nargs is None for option in action.option_strings}
+    at = argv.index(command) + 1
+    while at < len(argv) and argv[at].startswith("-"):
+        is_file_of_json = argv[at] == "--json" and "".join(argv[at + 1 : at + 2]).endswith(".json")
+        at += 2 if argv[at] in with_value or is_file_of_json else 1
+    if at >= len(argv):
+        return None
+    suffix = os.path.splitext(argv[at])[1]  # noqa: PTH122 - pathlib is not imported yet
+    return at if suffix == ".py" or (suffix not in (".yaml", ".yml") and shutil.which(argv[at])) else None
 
 
 def _only_prints(args: argparse.Namespace) -> bool:

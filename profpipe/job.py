@@ -439,6 +439,12 @@ class ProgressListener:
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         """The harness recorded the end of a case."""
 
+    def process_started(self, output_begin: int) -> None:
+        """A process of the current job started, whose output begins at this byte of the job's log."""
+
+    def job_runs(self, job: Job) -> None:
+        """A process of the current job runs. It may have written more output."""
+
     def job_ended(self, outcome: JobOutcome) -> None:
         """The current job ended, well or not."""
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Case, Command, Job, Tool, Visit
+from profpipe.job import Case, Command, Job, ProgressListener, Tool, Visit
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -83,7 +83,7 @@ class FakeProfiler:
 
 
 @dataclass
-class Notes:
+class Notes(ProgressListener):
     """A ProgressListener that keeps the events."""
 
     calls: list[tuple[object, ...]] = field(default_factory=list)

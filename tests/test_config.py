@@ -190,8 +190,8 @@ def test_a_mistake_in_a_setting_is_named_with_file_place_and_remedy(tmp_path, mo
         ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
         ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: is the name of a file that each run"),
         (
-            "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: [none, null, 1, '1']}}}\n",
-            'workloads.w.matrix.a: "none" and null would be cases of one name. Keep one of the two',
+            "version: 1\nworkloads: {w: {script: attention, matrix: {impl: [none, null, 1, '1']}}}\n",
+            'workloads.w.matrix.impl: "none" and null would be cases of one name. Keep one of the two',
         ),
         (
             "version: 1\nworkloads: {w: {command: [x, '{m}'], params: {m: q}, matrix: {n: [1]},"
@@ -243,16 +243,16 @@ def test_a_placeholder_in_a_variable_of_a_script_is_refused(tmp_path):
     [("1e-3", 0.001), ("1E5", 1e5), ("-2e+3", -2e3), ("1.5e3", 1500.0), (".5e1", 5.0), ("1.e-2", 0.01)],
 )
 def test_a_number_needs_no_point_before_its_exponent_wherever_it_is_written(tmp_path, written, value):
-    text = "version: 1\nworkloads: {w: {command: [x, '{lr}'], matrix: {lr: %s}}}\n"
+    text = "version: 1\nworkloads: {w: {script: attention, matrix: {memory_cap_gib: %s}}}\n"
     given = [
         load(tmp_path, text % f"[{written}, 0.1]"),
         load(tmp_path, text % "'${LR:-1}'", env={"LR": f"{written},0.1"}),
-        load(tmp_path, text % "1", [f"lr={written},0.1"]),
+        load(tmp_path, text % "1", [f"memory_cap_gib={written},0.1"]),
     ]
     for pipeline in given:
-        found = pipeline.workloads["w"].matrix["lr"]
+        found = pipeline.workloads["w"].matrix["memory_cap_gib"]
         assert found == [value, 0.1] and isinstance(found[0], float)
-    assert load(tmp_path, text % "1", [f"lr={written}"]).workloads["w"].matrix["lr"] == [value]
+    assert load(tmp_path, text % "1", [f"memory_cap_gib={written}"]).workloads["w"].matrix["memory_cap_gib"] == [value]
 
 
 def test_text_that_resembles_an_exponent_stays_text(tmp_path):
@@ -410,7 +410,7 @@ def test_the_pipeline_survives_its_own_dump(tmp_path):
         ("{script: attention, matrix: {seqlen: []}}", "workloads.a.matrix.seqlen: is empty (got [])."),
         ("{script: attention, matrix: {seqlen: [[1, 2]]}}", "matrix.seqlen.0: is not a single value (got [1, 2])."),
         ("{command: sleep 1}", "workloads.a.command: is not a list (got 'sleep 1'). Write it as [a, b]."),
-        ("{command: [sleep, 1]}", "workloads.a.command.1: is not text (got 1). Put it in quotes."),
+        ("{command: [sleep, [a]]}", "workloads.a.command.1: is not text (got ['a']). Put it in quotes."),
         ("{command: []}", "workloads.a: needs either 'script'"),
         ("", "workloads.a: is not a mapping (got None)."),
     ],

@@ -18,11 +18,11 @@ def commands(tmp_path, workload):
     return [job.command for job in jobs(tmp_path, workload)]
 
 
-def jobs(tmp_path, workload):
+def jobs(tmp_path, workload, *overrides):
     path = tmp_path / "pipeline.yaml"
     path.write_text(f"version: 1\nworkloads:\n  w:\n    profilers: [plain]\n{workload}", encoding="utf-8")
     where: dict[str, Any] = {"scripts": {}, "cwd": tmp_path, "out": tmp_path, "python": "python"}
-    return plan.plan(load_pipeline(path), {"plain": Tool("plain", "")}, **where)
+    return plan.plan(load_pipeline(path, overrides), {"plain": Tool("plain", "")}, **where)
 
 
 def refusal(tmp_path, workload):
@@ -94,6 +94,36 @@ def test_the_cases_keep_the_names_of_their_values(tmp_path):
 )
 def test_mistakes_in_flags_say_what_to_write(tmp_path, workload, message):
     assert message in refusal(tmp_path, workload)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+#: Each is a number, a bool or null of YAML with another text than str() gives.
+WORDS = [
+    *("010", "08", "1.10", "1e5", "1e-3", ".5", "+3", "0x10", "1_000", "1:30", "2026-01-02"),
+    *("False", "TRUE", "yes", "null", "~", "[128", "a:b"),
+]
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_a_word_reaches_the_command_as_it_was_written(tmp_path, text):
+    written = text if text != "[128" else f"'{text}'"
+    workload = f"    command: [t, '{{a}}', '-x{{a}}', {written}]\n    matrix: {{a: [{written}, other]}}\n"
+    assert commands(tmp_path, workload)[0] == ("t", text, f"-x{text}", text)
+    for override in (f"a={text},other", f"a= {text} ", f"workloads.w.matrix.a={text}", f"matrix.a={text}"):
+        found = jobs(tmp_path, "    command: [t, '{a}']\n    matrix: {a: [1]}\n", override)
+        assert found[0].command == ("t", text), override
+
+
+def test_a_variable_of_the_environment_is_a_word_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("RATES", "1e-3,1.10")
+    text = "    command: [t, '{a}', '{b}']\n    matrix: {a: '${RATES}'}\n    params: {b: '${MODE:-False}'}\n"
+    assert commands(tmp_path, text) == [("t", "1e-3", "False"), ("t", "1.10", "False")]
+
+
+def test_a_flag_is_given_for_true_however_it_is_written(tmp_path):
+    text = "    command: [t, '{c}']\n    matrix: {c: [True, FALSE]}\n    flag: {c: --compile}\n"
+    assert commands(tmp_path, text) == [("t", "--compile"), ("t",)]
 
 
 # --- axes that the command never uses --------------------------------------------------------------------------------

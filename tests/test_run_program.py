@@ -108,11 +108,25 @@ def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project):
 
 
 @pytest.mark.slow
-def test_the_program_gets_the_variables_that_env_names(project):
-    argv = ["run", "-p", "plain", "--env", "DATA_DIR", "--", "python", "train.py"]
-    profpipe(project, *argv, DATA_DIR="/data")
-    profpipe(project, "run", "-p", "plain", "--", "python", "train.py", DATA_DIR="/data")
-    assert [each["data"] for each in seen(project)] == ["/data", None]
+def test_the_program_gets_the_variables_of_the_shell_or_with_clean_env_those_that_are_named(project):
+    for options in ([], ["--clean-env"], ["--clean-env", "--env", "DATA_DIR"], ["--env", "DATA_DIR=/other"]):
+        profpipe(project, "run", "-p", "plain", *options, "--", "python", "train.py", DATA_DIR="/data")
+    assert [each["data"] for each in seen(project)] == ["/data", None, "/data", "/other"]
+
+
+@pytest.mark.slow
+def test_a_program_without_dashes_is_understood(project):
+    profpipe(project, "run", "-p", "plain", "--env", "DATA_DIR=1", "python", "train.py", "--batch", "010")
+    profpipe(project, "run", "--name", "small", "--profiler=plain", "train.py", "--name", "8")
+    assert [each["argv"] for each in seen(project)] == [["--batch", "010"], ["--name", "8"]]
+    run = (project / "out" / "latest").resolve()
+    assert run.name.endswith("-small")
+    assert "profpipe run --name small --profiler=plain -- python train.py --name 8" in (run / "SUMMARY.md").read_text()
+
+
+def test_the_name_of_a_run_may_be_set_too(project):
+    printed = profpipe(project, "run", "-p", "plain", "--dry-run", "--set", "name=small", "--", "python", "train.py")
+    assert "# small under plain: 1 case" in printed
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------
@@ -205,7 +219,8 @@ def test_a_run_is_named_after_its_program(command, name):
 def test_mistakes_say_what_to_do(project):
     assert "no program after '--'. For example: profpipe run -- python train.py" in refusal(project, "--")
     assert "there is no program 'pyhton'" in refusal(project, "--", "pyhton", "train.py")
-    assert "Try: profpipe run -- python train.py" in refusal(project, "--", "train.py")
+    assert "'a b' is no name of a folder. Use letters" in refusal(project, "--name", "a b", "--", "python", "train.py")
+    assert "'5' is not AFTER:FOR in seconds" in refusal(project, "--capture", "5", "--", "python", "train.py")
     assert "To run a pipeline file: profpipe run p.yaml" in refusal(project, "--", "p.yaml")
     assert "both a pipeline file, 'p.yaml', and a program" in refusal(project, "p.yaml", "--", "python", "train.py")
     assert "Did you mean 'repeats'?" in refusal(project, "--set", "repeat=2", "--", "python", "train.py")
@@ -215,6 +230,7 @@ def test_mistakes_say_what_to_do(project):
     assert "X_TOKEN looks secret" in refusal(project, "--env", "X_TOKEN=1", "--", "python", "train.py")
     assert "--env: is for a program" in refusal(project, "--env", "A=1")
     assert "--measure-steps: is for a program" in refusal(project, "--measure-steps", "3")
+    assert "write capture: {after_s: 60, for_s: 5}" in refusal(project, "--capture", "1:2")
     assert "'0' is not a number of at least 1" in refusal(project, "--measure-steps", "0", "--", "python", "train.py")
 
 

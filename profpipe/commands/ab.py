@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     arguments.add_json_file(parser)
     arguments.add_csv(parser)
+    arguments.add_verbose(parser)
     arguments.add_out(parser)
 
 
@@ -101,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
         from profpipe.commands import cluster
 
         request = cluster.with_options(request, sbatch)
-        command = _published_command((side_a, side_b), request)
+        command = _published_command((side_a, side_b), request, args)
         return cluster.start(request, command, args, (side_a, side_b), _settings(args, (side_a, side_b)))
     return _start(args, request, (side_a, side_b))
 
@@ -142,7 +143,8 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
             path,
             overrides=[*args.set, *own],
             variables=args.env,
-            settings=arguments.steps(args),
+            name=args.name,
+            settings=arguments.settings(args),
             repeat=repeat,
         )
         return RunRequest.create(found.pipeline, path, args.out, program=found)
@@ -198,7 +200,7 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     from profpipe.results import folders
     from profpipe.runner import session
 
-    run = session.create(request, _published_command(both, request), both, _settings(args, both))
+    run = session.create(request, _published_command(both, request, args), both, _settings(args, both))
     with folders.lock(run.folder):
         try:
             result = execution.carry_out(run, args)
@@ -257,7 +259,7 @@ def _write_for_github(findings: PairFindings, run: Session) -> None:
             print(f"profpipe: --github: {variable}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def _published_command(both: Sequence[Side], request: RunRequest) -> list[str]:
+def _published_command(both: Sequence[Side], request: RunRequest, args: argparse.Namespace) -> list[str]:
     """Return the command line without the values of secret variables."""
     hidden: dict[str, str] = {}
     for side in both:
@@ -265,7 +267,6 @@ def _published_command(both: Sequence[Side], request: RunRequest) -> list[str]:
         for spec in side.specs:
             word = f"{spec.kind}:{spec.value}"
             hidden |= {word: spec.published, f"{option}={word}": f"{option}={spec.published}"}
-    words = sys.argv[1:]
-    at = words.index("--") if request.text else len(words)
-    program = (request.secrets.get(word, word) for word in words[at:])
-    return ["profpipe", *(hidden.get(word, word) for word in words[:at]), *program]
+    program = ["--", *args.program] if request.text else []
+    shown = (request.secrets.get(word, word) for word in program)
+    return ["profpipe", *(hidden.get(word, word) for word in args.words), *shown]

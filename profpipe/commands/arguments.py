@@ -55,6 +55,10 @@ def add_output_format(parser: argparse.ArgumentParser) -> None:
     add_csv(parser)
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="show the output of the programs while they run")
+
+
 def add_csv(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", action="store_true", help="write all tables as CSV too, not only the cases")
 
@@ -87,19 +91,35 @@ def write_output_file(option: str, path: Path, text: str) -> None:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
+#: Options of a program after ``--``, and what a pipeline file has in their place.
+_OF_PROGRAMS: Final = {
+    "name": "name: NAME",
+    "warmup_steps": "steps: {warmup: 5}",
+    "measure_steps": "steps: {measure: 20}",
+    "step_range": "steps: {range: REGEX}",
+    "forward": "steps: {forward: true}",
+    "stop": "steps: {stop: true}",
+    "capture": "capture: {after_s: 60, for_s: 5}",
+    "clean_env": "clean_env: true",
+}
+
+
 def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str = "of the pipeline file") -> None:
     """Add the pipeline file or the program after ``--``, and their options."""
     parser.usage = f"{command} [OPTIONS] [PIPELINE]\n       {command} [OPTIONS] -- PROGRAM [ARGUMENTS]"
     parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
     parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **NAMES)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"override a value {set_where}")
+    parser.add_argument("--name", default="", help="name of the run of a program after --, and of its folder")
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="environment variable that the program after -- gets; without it, it gets those of known tools only",
+        help="environment variable of the program after -- beside those of the shell",
     )
+    text = "give the program after -- only the environment variables of known tools, and those of --env"
+    parser.add_argument("--clean-env", action="store_true", help=text)
     group = parser.add_argument_group("steps of a program after --")
     group.add_argument(
         "--warmup-steps", type=count, metavar="N", help="first steps, which are not recorded (default: 5)"
@@ -108,6 +128,10 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
         "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
     )
     group.add_argument("--step-range", type=regex, metavar="REGEX", help=STEP_RANGE)
+    text = "take each call of the outermost module of torch for a step, for inference"
+    group.add_argument("--forward", action="store_true", help=text)
+    text = "record FOR seconds that begin AFTER seconds after the start, and then end the program, such as a server"
+    group.add_argument("--capture", type=span, metavar="AFTER:FOR", help=text)
     group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
 
 
@@ -174,22 +198,23 @@ def check_program(args: argparse.Namespace, command: str) -> None:
             raise ConfigError("-w", "chooses workloads of a pipeline file; a program is one workload.", "Leave it out.")
     elif args.env:
         raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
-    elif given := steps(args).get("steps"):
-        names = {"stop": "--stop", "range": "--step-range"}
-        what = next((names[key] for key in names if key in given), f"--{next(iter(given))}-steps")
-        raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
+    elif given := next((name for name in _OF_PROGRAMS if getattr(args, name) not in (None, False, "")), ""):
+        option, remedy = f"--{given.replace('_', '-')}", f"In a pipeline file, write {_OF_PROGRAMS[given]}."
+        raise ConfigError(option, "is for a program after '--'.", remedy)
 
 
-def steps(args: argparse.Namespace) -> dict[str, dict[str, int | bool | str]]:
-    """Return the setting ``steps`` of a workload with what the options give; empty where they give nothing."""
-    given = {
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a workload that the options of a program give."""
+    steps = {
         "warmup": args.warmup_steps,
         "measure": args.measure_steps,
         "stop": args.stop or None,
         "range": args.step_range,
+        "forward": args.forward or None,
     }
-    known = {name: value for name, value in given.items() if value is not None}
-    return {"steps": known} if known else {}
+    given = {name: value for name, value in steps.items() if value is not None}
+    found = {"steps": given or None, "capture": args.capture, "clean_env": args.clean_env or None}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def program_file(out: Path) -> Path:
@@ -203,6 +228,16 @@ def regex(text: str) -> str:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
     return text
+
+
+def span(text: str) -> dict[str, float]:
+    """Return the setting ``capture`` of ``60:5``."""
+    after, _, length = text.partition(":")
+    with suppress(ValueError):
+        after_s, for_s = float(after), float(length)
+        if 0 <= after_s < math.inf and 0 < for_s < math.inf:
+            return {"after_s": after_s, "for_s": for_s}
+    raise argparse.ArgumentTypeError(f"{text!r} is not AFTER:FOR in seconds. For example: 60:5")
 
 
 def percentage(text: str) -> float:

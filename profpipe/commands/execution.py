@@ -78,7 +78,10 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
 
 def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     stop: ProfpipeError | None = None
-    with Path(os.devnull).open("w") as null, Display(null if args.quiet else None) as display:
+    with (
+        Path(os.devnull).open("w") as null,
+        Display(null if args.quiet else None, is_verbose=args.verbose) as display,
+    ):
         try:
             run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:

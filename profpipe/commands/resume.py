@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_more(parser, None)
     arguments.add_wait(parser, "for a run on a cluster")
     arguments.add_output_format(parser)
+    arguments.add_verbose(parser)
     arguments.add_out(parser)
 
 

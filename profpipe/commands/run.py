@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
     arguments.add_wait(parser, "with --slurm")
     arguments.add_output_format(parser)
+    arguments.add_verbose(parser)
     arguments.add_out(parser)
 
 
@@ -75,12 +76,11 @@ def main(args: argparse.Namespace) -> int:
     else:
         # The pipeline file of a program goes into the folder of the run.
         path = arguments.program_file(args.out)
-        given, settings = {"overrides": args.set, "variables": args.env}, arguments.steps(args)
-        found = program.read_program(args.program, path, profilers=args.profiler, settings=settings, **given)
+        given = {"overrides": args.set, "variables": args.env, "name": args.name, "settings": arguments.settings(args)}
+        found = program.read_program(args.program, path, profilers=args.profiler, **given)
         pipeline = found.pipeline
-        options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
         words = ["--", *options_of_sbatch] if options_of_sbatch else []
-        command = ["profpipe", *options, *words, "--", *found.masked]
+        command = ["profpipe", *args.words, *words, "--", *found.masked]
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
     from profpipe.results import folders

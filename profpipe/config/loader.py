@@ -6,7 +6,7 @@ Each mistake is reported with the file, the path in the file and the nearest cor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from profpipe import masking
 from profpipe.config import validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings, Workload
 from profpipe.config.yaml import (
+    as_list,
+    commands_of,
+    is_parameter,
     mapping_at,
     placeholders,
     read,
@@ -23,6 +26,7 @@ from profpipe.config.yaml import (
     shown,
     substituted,
     takes_text,
+    word,
     written_list,
 )
 from profpipe.errors import ConfigError, did_you_mean
@@ -59,6 +63,7 @@ def load_document(
     override(document, overrides, path)
     for node in (document, written):
         _keep_commas(node, path)
+    _split_lists(document)
     _narrow_studies(document, _narrow_baselines(document, written))
     ignored = validation.ignored_settings(mapping_at(document, "workloads"))
     _merge_defaults(document)
@@ -107,36 +112,38 @@ def _override(document: dict[str, Any], text: str, path: Path) -> None:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError("--set", f"{text!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
-    value = _override_value(keys, written)
-    workloads = mapping_at(document, "workloads")
+    workloads, commands = mapping_at(document, "workloads"), commands_of(document)
     has_workloads = isinstance(document.get("workloads"), dict)
     if keys[0] == "workloads" and len(keys) > 1 and has_workloads and keys[1] not in workloads:
         raise ConfigError("--set", f"unknown workload '{keys[1]}'.", did_you_mean(keys[1], workloads))
     if keys[0] in Pipeline.model_fields:
-        _assign(document, keys, value)
+        _assign(document, keys, _override_value(key, keys, written, commands))
     elif keys[0] in Workload.model_fields:
-        for name, each in workloads.items():
+        for name in workloads:
             # Like a default, it is for all workloads, of which a command has no use for some settings.
-            if keys[0] not in OF_SCRIPTS or not (isinstance(each, dict) and "command" in each):
-                _assign(document, ["workloads", name, *keys], value)
+            if keys[0] not in OF_SCRIPTS or name not in commands:
+                at = ["workloads", name, *keys]
+                _assign(document, at, _override_value(key, at, written, commands))
     elif len(keys) > 1:
         remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Workload.model_fields])
         raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)
     else:
-        # A command leaves out a word that is empty.
-        _set_axis(document, workloads, keys[0], "" if not written.strip() else value, path)
+        _set_axis(document, workloads, keys[0], written, path)
 
 
-def _override_value(keys: list[str], text: str) -> Any:
-    in_file = keys if keys[0] in Pipeline.model_fields else ["defaults", *keys]
+def _override_value(name: str, keys: list[str], text: str, commands: Collection[str]) -> Any:
+    """Return the value of ``--set`` for the path ``keys`` of a pipeline file, in which ``commands`` are commands."""
     try:
-        return text if takes_text(tuple(in_file)) else scalar(text)
+        if takes_text(tuple(keys)):
+            return text
+        # A command leaves out a word that is empty.
+        return "" if not text.strip() else word(text.strip()) if is_parameter(keys, commands) else scalar(text)
     except ValueError as error:
         remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
-        raise ConfigError("--set", f"{'.'.join(keys)}: {error}.", remedy) from None
+        raise ConfigError("--set", f"{name.strip()}: {error}.", remedy) from None
 
 
-def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, value: Any, path: Path) -> None:
+def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, written: str, path: Path) -> None:
     """Make an axis of a parameter in each workload that knows it, so that the names of cases hold its value."""
     known = {
         name: {*mapping_at(each, "params"), *mapping_at(each, "matrix"), *_declared(each, path)}
@@ -147,13 +154,24 @@ def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, v
         raise ConfigError("--set", f"unknown name '{param}'.", did_you_mean(param, names))
     for name in known:
         if param in known[name]:
-            _assign(document, ["workloads", name, "matrix", param], value)
+            at = ["workloads", name, "matrix", param]
+            _assign(document, at, _override_value(param, at, written, commands_of(document)))
             mapping_at(workloads[name], "params").pop(param, None)
 
 
 def _declared(workload: Any, path: Path) -> dict[str, Any]:
     script = workload.get("script") if isinstance(workload, dict) else None
     return readable_params(str(script), path) if script else {}
+
+
+def _split_lists(document: dict[str, Any]) -> None:
+    """Split ``1e-3,1e-4`` of an axis of a command into its words. The model would read numbers."""
+    for name in commands_of(document):
+        workload = document["workloads"][name]
+        exclude = workload.get("exclude")
+        for point in (mapping_at(workload, "matrix"), *(exclude if isinstance(exclude, list) else ())):
+            for axis, value in point.items() if isinstance(point, dict) else ():
+                point[axis] = as_list(value, word) if isinstance(value, str) else value
 
 
 def _keep_commas(document: dict[str, Any], path: Path) -> None:

@@ -25,7 +25,7 @@ from profpipe.config.settings import (
     TorchProfiler,
     Words,
 )
-from profpipe.config.yaml import as_list
+from profpipe.config.yaml import as_list, scalar
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
 
@@ -146,7 +146,7 @@ class Settings(StrictModel):
 #: Settings of the harness, which does not run inside a command.
 OF_SCRIPTS: Final = ("warmup", "timing")
 #: Settings of commands: a script has cases instead of steps.
-OF_COMMANDS: Final = ("hook", "steps", "capture", "torch", "collect")
+OF_COMMANDS: Final = ("hook", "steps", "capture", "torch", "collect", "clean_env")
 
 
 class Workload(Settings):
@@ -165,6 +165,9 @@ class Workload(Settings):
     )
     cwd: str | None = Field(
         None, description="working folder of the command, relative to this file; without it the folder of this file"
+    )
+    clean_env: bool = Field(
+        False, description="give a `command` only the environment variables of known tools and those under `env`"
     )
     nodes: int = Field(
         1,
@@ -242,6 +245,14 @@ class Workload(Settings):
         if self.processes > 1 and self.timing.mode != "eager":
             raise ValueError("'timing.mode' must be eager with several processes")
         return self
+
+    def flag_words(self, name: str, value: Scalar) -> tuple[str, ...] | None:
+        """Return the words of the command for a value of the parameter ``name``; None where `flag` has none.
+
+        A value of a command is as written: ``True`` has the words for true.
+        """
+        words, text = self.flag[name], as_text(value)
+        return words.get(text, words.get(as_text(scalar(text)))) if isinstance(value, str) else words.get(text)
 
     @property
     def is_command(self) -> bool:

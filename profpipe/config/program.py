@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 from profpipe import masking
 from profpipe.config import loader
 from profpipe.config.models import Pipeline, Workload
-from profpipe.config.yaml import PLACEHOLDER, as_list
+from profpipe.config.yaml import PLACEHOLDER, as_list, word as read_word
 from profpipe.errors import ConfigError, did_you_mean
 
 #: The profilers of a program unless `-p` names others. One that is missing becomes a row with the remedy.
@@ -62,19 +63,22 @@ def read_program(
     settings: Mapping[str, Any] = MappingProxyType({}),
     repeat: Sequence[str] = ("profpipe", "run"),
     env: Mapping[str, str] = os.environ,
+    name: str = "",
 ) -> Program:
     """Return the program ``words``, started in the current folder.
 
     ``path`` is where the pipeline file will be. ``overrides`` are ``KEY=VALUE`` as for ``--set``, where a key in braces
     in the words becomes an axis of the matrix. ``variables`` are ``NAME`` or ``NAME=VALUE`` for the environment of the
-    program, ``settings`` further keys of the workload. ``repeat`` is the command that repeats the run of the pipeline
+    program, ``settings`` further keys of the workload. ``name`` is that of the run, by default that of the program.
+    ``repeat`` is the command that repeats the run of the pipeline
     file. Raises ConfigError if the program is not found or an option is wrong.
     """
     command = " ".join(repeat[:2])
-    _check(words, env, command)
+    words = _startable(words, env, command)
+    name, overrides = _named(name, overrides)
     masked, secrets = mask(words, env)
     known = {**env, **secrets}
-    name = name_of(words)
+    name = name or name_of(words)
     workload: dict[str, Any] = {
         "command": [_escape(word, secrets) for word in masked],
         "cwd": os.path.relpath(Path.cwd(), path.parent.resolve()),
@@ -91,7 +95,7 @@ def read_program(
         workload["matrix"] = dict.fromkeys(axes)
     loader.override(document, overrides, path)
     if axes:
-        workload["matrix"] = {axis: as_list(workload["matrix"][axis]) for axis in axes}
+        workload["matrix"] = {axis: as_list(workload["matrix"][axis], read_word) for axis in axes}
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
         # Cases that run side by side are not compared: those with a common baseline stay on one GPU.
         if not document.get("gpus"):
@@ -187,18 +191,30 @@ def _variable(option: str) -> str:
     return re.sub(r"^(?=[0-9])|[^A-Za-z0-9]", "_", option.strip("-")).upper()
 
 
-def _check(words: Sequence[str], env: Mapping[str, str], command: str) -> None:
-    """Raise ConfigError if there is no such program."""
+def _named(name: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name that ``--name`` or ``--set name=`` gives, and the other overrides. Raises ConfigError."""
+    pairs = [(override.partition("="), override) for override in overrides]
+    name = name or next((value.strip() for (key, _, value), _ in pairs if key.strip() == "name"), "")
+    if name and name_of([name]) != name:
+        remedy = f"Use letters, digits, '_', '.' and '-': --name {name_of([name])}"
+        raise ConfigError("--name", f"{name!r} is no name of a folder.", remedy)
+    return name, [override for (key, _, _), override in pairs if key.strip() != "name"]
+
+
+def _startable(words: Sequence[str], env: Mapping[str, str], command: str) -> Sequence[str]:
+    """Return ``words``, with ``python`` before a Python file. Raises ConfigError if there is no such program."""
     where = f"{command} --"
     if not words:
         raise ConfigError(where, "no program after '--'.", f"For example: {where} python train.py --batch 8")
     program = words[0]
     if shutil.which(program, path=env.get("PATH")):
-        return
+        return words
     if Path(program).suffix in (".yaml", ".yml"):
         raise ConfigError(where, f"'{program}' is no program.", f"To run a pipeline file: {command} {program}")
+    if Path(program).is_file() and Path(program).suffix == ".py":
+        return ["python" if shutil.which("python", path=env.get("PATH")) else sys.executable, *words]
     if Path(program).is_file():
-        starter = "python " if Path(program).suffix == ".py" else "./" if os.access(program, os.X_OK) else "sh "
+        starter = "./" if os.access(program, os.X_OK) else "sh "
         raise ConfigError(where, f"'{program}' cannot be started.", f"Try: {where} {starter}{program} ...")
     remedy = f"Is it spelled right, and on PATH? The program comes first: {where} python train.py"
     raise ConfigError(where, f"there is no program '{program}'.", remedy)

@@ -245,12 +245,12 @@ def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
 def _in_flags(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the flags that no parameter has, and the values that have no words."""
     known = {*_varying(workload), *workload.params}
-    for name, words in workload.flag.items():
+    for name in workload.flag:
         if name not in known:
             yield f"{at}.{name}", "is no parameter of this workload.", did_you_mean(name, known)
             continue
         values = [*_values(workload, name), *([workload.params[name]] if name in workload.params else [])]
-        for value in dict.fromkeys(as_text(value) for value in values if as_text(value) not in words):
+        for value in dict.fromkeys(as_text(value) for value in values if workload.flag_words(name, value) is None):
             what = f"has no words for {name}={value}."
             yield f"{at}.{name}", what, f"Write {{{value}: --option, ...}}, or {{{value}: null}} for no word."
 

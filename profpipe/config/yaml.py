@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from profpipe.errors import ConfigError
+from profpipe.job import as_text
 
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
@@ -23,14 +24,15 @@ _LONGEST, _MOST_VALUES = 1 << 19, 50_000
 _MOST_BITS = 63
 
 
-def as_list(value: object) -> object:
+def as_list(value: object, read: Callable[[str], Any] | None = None) -> object:
     """Return a single value, or ``1024,4096`` as an environment variable holds it, as a list.
 
-    ``;`` separates values that contain commas: ``128;128,128`` is 128 and 128,128.
+    ``;`` separates values that contain commas: ``128;128,128`` is 128 and 128,128. ``read`` makes a value of an item,
+    ``scalar`` by default.
     """
     if isinstance(value, str) and ("," in value or ";" in value):
         items = value.split(";" if ";" in value else ",")
-        return [scalar(item.strip()) for item in items if item.strip()]
+        return [(read or scalar)(item.strip()) for item in items if item.strip()]
     return [value] if isinstance(value, (str, int, float, bool)) else value
 
 
@@ -44,15 +46,42 @@ def scalar(text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"{text!r} is no value of YAML: {why}") from None
+    value = value.value if isinstance(value, _Written) else value
     return value if isinstance(value, (int, float, bool)) or value is None else text
 
 
+def word(text: str) -> Any:
+    """Return ``text`` as a parameter of a command: a number or a bool only where that has the same text.
+
+    A program gets 010, 1.10, 1e5, False, null and [128 as they were written.
+    """
+    try:
+        value = scalar(text)
+    except ValueError:
+        return text
+    return value if as_text(value) == text else text
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A value whose text in the file is another one than ``as_text`` gives: 010, which is 8."""
+
+    value: Any
+    text: str
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with three differences.
+    """PyYAML's safe loader with four differences.
 
     A duplicate key is an error; PyYAML keeps the last one. ``1e-3`` is a number as in YAML 1.2; PyYAML reads YAML 1.1,
-    which demands a point and a signed exponent. A whole number beyond 64 bits is an error: no table holds it.
+    which demands a point and a signed exponent. A whole number beyond 64 bits is an error: no table holds it. The text
+    of a value is kept as ``_Written`` until it is known whether the value is for a command.
     """
+
+    def construct_scalar_as_written(self, node: yaml.ScalarNode) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        value = getattr(self, f"construct_yaml_{kind}")(node)
+        return value if kind != "timestamp" and as_text(value) == node.value else _Written(value, node.value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -73,7 +102,8 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+for _kind in ("int", "float", "bool", "null", "timestamp"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_scalar_as_written)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENTIAL, list("-+.0123456789"))
 
 
@@ -94,7 +124,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
     if len(text) > _LONGEST:
         raise ConfigError(where, f"has more than {_LONGEST:,} characters.", "Split it into several pipeline files.")
     try:
-        document = copy.deepcopy(_parsed(text))  # callers change what they get
+        document = _parsed(text)
     except yaml.MarkedYAMLError as error:
         line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
         raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
@@ -105,7 +135,34 @@ def read(path: Path, where: str) -> dict[str, Any]:
     _check_values(document, where)
     if not isinstance(document, dict):
         raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
-    return document
+    return _settled(document)
+
+
+def _settled(node: Any, path: tuple[Any, ...] = (), commands: Collection[Any] = ()) -> Any:
+    """Return a copy of ``node`` with the text of parameters and words of commands, and otherwise with the values."""
+    if isinstance(node, _Written):
+        return node.text if is_parameter(path, commands) or _is_word(path) else node.value
+    if isinstance(node, (int, float)) and _is_word(path):
+        return as_text(node)
+    if isinstance(node, dict):
+        commands = commands if path else commands_of(node)
+        keys = {key: key.value if isinstance(key, _Written) else key for key in node}
+        return {keys[key]: _settled(value, (*path, keys[key]), commands) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_settled(item, (*path, index), commands) for index, item in enumerate(node)]
+    return node
+
+
+def commands_of(document: Mapping[Any, Any]) -> list[Any]:
+    """Return the names of the workloads in an unvalidated document that are commands."""
+    workloads = mapping_at(document, "workloads")
+    return [name for name, each in workloads.items() if isinstance(each, dict) and "command" in each]
+
+
+def is_parameter(path: Sequence[Any], commands: Collection[Any]) -> bool:
+    """Return True if a parameter of one of the workloads ``commands`` is at ``path`` of a pipeline file."""
+    parts = ("params", "matrix", "include", "exclude", "baseline")
+    return len(path) > 2 and path[0] == "workloads" and path[1] in commands and path[2] in parts
 
 
 def _check_values(document: Any, where: str) -> None:
@@ -153,15 +210,19 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = ()) -> Any:
+def substituted(
+    node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = (), commands: Collection[Any] = ()
+) -> Any:
     """Return ``node`` with every ``${NAME:-default}`` replaced.
 
-    A value that is one placeholder gets its YAML type back, except where ``takes_text``.
+    A value that is one placeholder gets its YAML type back, except where ``takes_text``, and a parameter of one of the
+    workloads ``commands`` as ``word`` does.
     """
     if isinstance(node, dict):
-        return {k: substituted(v, env, where, (*path, str(k))) for k, v in node.items()}
+        commands = commands if path else commands_of(node)
+        return {k: substituted(v, env, where, (*path, str(k)), commands) for k, v in node.items()}
     if isinstance(node, list):
-        return [substituted(v, env, where, (*path, str(i))) for i, v in enumerate(node)]
+        return [substituted(v, env, where, (*path, str(i)), commands) for i, v in enumerate(node)]
     if not isinstance(node, str) or "${" not in node:
         return node
 
@@ -180,7 +241,7 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
     if not (whole := PLACEHOLDER.fullmatch(node)) or takes_text(path):
         return text
     try:
-        return scalar(text)
+        return word(text) if is_parameter(path, commands) else scalar(text)
     except ValueError as error:
         remedy = f"Set {whole[1]} to a number or a word, or write the text into the file, in quotes."
         raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
@@ -188,8 +249,11 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
 
 def takes_text(path: tuple[str, ...]) -> bool:
     """Return True if the value at ``path`` of a pipeline file is always text, as in commands and ``env``."""
-    if path[:1] == ("slurm",):
-        return True  # YAML takes the time 1:30:00 for a number
+    return path[:1] == ("slurm",) or _is_word(path)  # YAML takes the time 1:30:00 for a number
+
+
+def _is_word(path: Sequence[Any]) -> bool:
+    """Return True if ``path`` is that of a word of a command or of an environment variable."""
     return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
 
 

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import sys
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from profpipe.hook import settings, span, steps
 from profpipe.hook.steps import Steps
@@ -131,6 +131,11 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
         wrap_compiled(torch, watch.wrap)
     else:
         _watch_optimizers(torch, found)
+        if given.profiler == "plain":
+            # The other profilers are told what plain has found.
+            watch = _ModuleWatch(torch, found)
+            wrap_compiled(torch, watch.wrap)
+            found.when_optimizer_steps(watch.end)
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
@@ -195,12 +200,15 @@ class _ModuleWatch:
         self._module, self._is_compiling, self._found = torch.nn.Module, _compiling(torch), found
         self._inner: Any = weakref.WeakSet()
         self._outer: Any = weakref.WeakSet()
+        self._handles: List[Any] = []
         self._handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(self._before_any)
 
     def wrap(self, target: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``call`` with the begin of a step where ``model.compile()`` made it: there no hook runs."""
         module = getattr(target, "__self__", None)
-        if not isinstance(module, self._module) or getattr(target, "__name__", "") != "_call_impl":
+        # Those of model.compile(), and of transformers, which compiles `model.__call__` for a static cache.
+        is_call = getattr(target, "__name__", "") in ("_call_impl", "_wrapped_call_impl", "__call__", "forward")
+        if not isinstance(module, self._module) or not is_call:
             return call
 
         @functools.wraps(call)
@@ -230,7 +238,15 @@ class _ModuleWatch:
         handle.remove()
         for each in self._outer:
             if each not in self._inner and getattr(each, "_compiled_call_impl", None) is None:
-                each.register_forward_pre_hook(self._before)
+                self._handles.append(each.register_forward_pre_hook(self._before))
+
+    def end(self) -> None:
+        """Begin no step any more."""
+        if self._handle is not None:
+            self._watch_outer()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
 
 def _is_compiled(module: Any) -> bool:

@@ -59,6 +59,9 @@ class Sequence:
 
 #: Of two rules, the first one applies.
 _RULES = ("marker", "optimizer", "forward")
+#: Calls of the outermost module before those that are steps where no optimizer steps. A program that makes no more is
+#: no loop.
+_CALLS = 3
 #: A program that catches SystemExit so many times is ended without it.
 _PATIENCE = 3
 
@@ -73,6 +76,7 @@ class Steps:
     def __init__(self, given: Settings) -> None:
         self._settings = given
         self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given))
+        self._when_optimizer_steps: Optional[Callable[[], None]] = None
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -82,13 +86,17 @@ class Steps:
         #: The capture of the process from its first boundary on.
         self._capture: Any = None
         self._members = Sequence()
-        self._stops = 0
+        self._stops = self._calls = 0
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
     def boundary(self, rule: str) -> None:
         """End the current step, and begin the next one."""
         self._guard(lambda: self._boundary(rule), rule)
+
+    def when_optimizer_steps(self, act: Callable[[], None]) -> None:
+        """Have ``act`` called where the first optimizer steps. Until then calls of modules are steps."""
+        self._when_optimizer_steps = act
 
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""
@@ -145,6 +153,12 @@ class Steps:
     def _boundary(self, rule: str) -> None:
         if self._is_inferior(rule):
             return
+        if rule == "forward" and not self._settings.forward and self._calls < _CALLS:
+            self._calls += 1
+            return
+        if rule != "forward" and self._when_optimizer_steps is not None:
+            act, self._when_optimizer_steps = self._when_optimizer_steps, None
+            act()
         if self._capture is None:
             self._begin_recording(rule)
         elif rule != self.rule:
@@ -172,7 +186,9 @@ class Steps:
             return
         self._is_open = False
         self._capture.end(self.rule, self.number)
-        if self._settings.stop and self.number >= self._settings.last:
+        # An evaluation before a training is no reason to stop it.
+        is_asked_for = self.rule != "forward" or self._settings.forward
+        if self._settings.stop and is_asked_for and self.number >= self._settings.last:
             self._stops = 1
 
     def _discard(self) -> None:

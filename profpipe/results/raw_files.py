@@ -19,7 +19,7 @@ from profpipe.results.manifest import JobEntry, Manifest
 #: In the folder of a job: the end of its output without secrets. The log itself is private.
 OUTPUT = "output.txt"
 #: Begins the line of a log with the names of variables. Reports leave it out.
-LEFT_OUT = "# variables that the program does not get (see --env): "
+LEFT_OUT = "# variables that the program does not get: "
 
 #: The end of the output that is kept: lines, and bytes.
 _LINES, _BYTES = 40, 4_000

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from profpipe import origins, ranges
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
@@ -85,6 +87,17 @@ def publish_output(job: Job) -> None:
         if len(text) > _PUBLIC_BYTES:
             text = text[-_PUBLIC_BYTES:].partition(b"\n")[2]
         atomic.write_bytes(job.folder / raw_files.OUTPUT, text)
+
+
+def read_lines(job: Job, begin: int = 0) -> tuple[list[str], int]:
+    """Return the whole lines of the job's output from a byte on, without secrets, and where the next line begins."""
+    with suppress(FileNotFoundError), (job.folder / "log.txt").open("rb") as stream:
+        stream.seek(begin)
+        whole = stream.read(_LOG_TAIL_BYTES).rpartition(b"\n")[0]
+        if whole:
+            text = job.masked(whole.decode(errors="replace"))
+            return text.split("\n"), begin + len(whole) + 1
+    return [], begin
 
 
 def read_output(log: Path, span: tuple[int, int]) -> str:
@@ -170,6 +183,52 @@ _NOT_LOADED = (
 )
 
 
+def starts_no_python(job: Job) -> bool:
+    """Return True if the job's command, which has ended, started no Python, as far as its words and the hook say."""
+    return job.loads_hook and not _loaded(job).exists() and not any("py" in word.lower() for word in job.command)
+
+
+def imports_no_torch(job: Job) -> bool:
+    """Return True if no process of the job's command, which has ended, imported torch or made a step."""
+    return job.loads_hook and not (job.folder / f"hook.{job.stem}.torch").exists() and not _step_times(job)
+
+
+def settled_call(job: Job) -> int | None:
+    """Return after how many calls of a model their time has settled; None where they are not the steps of the job.
+
+    The first request of a program that generates tokens takes ten times as long as the others. From the call on, as
+    many as the other profilers record take at most ``_SETTLED`` times the median of all.
+    """
+    found = _step_times(job)
+    if not job.is_hooked or found.keys() != {"forward"}:
+        return None
+    times, steps = np.array(found["forward"]), job.options["steps"]
+    for first in range(steps["warmup"], len(times) - steps["measure"]):
+        if np.mean(times[first : first + steps["measure"]]) <= _SETTLED * np.median(times):
+            return first
+    return int(steps["warmup"])
+
+
+#: In which the mean of some calls may be longer than the median of all: one of them may be a prefill.
+_SETTLED = 1.5
+
+
+def _step_times(job: Job) -> dict[str, list[float]]:
+    """Return the times of the steps that plain recorded (ns), by their rule, of the process with the most steps."""
+    most: dict[str, list[float]] = {}
+    for path in job.records:
+        found: dict[str, list[float]] = {}
+        for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook"):
+            if not isinstance(line, dict):
+                continue
+            if line.get("hook") == "restart":
+                found.clear()
+            elif line.get("hook") == "steps":
+                found.setdefault(line["rule"], []).extend(line["wall_ns"])
+        most = max(most, found, key=lambda each: sum(map(len, each.values())))
+    return most
+
+
 def _loaded(job: Job) -> Path:
     return job.folder / f"hook.{job.stem}.loaded"
 
@@ -179,7 +238,7 @@ def explain_missing_records(job: Job, seconds: float) -> str:
 
     The reason is also written where the parser of the hook's files finds it.
     """
-    if not job.loads_hook:
+    if not job.loads_hook or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if why := _explain_other_profiler(job):
         text = f"{NO_SPAN}{why}"

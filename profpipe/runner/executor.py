@@ -338,7 +338,7 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
 def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
-    env = {**process.filter_variables(os.environ), **queue.step_variables(job), **job.env, **command.env, **mark}
+    env = {**process.job_variables(job), **queue.step_variables(job), **job.env, **command.env, **mark}
     if command.runs_workload:
         env |= artifacts.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
@@ -356,6 +356,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
+            context.listener.process_started(output_begin)
             stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
@@ -427,6 +428,7 @@ def _attend(
             if was_due := artifacts.is_over(command, job, time.monotonic() - began):
                 break
             started.wait(_POLL_S)
+            context.listener.job_runs(job)
         ended = started.ended
         if was_due:
             ended = time.monotonic()

@@ -60,7 +60,7 @@ def key(
 ) -> str:
     """Return the hash of everything that the job's numbers depend on; empty without a tool or without ``salt``.
 
-    ``machine`` is the described machine, ``environment`` the filtered variables. The salt is private: without it
+    ``machine`` is the described machine, ``environment`` its variables. The salt is private: without it
     the secrets of the pipeline file could be found out by trial.
     """
     known = dependencies(job, commands, machine, environment)

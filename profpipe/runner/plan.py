@@ -207,7 +207,7 @@ def _encoded(text: str) -> str:
 
 
 def _flag_words(workload: Workload, params: Mapping[str, Scalar]) -> dict[str, Sequence[str]]:
-    return {name: flag[as_text(params[name])] for name, flag in workload.flag.items()}
+    return {name: workload.flag_words(name, params[name]) or () for name in workload.flag}
 
 
 def fill_command(workload: Workload, command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ from types import FrameType, MappingProxyType
 from typing import IO, Any, Final
 
 from profpipe.errors import ProfpipeError
-from profpipe.masking import is_secret_name
+from profpipe.job import Job
+from profpipe.masking import has_secret_form, is_secret_name
 from profpipe.runner import supervisor
 
 #: Every process of a job has this environment variable. Its value is the job's folder.
@@ -253,8 +254,13 @@ def ask_python(words: Sequence[str], python: str = sys.executable, timeout_s: fl
 
 # --- the environment ------------------------------------------------------------------------------------------------
 
-#: Profilers store the environment in their reports (nsys in several tables of the export), and reports are shared. So
-#: only listed names pass, and no name that looks like a secret.
+# A command gets all variables, as in the shell that started profpipe. A script, a command with ``clean_env: true`` and
+# the tools that profpipe asks get listed names only, and no name that looks like a secret.
+#
+# To filter keeps no secret out of a report of nsys: nsys 2022.4 and 2025.3 write the environment of every process of
+# the machine that they may read into it, the user's shell among them. So the report stays private, and exports are
+# scrubbed. ncu writes no environment into its report.
+
 _NEEDED = re.compile(
     r"""
     (PATH | HOME | USER | LOGNAME | SHELL | TERM | TZ | LANG | LANGUAGE | TMPDIR | LD_LIBRARY_PATH | LD_PRELOAD
@@ -273,11 +279,43 @@ _NEEDED = re.compile(
 )
 
 
-def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
+#: What differs between two shells of one user, or two runs of a CI, and changes no number.
+_OF_SESSION = re.compile(
+    r"""
+    (_ | PWD | OLDPWD | SHLVL | HOSTNAME | MAIL | PS[1-4] | DISPLAY | WAYLAND_DISPLAY | WINDOWID | COLUMNS | LINES
+    | STY | EDITOR | PAGER | LS_COLORS | COLORTERM | INVOCATION_ID | JOURNAL_STREAM | MANAGERPID) $
+    | CI_ | GITHUB_ | GITLAB_ | JENKINS_ | BUILDKITE_ | RUNNER_
+    | SSH_ | TMUX | XDG_ | DBUS_ | TERM | LESS | HIST | SUDO_ | VSCODE_ | GPG_ | SLURM | PYTEST_
+    """,
+    re.VERBOSE,
+)
+
+
+def job_variables(job: Job, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the part of ``environment`` that a job's processes get.
 
     The variables under ``env`` in a pipeline file are added later and not filtered, for the user named them.
     """
+    return dict(environment) if _gets_all(job) else filter_variables(environment)
+
+
+def relevant_variables(job: Job, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of ``job_variables`` on which the job's numbers may depend, without secrets."""
+    if not _gets_all(job):
+        return filter_variables(environment)
+    return {
+        name: value
+        for name, value in environment.items()
+        if not (_OF_SESSION.match(name) or is_secret_name(name) or has_secret_form(value))
+    }
+
+
+def _gets_all(job: Job) -> bool:
+    return job.script is None and not job.options.get("clean_env")
+
+
+def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the listed variables of ``environment`` without secrets."""
     return {name: value for name, value in environment.items() if _NEEDED.match(name) and not is_secret_name(name)}
 
 

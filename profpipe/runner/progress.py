@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from profpipe.job import Job, JobOutcome, ProgressListener, Status, Visit, count_cases, readable
 from profpipe.masking import mask_printed
+from profpipe.runner import artifacts
 from profpipe.stdio import for_drawing, visible_line
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 #: Drawing takes a core from the workload for a moment.
 _REFRESH_PER_S = 2
 _MAX_REASON = 200
+#: Lines of the output of a program that failed.
+_TAIL_LINES = 15
 
 
 class _Lane(ProgressListener):
@@ -33,6 +36,8 @@ class _Lane(ProgressListener):
         self._case, self._visit = "", Visit()
         #: The status of each case that ended.
         self._ended: dict[str, str] = {}
+        #: Where the output begins that was not shown yet.
+        self._shown = 0
 
     def lane(self, name: str) -> ProgressListener:
         return self._display.lane(name)
@@ -62,6 +67,19 @@ class _Lane(ProgressListener):
             position = f"case {len(self._ended)} of {len(self.job.cases)}"
             self.message(f"{position}: {readable(case)}: {Status(status)}{why}")
 
+    def process_started(self, output_begin: int) -> None:
+        self._shown = output_begin
+
+    def job_runs(self, job: Job) -> None:
+        if self._display.is_verbose:
+            self._show_output(job)
+
+    def _show_output(self, job: Job, most: int | None = None) -> None:
+        """Print the lines of output since the last call, of which ``most`` the last ones."""
+        lines, self._shown = artifacts.read_lines(job, self._shown)
+        for line in lines[-most:] if most else lines:
+            self._display.print(f"{self._prefix}  | {line}")
+
     def job_ended(self, outcome: JobOutcome) -> None:
         seconds = time.monotonic() - self.began
         self.is_busy = False
@@ -72,6 +90,9 @@ class _Lane(ProgressListener):
         else:
             reason = f"{reason}; log: {outcome.end.log}" if outcome.end.log else reason
             result = f"{outcome.status} ({reason})" if reason not in ("", outcome.status) else str(outcome.status)
+        has_failed = outcome.status in (Status.FAILED, Status.TIMEOUT) and outcome.job.script is None
+        if has_failed or self._display.is_verbose:
+            self._show_output(outcome.job, None if self._display.is_verbose else _TAIL_LINES)
         self._display.print(f"{self.position()}: {result}, {duration(seconds)}")
 
     def message(self, text: str) -> None:
@@ -105,8 +126,10 @@ class Display(_Lane):
     Use it as a context manager, so that the terminal is restored.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_verbose: bool = False) -> None:
         super().__init__(self, "")
+        #: Whether the output of the programs is shown while they run.
+        self.is_verbose = is_verbose
         self._stream = stream or sys.stderr
         self._live: Live | None = None
         self._printing = threading.Lock()

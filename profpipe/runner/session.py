@@ -49,6 +49,7 @@ from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PairsEntry,
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import (
+    after_plain,
     artifacts,
     checkout,
     executor,
@@ -289,8 +290,8 @@ class Session:
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
-        described, variables = self.machine.described, process.filter_variables(os.environ)
-        return {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
+        described, variables = self.machine.described, process.relevant_variables
+        return {job.folder: job_cache.key(job, _commands(job), described, variables(job), salt) for job in planned}
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
         """Record the nodes of the allocation where a command runs on several of them."""
@@ -322,14 +323,25 @@ class Session:
         ]
 
     def _narrow(self, job: Job) -> Job | None:
-        """Return the job without the cases that failed in another process of theirs; None where none is left."""
+        """Return the job without the cases that failed in another process of theirs; None where none is left.
+
+        The program of a command runs first under plain, which shows what the other profilers can record.
+        """
         if not job.is_repeated:
-            return job
+            return self._after_plain(job) if job.script is None and job.profiler != "plain" else job
         others = (entry for entry in self.manifest.jobs_of(job.workload) if entry.folder != self._name(job.folder))
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
         return replace(job, cases=left) if left else None
+
+    def _after_plain(self, job: Job) -> Job:
+        ids = tuple(case.id for case in job.cases)
+        ran = [e for e in self.manifest.jobs_of(job.workload) if e.profiler == "plain" and e.cases == ids]
+        if job.label or not ran:
+            return job
+        plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder)
+        return after_plain.adapt(job, plain, ran[-1].reason if ran[-1].cause is Cause.EXIT else "")
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them.
@@ -426,7 +438,7 @@ class Session:
         self.data = self._merged(job, fresh)
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
-        variables = {**process.filter_variables(os.environ), **job.env}
+        variables = {**process.job_variables(job), **job.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
         entry = replace(
             manifest_entries.job_entry(outcome, _commands(job), self.folder),

@@ -75,7 +75,12 @@ def _failed(findings: Findings) -> Iterator[doc.Text]:
     counts = grouped((OUTCOMES[group.status], max(len(group.cases), 1)) for group in failed)
     if counts:
         outcomes = doc.join(f"{count_cases(sum(numbers))} {outcome}" for outcome, numbers in counts.items())
-        yield doc.concat(doc.Strong(outcomes), ": ", doc.Link("reasons and logs", "#failures"), ".")
+        more = doc.Link("reasons and logs", "#failures")
+        only, *others = dict.fromkeys(group.reason for group in failed)
+        if only and not others and all(group.status is Status.FAILED for group in failed):
+            yield doc.concat(doc.Strong(outcomes), ": ", only.rstrip("."), " (", more, ").")
+        else:
+            yield doc.concat(doc.Strong(outcomes), ": ", more, ".")
 
 
 def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:

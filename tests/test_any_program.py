@@ -1,0 +1,95 @@
+"""``profpipe run PROGRAM`` for programs without an optimizer, without Python, and with an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import profpipe, rows
+
+#: Generates tokens one by one after a prompt, for which ``main`` gives the number of requests.
+GENERATE = """
+import sys, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10))
+with torch.no_grad():
+    for _ in range(int(sys.argv[1])):
+        token = model(torch.zeros(1, 8, dtype=torch.long))[:, -1:].argmax(-1)
+        for _ in range(9):
+            token = model(token)[:, -1:].argmax(-1)
+"""
+
+#: Evaluates a model before it trains it, as nanoGPT does.
+TRAIN = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with torch.no_grad():
+    for _ in range(30):
+        model(torch.ones(4))
+for _ in range(12):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+"""
+
+FAILS = "import sys\nprint('reading')\nraise ValueError('no data in /data')\n"
+
+
+def run(folder: Path, *words: str) -> tuple[str, Path]:
+    """Run a program of ``folder``; return what is printed, and the folder of the run."""
+    command = [sys.executable, "-m", "profpipe", "run", *words]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.stdout, folder / "out" / "latest"
+
+
+def rules(folder: Path) -> dict[str, set[str]]:
+    """The rules of the steps by profiler."""
+    found: dict[str, set[str]] = {}
+    for row in rows(folder / "steps.parquet"):
+        found.setdefault(row["profiler"], set()).add(row["rule"])
+    return found
+
+
+@pytest.mark.slow
+def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(GENERATE, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain,torch", "generate.py", "4")
+    latest = tmp_path / "out" / "latest"
+    assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
+    assert "A step begins at each call of the model." in (latest / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "train.py")
+    found = rows(tmp_path / "out" / "latest" / "steps.parquet")
+    assert {row["rule"] for row in found} == {"optimizer"} and len({row["step"] for row in found}) == 8
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_under_plain_is_not_started_again_and_its_error_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS, encoding="utf-8")
+    printed, latest = run(tmp_path, "-p", "plain,torch", "fails.py")
+    assert "  | ValueError: no data in /data\n" in printed
+    assert "skipped (the program failed under plain: exit code 1: ValueError: no data in /data. Mend it" in printed
+    assert not list(latest.glob("raw/fails/torch/log.txt"))
+    assert "1 case failed: exit code 1: ValueError: no data in /data (reasons and logs in SUMMARY.md)" in printed
+
+
+@pytest.mark.slow
+def test_a_program_that_starts_no_python_gets_no_advice_for_python(tmp_path: Path) -> None:
+    printed, latest = run(tmp_path, "-p", "plain,torch", "sleep", "0.2")
+    assert "skipped (the program starts no Python, and torch.profiler records torch only. Use nsys.)" in printed
+    summary = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "## Warnings" not in summary and "hook" not in summary and "of process wall time" in summary
+
+
+@pytest.mark.slow
+def test_verbose_shows_the_output_while_the_program_runs(tmp_path: Path) -> None:
+    code = "import time\nfor n in range(3): print('line', n, flush=True); time.sleep(0.3)"
+    printed, _ = run(tmp_path, "--verbose", "-p", "plain", "--", sys.executable, "-c", code)
+    assert [line for line in printed.splitlines() if line.startswith("  | line")] == [f"  | line {n}" for n in range(3)]
+    assert "line" not in run(tmp_path, "-p", "plain", "--", sys.executable, "-c", code)[0]
