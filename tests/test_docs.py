@@ -1,6 +1,6 @@
 """The documentation is executed: its files are written, its commands run, their output compared.
 
-CONTRIBUTING.md, "Documentation that is run", says how blocks are marked. Each page runs from top to bottom in its own
+CONTRIBUTING.md, "Tests and documentation", says how blocks are marked. Each page runs from top to bottom in its own
 copy of the checkout, so a block may use files of the blocks before it.
 """
 

@@ -59,9 +59,6 @@ class Sequence:
 
 #: Of two rules, the first one applies.
 _RULES = ("marker", "optimizer", "forward")
-#: Calls of the outermost module before those that are steps where no optimizer steps. A program that makes no more is
-#: no loop.
-_CALLS = 3
 #: A program that catches SystemExit so many times is ended without it.
 _PATIENCE = 3
 
@@ -153,7 +150,7 @@ class Steps:
     def _boundary(self, rule: str) -> None:
         if self._is_inferior(rule):
             return
-        if rule == "forward" and not self._settings.forward and self._calls < _CALLS:
+        if rule == "forward" and not self._settings.forward and self._calls < ranges.CALLS_BEFORE_STEPS:
             self._calls += 1
             return
         if rule != "forward" and self._when_optimizer_steps is not None:

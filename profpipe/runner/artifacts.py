@@ -194,7 +194,7 @@ def imports_no_torch(job: Job) -> bool:
 
 
 def settled_call(job: Job) -> int | None:
-    """Return after how many calls of a model their time has settled; None where they are not the steps of the job.
+    """Return after how many calls of a model, from the start, their time has settled; None where they are no steps.
 
     The first request of a program that generates tokens takes ten times as long as the others. From the call on, as
     many as the other profilers record take at most ``_SETTLED`` times the median of all.
@@ -205,7 +205,7 @@ def settled_call(job: Job) -> int | None:
     times, steps = np.array(found["forward"]), job.options["steps"]
     for first in range(steps["warmup"], len(times) - steps["measure"]):
         if np.mean(times[first : first + steps["measure"]]) <= _SETTLED * np.median(times):
-            return first
+            return first + ranges.CALLS_BEFORE_STEPS
     return int(steps["warmup"])
 
 
