@@ -26,8 +26,8 @@ ENCODED_PREFIX = "profpipe%"
 #: The range around step 7 that the optimizer ends is ``profpipe.step:optimizer:7``.
 STEP_PREFIX = "profpipe.step:"
 
-#: Calls of the outermost module before those that are steps where no optimizer steps and the user did not ask for calls.
-#: A program that makes no more is no loop.
+#: Calls of the outermost module before those that are steps, where no optimizer steps and the user did not ask for
+#: calls. A program that makes no more is no loop.
 CALLS_BEFORE_STEPS = 3
 
 #: Set by the runner for the process of a workload: the profiler that it runs under.
