@@ -4,7 +4,8 @@ One JSON object a line; ``hook`` names what the line holds:
 
 * ``started``: process id, rank, Python and torch;
 * ``recording``: the first step began;
-* ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), and torch's peak memory so far;
+* ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and of
+  calls of a language model the batch and length of their ``tokens``;
 * ``span``: the recording of a span of time began; ``memory``: at its end, the peaks of torch's memory and the host's;
 * ``restart``: the steps before it were none, since a rule applied that says more;
 * ``note``, ``error``: what the report must say; ``finished``: the process ended.
@@ -13,6 +14,7 @@ One JSON object a line; ``hook`` names what the line holds:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     )
     return schema.Tables(
         steps=schema.frame(schema.STEPS, _steps(written, about)),
-        metrics=schema.frame(schema.METRICS, list(_memory(written, about))),
+        metrics=schema.frame(schema.METRICS, [*_memory(written, about), *_requests(written, about)]),
         origin=origin,
     )
 
@@ -94,6 +96,8 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
     if not rows:
         return []
     found = accounting.states(np.array([row["wall_ns"] for row in rows]))
+    # A step of a request is a token. The prompt is another kind of work.
+    prompts = {request.step for request in _split(written)}
     origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
     device = written[-1].get("device")
     place = {"process": about.get("pid"), "rank": about.get("rank"), "device": device, "profiler": "plain"}
@@ -104,10 +108,86 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
             "rule": row["rule"].value,
             "start_ns": row["start_ns"] - origin_ns,
             # The user knows better than the change point.
-            "state": StepState.WARMUP.value if row["step"] < warmup and len(rows) > warmup else state,
+            "state": StepState.WARMUP.value
+            if row["step"] < warmup and len(rows) > warmup
+            else StepState.OTHER.value
+            if row["step"] in prompts
+            else state,
         }
         for row, state in zip(rows, found, strict=True)
     ]
+
+
+@dataclass
+class _Request:
+    """A prompt, the time of its call (prefill), and the times of the calls after it (decode), in ns."""
+
+    #: The number of the call with the prompt.
+    step: int
+    batch: int
+    prompt: int
+    prefill_ns: float
+    decode_ns: list[float] = field(default_factory=list)
+    is_sure: bool = True
+
+    @property
+    def output(self) -> int:
+        """The tokens of each sequence: one of each call."""
+        return 1 + len(self.decode_ns)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second over the batch. The last call ends with the next request, so it counts as the median."""
+        known = self.decode_ns[:-1]
+        return 1e9 * self.batch * self.output / (self.prefill_ns + sum(known) + float(np.median(known)))
+
+
+def _requests(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
+
+    They are those of the process without a rank, or of rank 0.
+    """
+    by_prompt: dict[int, list[_Request]] = {}
+    for request in [] if about.get("rank") else _split(written):
+        by_prompt.setdefault(request.prompt, []).append(request)
+    for prompt, own in sorted(by_prompt.items()):
+        figures: dict[str, tuple[list[float], str]] = {
+            "request_batch": ([float(request.batch) for request in own], "1"),
+            "request_output": ([float(request.output) for request in own], "1"),
+            "time_to_first_token": ([request.prefill_ns for request in own], "ns"),
+            "time_per_output_token": ([wall for request in own for wall in request.decode_ns[:-1]], "ns"),
+            "tokens_per_s": ([request.rate for request in own], "1/s"),
+        }
+        for metric, (values, unit) in figures.items():
+            of = {"subject": f"{schema.PROMPT_PREFIX}{prompt}", "metric": metric, "unit": unit, "n": len(values)}
+            yield {**of, "value": float(np.median(values))}
+
+
+def _split(written: list[dict[str, Any]]) -> list[_Request]:
+    """Return the requests of a process, by the batches and lengths of tokens with which it called its model.
+
+    A call with the last token only, or without a cache with one token more than the call before, is decoding; any other
+    begins a request. One is left out where it is not sure that it is whole: a prompt may be in several calls, and the
+    first calls of a process are not recorded.
+    """
+    found: list[_Request] = []
+    last = (0, 0)
+    calls = [
+        (int(step), int(batch), int(length), float(wall))
+        for line in written
+        if line["hook"] == "steps" and line["rule"] == "forward" and len(line.get("tokens", ())) == len(line["wall_ns"])
+        for step, (batch, length), wall in zip(line["step"], line["tokens"], line["wall_ns"], strict=True)
+    ]
+    for step, batch, length, wall in calls:
+        if found and batch == last[0] and length in (1, last[1] + 1):
+            found[-1].decode_ns.append(wall)
+        else:
+            is_first = not found or bool(found[-1].decode_ns)
+            if not is_first:
+                found[-1].is_sure = False
+            found.append(_Request(step, batch, length, wall, is_sure=is_first and length > 1))
+        last = (batch, length)
+    return [request for request in found if request.is_sure and len(request.decode_ns) > 2]
 
 
 def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,11 @@ def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Pat
     profpipe(tmp_path, "run", "-p", "plain,torch", "generate.py", "4")
     latest = tmp_path / "out" / "latest"
     assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
-    assert "A step begins at each call of the model." in (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "A step begins at each call of the model." in page
+    # The first calls of the first request are left out, and so is that request.
+    assert "| prompt tokens | requests | batch | output tokens |" in page and "\n| 8 | 3 | 1 | 10 | " in page
+    assert "- Prompt of 8 tokens: first token after " in page
 
 
 @pytest.mark.slow

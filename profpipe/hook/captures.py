@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
@@ -163,6 +163,8 @@ class Times(Capture):
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
+        #: By the number of a step that has not been written: batch and length of its tokens.
+        self.tokens: Dict[int, Tuple[int, int]] = {}
         self._clock: Any = None
         self._rule = ""
         self._written_s = 0.0
@@ -186,6 +188,7 @@ class Times(Capture):
 
     def discard(self) -> None:
         self._clock = None
+        self.tokens.clear()
         self.record.write("restart")
 
     def finish(self) -> None:
@@ -195,11 +198,14 @@ class Times(Capture):
     def _write(self, rows: List[clock.Row]) -> None:
         if not rows:
             return
-        columns = {
+        columns: Dict[str, List[Any]] = {
             "step": [row[0] for row in rows],
             "start_ns": [row[1] for row in rows],
             "wall_ns": [round(row[2]) for row in rows],
         }
+        tokens = [self.tokens.pop(row[0], None) for row in rows]
+        if all(tokens):
+            columns["tokens"] = tokens
         self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **clock.peaks_of_torch())
 
 

@@ -213,12 +213,12 @@ class _ModuleWatch:
 
         @functools.wraps(call)
         def call_module(*args: Any, **kwargs: Any) -> Any:
-            self._before_any(module, args)
+            self._before_any(module, args, kwargs)
             return call(*args, **kwargs)
 
         return call_module
 
-    def _before_any(self, module: Any, args: Any) -> None:
+    def _before_any(self, module: Any, args: Any, kwargs: Any = None) -> None:
         if self._is_compiling() or module in self._inner:
             return
         is_known = module in self._outer
@@ -227,18 +227,22 @@ class _ModuleWatch:
             self._inner.update(child for child in module.modules() if child is not module)
         if self._handle is not None and (is_known or _is_compiled(module)):
             self._watch_outer()
-        self._found.boundary("forward")
+        self._found.boundary("forward", _tokens(args, kwargs))
 
-    def _before(self, module: Any, args: Any) -> None:
+    def _before(self, module: Any, args: Any, kwargs: Any = None) -> None:
         if not self._is_compiling():
-            self._found.boundary("forward")
+            self._found.boundary("forward", _tokens(args, kwargs))
 
     def _watch_outer(self) -> None:
         handle, self._handle = self._handle, None
         handle.remove()
         for each in self._outer:
             if each not in self._inner and getattr(each, "_compiled_call_impl", None) is None:
-                self._handles.append(each.register_forward_pre_hook(self._before))
+                try:
+                    handle = each.register_forward_pre_hook(self._before, with_kwargs=True)
+                except TypeError:  # torch before 2.0
+                    handle = each.register_forward_pre_hook(self._before)
+                self._handles.append(handle)
 
     def end(self) -> None:
         """Begin no step any more."""
@@ -247,6 +251,18 @@ class _ModuleWatch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _tokens(args: Any, kwargs: Any) -> Optional[Tuple[int, int]]:
+    """Return batch and length of the tokens that a call of a model gets, by its first tensor; None for other inputs.
+
+    Token ids are whole numbers (batch, length), embeddings floating-point numbers (batch, length, width).
+    """
+    for each in itertools.chain(args or (), (kwargs or {}).values()):
+        if hasattr(each, "is_floating_point"):
+            has_tokens = each.ndim == (3 if each.is_floating_point() else 2)
+            return (int(each.shape[0]), int(each.shape[1])) if has_tokens else None
+    return None
 
 
 def _is_compiled(module: Any) -> bool:

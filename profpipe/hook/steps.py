@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, Tuple, TypeVar
 
 from profpipe import ranges
 from profpipe.hook import captures, record, settings
@@ -87,9 +87,9 @@ class Steps:
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
-    def boundary(self, rule: str) -> None:
-        """End the current step, and begin the next one."""
-        self._guard(lambda: self._boundary(rule), rule)
+    def boundary(self, rule: str, tokens: Optional[Tuple[int, int]] = None) -> None:
+        """End the current step, and begin the next one, which gets ``tokens``: batch and length."""
+        self._guard(lambda: self._boundary(rule, tokens), rule)
 
     def when_optimizer_steps(self, act: Callable[[], None]) -> None:
         """Have ``act`` called where the first optimizer steps. Until then calls of modules are steps."""
@@ -147,7 +147,7 @@ class Steps:
         """Return True if steps by another rule are found, which says more."""
         return bool(self.rule) and _RULES.index(self.rule) < _RULES.index(rule)
 
-    def _boundary(self, rule: str) -> None:
+    def _boundary(self, rule: str, tokens: Optional[Tuple[int, int]] = None) -> None:
         if self._is_inferior(rule):
             return
         if rule == "forward" and not self._settings.forward and self._calls < ranges.CALLS_BEFORE_STEPS:
@@ -166,6 +166,8 @@ class Steps:
             self.number += 1
             self._is_open = True
             self._capture.begin(rule, self.number)
+            if tokens is not None and isinstance(self._capture, captures.Times):
+                self._capture.tokens[self.number] = tokens
 
     def _close(self) -> None:
         if self.rule == "marker" and self._is_open:

@@ -29,9 +29,9 @@ MOST_LINES = 150
 #: Sections by importance, which is not the order on the page. Others follow in the order of the document.
 IMPORTANCE = (
     "overview", "recordings", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished",
-    "first_studies", "failed_captures", "studies", "study_plots", "skipped", "steps", "recording", "step_ranks",
-    "step_outliers", "step_times", "classification", "kernel_share", "switch_cost", "limits", "targets", "accuracy",
-    "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
+    "first_studies", "failed_captures", "studies", "study_plots", "skipped", "requests", "steps", "recording",
+    "step_ranks", "step_outliers", "step_times", "classification", "kernel_share", "switch_cost", "limits", "targets",
+    "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
 )  # fmt: skip
 
 #: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.

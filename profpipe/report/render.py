@@ -111,7 +111,8 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
-    return steps.steps(workload), recording.recording(workload), timeline.timeline(workload)
+    found = steps.steps(workload), recording.recording(workload), timeline.timeline(workload)
+    return (step_times.requests(workload), *found)
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

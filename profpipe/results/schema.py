@@ -34,6 +34,8 @@ RANK_PREFIX: Final = "rank "
 #: The same for one of the processes that repeat a command.
 PROCESS_PREFIX: Final = "process "
 DEVICE_PREFIX: Final = "device "
+#: The subject of a metric of the requests of a language model begins with this; the length of their prompt follows.
+PROMPT_PREFIX: Final = "prompt "
 #: The same for the time of the reference case on a node of a cluster; the name of the node follows.
 NODE_PREFIX: Final = "node "
 
@@ -177,7 +179,7 @@ METRICS: Final = _table(
     "one number",
     """
     subject str     empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file,
-                    `rank 1`, `device 0`, `process 2`
+                    `rank 1`, `device 0`, `process 2`, `prompt 512`
     metric  str     name of the quantity
     value   Float64 value, in `unit`
     unit    str     ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool

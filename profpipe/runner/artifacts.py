@@ -185,24 +185,28 @@ _NOT_LOADED = (
 
 def starts_no_python(job: Job) -> bool:
     """Return True if the job's command, which has ended, started no Python, as far as its words and the hook say."""
-    return job.loads_hook and not _loaded(job).exists() and not any("py" in word.lower() for word in job.command)
+    has_loaded = any(job.folder.glob("hook.*.loaded"))
+    return job.loads_hook and not has_loaded and not any("py" in word.lower() for word in job.command)
 
 
 def imports_no_torch(job: Job) -> bool:
     """Return True if no process of the job's command, which has ended, imported torch or made a step."""
-    return job.loads_hook and not (job.folder / f"hook.{job.stem}.torch").exists() and not _step_times(job)
+    return job.loads_hook and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
 
 
 def settled_call(job: Job) -> int | None:
     """Return after how many calls of a model, from the start, their time has settled; None where they are no steps.
 
+    None also where the user asked for calls, and so chose the first steps.
+
     The first request of a program that generates tokens takes ten times as long as the others. From the call on, as
     many as the other profilers record take at most ``_SETTLED`` times the median of all.
     """
     found = _step_times(job)
-    if not job.is_hooked or found.keys() != {"forward"}:
+    steps = job.options["steps"] if job.is_hooked else {}
+    if steps.get("forward", True) or found.keys() != {"forward"}:
         return None
-    times, steps = np.array(found["forward"]), job.options["steps"]
+    times = np.array(found["forward"])
     for first in range(steps["warmup"], len(times) - steps["measure"]):
         if np.mean(times[first : first + steps["measure"]]) <= _SETTLED * np.median(times):
             return first + ranges.CALLS_BEFORE_STEPS
@@ -214,9 +218,12 @@ _SETTLED = 1.5
 
 
 def _step_times(job: Job) -> dict[str, list[float]]:
-    """Return the times of the steps that plain recorded (ns), by their rule, of the process with the most steps."""
+    """Return the times of the steps that plain recorded (ns), by their rule, of the process with the most steps.
+
+    A job that was killed and resumed has files of several attempts.
+    """
     most: dict[str, list[float]] = {}
-    for path in job.records:
+    for path in job.folder.glob("hook.*.jsonl"):
         found: dict[str, list[float]] = {}
         for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook"):
             if not isinstance(line, dict):

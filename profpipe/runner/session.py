@@ -338,9 +338,10 @@ class Session:
     def _after_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
         ran = [e for e in self.manifest.jobs_of(job.workload) if e.profiler == "plain" and e.cases == ids]
-        if job.label or not ran:
+        plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder) if ran else job
+        # The sides of a pair have other programs, and a user may have removed the files.
+        if job.label or not ran or not plain.log.exists():
             return job
-        plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder)
         return after_plain.adapt(job, plain, ran[-1].reason if ran[-1].cause is Cause.EXIT else "")
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:

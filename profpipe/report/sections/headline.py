@@ -15,7 +15,7 @@ from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
 from profpipe.report.document import Code, Text
 from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
-from profpipe.report.sections import recording, roofline, steps, times
+from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
 
@@ -133,6 +133,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if len(workload.cases) == 1:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
+        facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))

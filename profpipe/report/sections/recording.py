@@ -9,7 +9,7 @@ from profpipe.analysis.findings import CaseResult, Findings, Iteration, Workload
 from profpipe.analysis.kernels import KernelBreakdown
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, with_share
+from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, short_names, with_share
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -18,6 +18,9 @@ from profpipe.results.schema import Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
+
+#: Kernels of a program that a sentence names.
+_NAMED = 4
 
 #: Metrics of the peak memory of a process, and whose memory it is.
 _PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
@@ -108,7 +111,9 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from contradictions(workload)
     if not _is_of_everything(workload):
         return
-    if only and only.breakdown and answer(workload, only):
+    if only and only.breakdown and (spent := answer(workload, only)):
+        if workload.basis is None or workload.basis.is_timed:
+            yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
     copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own.values())
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
@@ -148,7 +153,10 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 
 
 def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
-    """Return the launches of a capture whose iterations are unknown, and the two classes with the most time."""
+    """Return the launches of a capture whose iterations are unknown, and the two classes with the most time.
+
+    Where no kernel has a class, as in a program with kernels of its own, the largest kernels are named.
+    """
     total = breakdown.total
     launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)
     is_one = round(launches) == 1
@@ -158,6 +166,12 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
     scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
+    if not named and breakdown.kind == "kernel":
+        short, rows = short_names(row.kernel for row in workload.top), [r for r in workload.top if r.case == case.id]
+        named = [
+            fill("{} {} ({} a launch)", doc.Code(short[row.kernel]), percent(row.share), duration(row.ns / row.calls))
+            for row in rows[:_NAMED]
+        ]
     shares = fill(": {} of it", doc.join(named)) if named else ""
     return fill(f"{count(launches)} {noun}, {{}} {scope}{{}}.", duration(total.ns), shares)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import (
@@ -21,7 +22,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, means_note, plural, span
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
 from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit, time_unit
-from profpipe.results.schema import StepState
+from profpipe.results.schema import PROMPT_PREFIX, StepState
 
 #: Ranks of all cases up to which their table stands on the short page.
 _RANKS = 16
@@ -77,6 +78,62 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
     table = doc.make_table("step_times", columns, rows).without(*_lone(case=len(workload.cases)))
     title = "Step time under each profiler"
     return doc.make_section("step_times", title, [table], _overheads([own for _, own in cases]), workload.name)
+
+
+#: A case, the length of a prompt, and the figures of its requests by metric.
+_Requests = tuple[CaseResult, int, Mapping[str, Number]]
+
+
+def _requests(workload: WorkloadFindings) -> list[_Requests]:
+    cases = {case.id: case for case in workload.cases}
+    found = [
+        (cases[case], int(subject.removeprefix(PROMPT_PREFIX)), figures)
+        for (case, profiler, subject), figures in workload.recorded.numbers.items()
+        if case in cases and profiler == "plain" and subject.startswith(PROMPT_PREFIX)
+    ]
+    order = list(cases)
+    return sorted(found, key=lambda row: (order.index(row[0].id), row[1]))
+
+
+def requests(workload: WorkloadFindings) -> doc.Section:
+    """Return the requests in which a language model generates tokens, by the length of their prompt."""
+    rows = _requests(workload)
+
+    def value(metric: str) -> Callable[[_Requests], float]:
+        return lambda row: row[2][metric].value
+
+    def in_time(metric: str, header: str) -> tuple[doc.Column, Callable[[_Requests], float]]:
+        return doc.Column(metric, header, time_unit(map(value(metric), rows))), value(metric)
+
+    columns: doc.Columns[_Requests] = [
+        (doc.label("case"), lambda row: case_text(row[0])),
+        (doc.count("prompt", "prompt tokens"), lambda row: row[1]),
+        (doc.count("requests"), lambda row: int(row[2]["time_to_first_token"].n)),
+        (doc.count("batch"), value("request_batch")),
+        (doc.count("output", "output tokens"), value("request_output")),
+        in_time("time_to_first_token", "time to first token"),
+        in_time("time_per_output_token", "time per output token"),
+        (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
+    ]
+    table = doc.table_of("requests", rows, columns).without(*_lone(case=len(workload.cases)))
+    return doc.make_section("requests", "Requests", [table], _OF_REQUESTS if rows else "", workload.name)
+
+
+_OF_REQUESTS = (
+    "Medians, without a profiler. A request is a call of the model with a prompt and the calls after it, with one token"
+    " each. Tokens per second are of the whole request and its batch."
+)
+
+
+def of_requests(workload: WorkloadFindings) -> doc.Text:
+    """Return the figures of the longest prompt of the only case; empty without requests."""
+    rows = _requests(workload)
+    if len(workload.cases) != 1 or not rows:
+        return ""
+    _, prompt, own = rows[-1]
+    first, each = own["time_to_first_token"], own["time_per_output_token"]
+    text = f"prompt of {plural(prompt, 'token')}: first token after {{}}, then {{}} each; {{}} tokens per second"
+    return fill(text, duration(first.value), duration(each.value), number(own["tokens_per_s"].value))
 
 
 def _lone(**counts: int) -> list[str]:
