@@ -163,6 +163,16 @@ def _requests(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[
             yield {**of, "value": float(np.median(values))}
 
 
+def _calls(written: list[dict[str, Any]]) -> Iterator[tuple[int, tuple[int, int] | None, float]]:
+    """Yield the number of each call of a model, batch and length of its tokens, and its time in ns."""
+    for line in written:
+        if line["hook"] == "steps" and line["rule"] == "forward":
+            tokens = line.get("tokens") or [None] * len(line["step"])
+            for step, pair, wall in zip(line["step"], tokens, line["wall_ns"], strict=False):
+                is_known = pair is not None and all(1 <= value < 1 << 31 for value in pair)
+                yield int(step), (int(pair[0]), int(pair[1])) if is_known else None, float(wall)
+
+
 def _split(written: list[dict[str, Any]]) -> list[_Request]:
     """Return the requests of a process, by the batches and lengths of tokens with which it called its model.
 
@@ -171,14 +181,17 @@ def _split(written: list[dict[str, Any]]) -> list[_Request]:
     first calls of a process are not recorded.
     """
     found: list[_Request] = []
-    last = (0, 0)
-    calls = [
-        (int(step), int(batch), int(length), float(wall))
-        for line in written
-        if line["hook"] == "steps" and line["rule"] == "forward" and len(line.get("tokens", ())) == len(line["wall_ns"])
-        for step, (batch, length), wall in zip(line["step"], line["tokens"], line["wall_ns"], strict=True)
-    ]
-    for step, batch, length, wall in calls:
+    last, expected = (0, 0), 0
+    for step, tokens, wall in _calls(written):
+        if tokens is None or step != expected:
+            # A call of another model, or a lost line: the request around it is not whole.
+            if found:
+                found[-1].is_sure = False
+            last = (0, 0)
+        expected = step + 1
+        if tokens is None:
+            continue
+        batch, length = tokens
         if found and batch == last[0] and length in (1, last[1] + 1):
             found[-1].decode_ns.append(wall)
         else:
@@ -187,7 +200,7 @@ def _split(written: list[dict[str, Any]]) -> list[_Request]:
                 found[-1].is_sure = False
             found.append(_Request(step, batch, length, wall, is_sure=is_first and length > 1))
         last = (batch, length)
-    return [request for request in found if request.is_sure and len(request.decode_ns) > 2]
+    return [each for each in found if each.is_sure and each.prefill_ns > 0 and len(each.decode_ns) > 2]
 
 
 def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     masking.remember(masking.secrets_of_environment(os.environ))
     with stdio.mask_output():
         args = parser.parse_args(words)
-    args.program, args.words = program, words or ["run"]
+    args.program = args.after = program
+    args.words = words or ["run"]
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
         try:
             return _run(args)

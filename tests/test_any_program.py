@@ -97,3 +97,40 @@ def test_verbose_shows_the_output_while_the_program_runs(tmp_path: Path) -> None
     printed, _ = run(tmp_path, "--verbose", "-p", "plain", "--", sys.executable, "-c", code)
     assert [line for line in printed.splitlines() if line.startswith("  | line")] == [f"  | line {n}" for n in range(3)]
     assert "line" not in run(tmp_path, "-p", "plain", "--", sys.executable, "-c", code)[0]
+
+
+#: What a program may do with its model after profpipe has seen calls of it.
+COPIES = """
+import copy, io, pickle, torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10))
+tokens = torch.zeros(1, 8, dtype=torch.long)
+with torch.no_grad():
+    for _ in range(6):
+        model(tokens)
+    copy.deepcopy(model)(tokens)
+    torch.save(model, io.BytesIO())
+    pickle.dumps(model)
+    torch.jit.script(model)
+    torch.fx.symbolic_trace(model)
+    model.forward = torch.compile(model.forward, backend="eager")
+    for _ in range(5):
+        model(tokens)
+    compiled = torch.compile(Net().__call__, backend="eager", fullgraph=True)
+    for _ in range(5):
+        compiled(torch.ones(2, 4))
+    torch.nn.Linear(4, 4)(torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]))
+print("fine", type(model).__call__ is torch.nn.Module.__call__)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_may_copy_save_script_trace_and_compile_its_model(tmp_path):
+    (tmp_path / "copies.py").write_text(COPIES, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain", "copies.py")
+    latest = tmp_path / "out" / "latest"
+    assert "fine True" in (latest / "raw" / "copies" / "plain" / "log.txt").read_text(encoding="utf-8")
+    # Each call is one step: 6 + 1 + 5 + 5 + 1 without the first three.
+    assert len(rows(latest / "steps.parquet")) in (14, 15)

@@ -22,8 +22,8 @@ def tables(tmp_path, calls, rank=None):
             "rule": "forward",
             "step": [*range(len(calls))],
             "start_ns": [10**9 + n for n in range(len(calls))],
-            "wall_ns": [ms * 1e6 for _, _, ms in calls],
-            "tokens": [[batch, length] for batch, length, _ in calls],
+            "wall_ns": [call[2] * 1e6 if call else 1e6 for call in calls],
+            "tokens": [call and list(call[:2]) for call in calls],
         },
     ]
     path = tmp_path / "hook.capture.1.jsonl"
@@ -70,8 +70,17 @@ def test_a_prompt_is_no_steady_step(tmp_path):
         # A prompt in two calls cannot be told from a request of one token before another request.
         [(1, 256, 20.0), *request(256, first=20.0, each=10.0, output=8)],
         request(64, first=20.0, each=10.0, output=3),
+        [*request(64, first=20.0, each=10.0, output=5)[:4], None, (1, 1, 10.0), (1, 1, 10.0)],
+        [*request(64, first=0.0, each=0.0, output=5)],
     ],
-    ids=["a batch in each call", "the prompt was not recorded", "two prompts in a row", "too few tokens"],
+    ids=[
+        "a batch in each call",
+        "the prompt was not recorded",
+        "two prompts in a row",
+        "too few tokens",
+        "another model in between",
+        "no time",
+    ],
 )
 def test_other_calls_are_no_requests(tmp_path, calls):
     assert figures(tables(tmp_path, calls)) == {}
@@ -82,7 +91,7 @@ def test_requests_are_those_of_the_first_rank(tmp_path):
     assert figures(tables(tmp_path, calls, rank=0)) and not figures(tables(tmp_path, calls, rank=1))
 
 
-@pytest.mark.parametrize("tokens", [[[1, 2]], [[1, "x"]] * 3, [[1]] * 3, [[-1, 1]] * 3])
+@pytest.mark.parametrize("tokens", [None, [[1, 2]], [[1, "x"]] * 3, [[1]] * 3, [[-1, 1]] * 3, [[0, 9]] * 3])
 def test_wrong_tokens_drop_the_line_or_the_requests(tmp_path, tokens):
     path = tmp_path / "hook.capture.1.jsonl"
     line = {"hook": "steps", "rule": "forward", "step": [0, 1, 2], "start_ns": [1, 2, 3], "wall_ns": [1.0, 1.0, 1.0]}

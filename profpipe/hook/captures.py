@@ -204,7 +204,7 @@ class Times(Capture):
             "wall_ns": [round(row[2]) for row in rows],
         }
         tokens = [self.tokens.pop(row[0], None) for row in rows]
-        if all(tokens):
+        if any(tokens):
             columns["tokens"] = tokens
         self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **clock.peaks_of_torch())
 

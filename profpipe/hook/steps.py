@@ -218,7 +218,8 @@ class Steps:
     def _after_fork(self) -> None:
         """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""
         self._record.forget()
-        began = self.number >= 0
+        # A model that was only evaluated so far may be trained in the child.
+        began = self.number >= 0 and (self.rule != "forward" or self._settings.forward)
         if self._capture is not None:
             import ctypes
 

@@ -175,8 +175,8 @@ def _are_times(value: Any) -> bool:
 
 
 _is_text, _is_mapping = _is_a(str), _is_a(dict)
-_are_pairs = _is_list_of(lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)))
 _are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
+_are_pairs = _is_list_of(lambda value: value is None or (_are_numbers(value) and len(value) == 2))
 
 _Fields = Mapping[str, _IsValid]
 

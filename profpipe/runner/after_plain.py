@@ -15,7 +15,7 @@ def adapt(job: Job, plain: Job, failure: str) -> Job:
     process imports torch there is no hook to wait for. Where no optimizer stepped, calls of the model are the steps.
     """
     if failure:
-        remedy = "Mend it, then continue the run with profpipe resume."
+        remedy = "Mend it, then start a new run."
         return replace(
             job, tool=Missing(job.profiler, f"the program failed under plain: {failure.rstrip('.')}", remedy)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from profpipe.results import atomic, raw_files
 
 #: Time, size and inode of a file. They change when the file is made again.
 Stamp = tuple[int, int, int]
+
+_KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile("-----END [A-Z ]*PRIVATE KEY")
 
 #: How much of a process's output is read, from its end.
 _LOG_TAIL_BYTES = 1 << 20
@@ -90,14 +93,19 @@ def publish_output(job: Job) -> None:
 
 
 def read_lines(job: Job, begin: int = 0) -> tuple[list[str], int]:
-    """Return the whole lines of the job's output from a byte on, without secrets, and where the next line begins."""
-    with suppress(FileNotFoundError), (job.folder / "log.txt").open("rb") as stream:
-        stream.seek(begin)
-        whole = stream.read(_LOG_TAIL_BYTES).rpartition(b"\n")[0]
-        if whole:
-            text = job.masked(whole.decode(errors="replace"))
-            return text.split("\n"), begin + len(whole) + 1
-    return [], begin
+    """Return the whole lines of the job's output from a byte on, without secrets, and where the next line begins.
+
+    Of more than a MiB they are those of the last one. A progress bar writes one line again and again: its last state
+    counts.
+    """
+    log = job.folder / "log.txt"
+    size = log.stat().st_size if log.exists() else 0
+    text = read_output(log, (begin, size)) if size > begin else ""
+    whole, _, rest = text.rpartition("\n")
+    if _KEY_BEGINS.search(whole) and not _KEY_ENDS.search(whole):
+        return [], begin  # the masking recognises a private key as a whole
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in job.masked(whole).split("\n")] if whole else []
+    return lines, size - len(rest.encode(errors="replace"))
 
 
 def read_output(log: Path, span: tuple[int, int]) -> str:
@@ -206,11 +214,12 @@ def settled_call(job: Job) -> int | None:
     steps = job.options["steps"] if job.is_hooked else {}
     if steps.get("forward", True) or found.keys() != {"forward"}:
         return None
-    times = np.array(found["forward"])
-    for first in range(steps["warmup"], len(times) - steps["measure"]):
-        if np.mean(times[first : first + steps["measure"]]) <= _SETTLED * np.median(times):
-            return first + ranges.CALLS_BEFORE_STEPS
-    return int(steps["warmup"])
+    times, measure = np.array(found["forward"]), int(steps["measure"])
+    sums = np.concatenate([[0.0], np.cumsum(times)])
+    means = (sums[measure:] - sums[:-measure]) / measure
+    settled = np.flatnonzero(means[steps["warmup"] :] <= _SETTLED * np.median(times))
+    first = int(settled[0]) + ranges.CALLS_BEFORE_STEPS if len(settled) else 0
+    return int(steps["warmup"]) + first
 
 
 #: In which the mean of some calls may be longer than the median of all: one of them may be a prefill.

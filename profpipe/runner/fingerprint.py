@@ -119,8 +119,8 @@ def _digests(job: Job, machine: Mapping[str, Any]) -> dict[str, str]:
     # The kernels of a guided job are not known before the run.
     commands = profilers.ALL[job.profiler].commands(guided_ncu.preview(job))
     # A rented machine may return with another build of the operating system.
-    machine = {**machine, "os": ""}
-    return job_cache.digests(job_cache.dependencies(job, commands, machine, process.relevant_variables(job)))
+    machine, variables = {**machine, "os": ""}, process.filter_variables(os.environ)
+    return job_cache.digests(job_cache.dependencies(job, commands, machine, variables))
 
 
 # --- the runs of this user --------------------------------------------------------------------------------------------

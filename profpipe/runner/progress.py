@@ -22,6 +22,7 @@ _REFRESH_PER_S = 2
 _MAX_REASON = 200
 #: Lines of the output of a program that failed.
 _TAIL_LINES = 15
+_MAX_LINE = 2000
 
 
 class _Lane(ProgressListener):
@@ -37,7 +38,7 @@ class _Lane(ProgressListener):
         #: The status of each case that ended.
         self._ended: dict[str, str] = {}
         #: Where the output begins that was not shown yet.
-        self._shown = 0
+        self._shown: int | None = None
 
     def lane(self, name: str) -> ProgressListener:
         return self._display.lane(name)
@@ -45,7 +46,7 @@ class _Lane(ProgressListener):
     def job_started(self, job: Job, index: int, total: int) -> None:
         self.job, self._index, self._total, self.is_busy = job, index, total, True
         self._display.count_job(index, total)
-        self.began, self._ended = time.monotonic(), {}
+        self.began, self._ended, self._shown = time.monotonic(), {}, None
         # A command has no harness that reports its one case.
         self._case = job.cases[0].id if job.script is None else ""
         if not self._display.is_live:
@@ -76,9 +77,11 @@ class _Lane(ProgressListener):
 
     def _show_output(self, job: Job, most: int | None = None) -> None:
         """Print the lines of output since the last call, of which ``most`` the last ones."""
+        if self._shown is None:
+            return  # no process was started
         lines, self._shown = artifacts.read_lines(job, self._shown)
         for line in lines[-most:] if most else lines:
-            self._display.print(f"{self._prefix}  | {line}")
+            self._display.print(f"{self._prefix}  | {line[:_MAX_LINE]}")
 
     def job_ended(self, outcome: JobOutcome) -> None:
         seconds = time.monotonic() - self.began

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
@@ -84,12 +87,18 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
 _Requests = tuple[CaseResult, int, Mapping[str, Number]]
 
 
+_PROMPT = re.compile(rf"{PROMPT_PREFIX}(\d{{1,9}})")
+_FIGURES = {"request_batch", "request_output", "time_to_first_token", "time_per_output_token", "tokens_per_s"}
+
+
 def _requests(workload: WorkloadFindings) -> list[_Requests]:
     cases = {case.id: case for case in workload.cases}
     found = [
-        (cases[case], int(subject.removeprefix(PROMPT_PREFIX)), figures)
+        (cases[case], int(match[1]), figures)
         for (case, profiler, subject), figures in workload.recorded.numbers.items()
-        if case in cases and profiler == "plain" and subject.startswith(PROMPT_PREFIX)
+        if case in cases and profiler == "plain" and (match := _PROMPT.fullmatch(subject))
+        # The tables may be those of another program.
+        if figures.keys() >= _FIGURES and not pd.isna(figures["time_to_first_token"].n)
     ]
     order = list(cases)
     return sorted(found, key=lambda row: (order.index(row[0].id), row[1]))
