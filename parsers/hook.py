@@ -79,9 +79,10 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
         device=str(about.get("device_name") or ""),
         notes=tuple(notes),
     )
+    steps = _steps(written, about)
     return schema.Tables(
-        steps=schema.frame(schema.STEPS, _steps(written, about)),
-        metrics=schema.frame(schema.METRICS, [*_memory(written, about), *_requests(written, about)]),
+        steps=schema.frame(schema.STEPS, steps),
+        metrics=schema.frame(schema.METRICS, [*_memory(written, about), *_requests(written, about, steps)]),
         origin=origin,
     )
 
@@ -142,14 +143,20 @@ class _Request:
         return 1e9 * self.batch * self.output / (self.prefill_ns + sum(known) + float(np.median(known)))
 
 
-def _requests(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _requests(
+    written: list[dict[str, Any]], about: dict[str, Any], steps: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
 
-    They are those of the process without a rank, or of rank 0.
+    They are those of the process without a rank, or of rank 0. A request is left out where less than half of its calls
+    after the prompt are steady steps, as in the first request of a process.
     """
+    steady = {row["step"] for row in steps if row["state"] == StepState.STEADY.value}
     by_prompt: dict[int, list[_Request]] = {}
     for request in [] if about.get("rank") else _split(written):
-        by_prompt.setdefault(request.prompt, []).append(request)
+        decode = range(request.step + 1, request.step + len(request.decode_ns))
+        if 2 * sum(step in steady for step in decode) >= len(decode):
+            by_prompt.setdefault(request.prompt, []).append(request)
     for prompt, own in sorted(by_prompt.items()):
         figures: dict[str, tuple[list[float], str]] = {
             "request_batch": ([float(request.batch) for request in own], "1"),
@@ -200,6 +207,9 @@ def _split(written: list[dict[str, Any]]) -> list[_Request]:
                 found[-1].is_sure = False
             found.append(_Request(step, batch, length, wall, is_sure=is_first and length > 1))
         last = (batch, length)
+    if found and found[-1].decode_ns:
+        # The end of the process cut the last call.
+        found[-1].decode_ns.append(0.0)
     return [each for each in found if each.is_sure and each.prefill_ns > 0 and len(each.decode_ns) > 2]
 
 

@@ -44,16 +44,30 @@ def request(prompt, *, first, each, output, batch=1, has_cache=True):
     return [*calls[:-1], (*calls[-1][:2], 1000.0)]
 
 
+#: The end of a process cuts its last call.
+CUT = slice(None, -1)
+
+
 @pytest.mark.parametrize("has_cache", [True, False], ids=["cache", "no cache"])
 def test_a_request_has_a_time_to_first_token_and_one_per_token(tmp_path, has_cache):
     of = {"first": 40.0, "each": 10.0, "output": 17, "batch": 2, "has_cache": has_cache}
-    found = figures(tables(tmp_path, [*request(512, **of), *request(512, **of), *request(64, **{**of, "first": 8.0})]))
+    found = figures(
+        tables(tmp_path, [*request(512, **of), *request(512, **of), *request(64, **{**of, "first": 8.0})][CUT])
+    )
     assert found["prompt 512", "time_to_first_token"] == (40e6, 2)
     assert found["prompt 512", "time_per_output_token"] == (10e6, 30)
     assert found["prompt 512", "request_output"] == (17, 2) and found["prompt 512", "request_batch"] == (2, 2)
     # The last call counts as long as the others: 40 + 16 * 10 ms for 2 * 17 tokens.
     assert found["prompt 512", "tokens_per_s"] == (pytest.approx(170.0), 2)
-    assert found["prompt 64", "time_to_first_token"] == (8e6, 1)
+    assert found["prompt 64", "time_to_first_token"] == (8e6, 1) and found["prompt 64", "request_output"] == (17, 1)
+
+
+def test_a_slow_request_at_the_beginning_is_left_out(tmp_path):
+    slow = request(512, first=400.0, each=70.0, output=10)
+    calls = [*slow, *request(512, first=40.0, each=10.0, output=60), *request(512, first=40.0, each=10.0, output=60)]
+    found = figures(tables(tmp_path, calls[CUT]))
+    assert found["prompt 512", "time_to_first_token"] == (40e6, 2)
+    assert found["prompt 512", "time_per_output_token"] == (10e6, 116)
 
 
 def test_a_prompt_is_no_steady_step(tmp_path):
@@ -69,7 +83,7 @@ def test_a_prompt_is_no_steady_step(tmp_path):
         [(1, 1, 10.0)] * 30,
         # A prompt in two calls cannot be told from a request of one token before another request.
         [(1, 256, 20.0), *request(256, first=20.0, each=10.0, output=8)],
-        request(64, first=20.0, each=10.0, output=3),
+        request(64, first=20.0, each=10.0, output=3)[CUT],
         [*request(64, first=20.0, each=10.0, output=5)[:4], None, (1, 1, 10.0), (1, 1, 10.0)],
         [*request(64, first=0.0, each=0.0, output=5)],
     ],

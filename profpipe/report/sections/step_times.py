@@ -130,7 +130,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
 
 _OF_REQUESTS = (
     "Medians, without a profiler. A request is a call of the model with a prompt and the calls after it, with one token"
-    " each. Tokens per second are of the whole request and its batch."
+    " each; those of the warm-up are left out. Tokens per second are of the whole request and its batch."
 )
 
 
