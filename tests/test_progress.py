@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,37 @@ def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path):
         "  case 2 of 2: case=2: skipped",
         "[1/1] attention under fake: 1 of 2 cases not ok, 0 s",
     ]
+
+
+def test_a_failed_program_shows_its_last_lines_and_a_progress_bar_its_last_state(tmp_path):
+    stream, job = io.StringIO(), replace(job_of(tmp_path, "pass"), script=None, command=("train",))
+    bar = "".join(f"\r{n} %" for n in range(300_000))
+    job.folder.mkdir(parents=True)
+    (job.folder / "log.txt").write_text(f"$ train\nfirst\n{bar}\nValueError: x\n", encoding="utf-8")
+    with Display(stream) as display:
+        display.job_started(job, 1, 1)
+        display.process_started(len("$ train\n"))
+        display.job_ended(JobOutcome(job, Outcome(Status.FAILED, Cause.EXIT, "exit code 1")))
+    shown = stream.getvalue().splitlines()
+    assert shown[1:-1] == ["  | ValueError: x"] and "first" not in stream.getvalue()
+
+
+def test_output_is_shown_as_it_comes_a_secret_of_several_lines_as_a_whole_and_none_of_an_earlier_job(tmp_path):
+    stream, job = io.StringIO(), job_of(tmp_path, "pass")
+    log = job.folder / "log.txt"
+    job.folder.mkdir(parents=True)
+    log.write_text("of a run before\n", encoding="utf-8")
+    with Display(stream, is_verbose=True) as display:
+        display.job_started(job, 1, 1)
+        display.job_runs(job)
+        display.process_started(log.stat().st_size)
+        begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY-----\n"
+        for text in ("one\nhalf a ", "line\n", f"{begin}abc", "def\n", f"{end}two\n"):
+            with log.open("a", encoding="utf-8") as output:
+                output.write(text)
+            display.job_runs(job)
+    lines = [line.removeprefix("  | ") for line in stream.getvalue().splitlines()[1:]]
+    assert lines[:2] == ["one", "half a line"] and lines[-1] == "two" and "abc" not in stream.getvalue()
 
 
 def test_the_live_line_says_job_case_round_and_time(tmp_path):
