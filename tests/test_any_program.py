@@ -56,7 +56,7 @@ def rules(folder: Path) -> dict[str, set[str]]:
 @pytest.mark.slow
 def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Path) -> None:
     (tmp_path / "generate.py").write_text(GENERATE, encoding="utf-8")
-    profpipe(tmp_path, "run", "-p", "plain,torch", "generate.py", "4")
+    profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "generate.py", "4")
     latest = tmp_path / "out" / "latest"
     assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Pat
 @pytest.mark.slow
 def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
-    profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "train.py")
+    profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "--", sys.executable, "train.py")
     found = rows(tmp_path / "out" / "latest" / "steps.parquet")
     assert {row["rule"] for row in found} == {"optimizer"} and len({row["step"] for row in found}) == 8
 
@@ -131,7 +131,7 @@ print("fine", type(model).__call__ is torch.nn.Module.__call__)
 @pytest.mark.slow
 def test_a_program_may_copy_save_script_trace_and_compile_its_model(tmp_path):
     (tmp_path / "copies.py").write_text(COPIES, encoding="utf-8")
-    profpipe(tmp_path, "run", "-p", "plain", "copies.py")
+    profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "copies.py")
     latest = tmp_path / "out" / "latest"
     assert "fine True" in (latest / "raw" / "copies" / "plain" / "log.txt").read_text(encoding="utf-8")
     # Each call is one step: 6 + 1 + 5 + 5 + 1 without the first three.
