@@ -137,7 +137,7 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
     else:
         _watch_optimizers(torch, found)
         if given.profiler == "plain":
-            # The other profilers are told what plain has found.
+            # The other profilers take the steps that plain finds.
             watch = _ModuleWatch(torch, found)
             wrap_compiled(torch, watch.wrap, watch.target)
             found.when_optimizer_steps(watch.end)
@@ -208,23 +208,26 @@ class _ModuleWatch:
 
     def __init__(self, torch: Any, found: Steps) -> None:
         self._kind, self._found, self._calls, self._has_ended = torch.nn.Module, found, _Calls(), False
-        self._original = original = self._kind.__call__
-        is_compiling, calls, begin = _compiling(torch), self._calls, self._begin
+        self._original, self._is_compiling = self._kind.__call__, _compiling(torch)
+        self._call = self._kind.__call__ = self._outermost(self._original)
 
-        @functools.wraps(original)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _outermost(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call``, a call of a module, with the begin of a step where it is not inside another one."""
+        is_compiling, calls, begin = self._is_compiling, self._calls, self._begin
+
+        @functools.wraps(call)
+        def outermost(*args: Any, **kwargs: Any) -> Any:
             # torch.compile takes the first condition for a constant, and traces nothing of this function.
             if is_compiling() or calls.is_inside:
-                return original(module, *args, **kwargs)
+                return call(*args, **kwargs)
             begin(args, kwargs)
             calls.is_inside = True
             try:
-                return original(module, *args, **kwargs)
+                return call(*args, **kwargs)
             finally:
                 calls.is_inside = False
 
-        self._call = call
-        self._kind.__call__ = call
+        return outermost
 
     def target(self, target: Any) -> Any:
         """Return what torch.compile is to compile: transformers passes ``model.__call__`` for a static cache."""
@@ -237,19 +240,7 @@ class _ModuleWatch:
         is_call = getattr(target, "__name__", "") in ("_call_impl", "_wrapped_call_impl", "__call__", "forward")
         if not isinstance(getattr(target, "__self__", None), self._kind) or not is_call:
             return call
-
-        @functools.wraps(call)
-        def call_module(*args: Any, **kwargs: Any) -> Any:
-            if self._calls.is_inside:
-                return call(*args, **kwargs)
-            self._begin(args, kwargs)
-            self._calls.is_inside = True
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._calls.is_inside = False
-
-        return call_module
+        return self._outermost(call)
 
     def end(self) -> None:
         """Begin no step any more."""
