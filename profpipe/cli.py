@@ -73,17 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nor is there garbage while modules load: to search for it after each 700 objects takes 0.1 s.
     gc.set_threshold(50_000)
     stdio.open_closed_streams()
-    parser = _build_parser()
-    words, program = _split_program(sys.argv[1:] if argv is None else argv, parser)
+    words, program = _split_program(sys.argv[1:] if argv is None else argv)
     if "ingest" in words[:1]:
         # Nothing here is linear algebra, for which numpy starts a thread on every core when it is imported.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     masking.forget()
     masking.remember(masking.secrets_of_environment(os.environ))
     with stdio.mask_output():
-        args = parser.parse_args(words)
-    args.program = args.after = program
-    args.words = words or ["run"]
+        args = _build_parser().parse_args(words)
+    args.words, args.words_after_dashes = words, program
+    # A command takes options of sbatch out of it.
+    args.program = program
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
         try:
             return _run(args)
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return errors.SOME_FAILED
 
 
-def _split_program(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[Sequence[str], Sequence[str] | None]:
+def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
     After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand

@@ -267,6 +267,6 @@ def _published_command(both: Sequence[Side], request: RunRequest, args: argparse
         for spec in side.specs:
             word = f"{spec.kind}:{spec.value}"
             hidden |= {word: spec.published, f"{option}={word}": f"{option}={spec.published}"}
-    program = [] if args.after is None else ["--", *args.after]
+    program = [] if args.words_after_dashes is None else ["--", *args.words_after_dashes]
     shown = (request.secrets.get(word, word) for word in program)
     return ["profpipe", *(hidden.get(word, word) for word in args.words), *shown]

@@ -119,8 +119,8 @@ def _digests(job: Job, machine: Mapping[str, Any]) -> dict[str, str]:
     # The kernels of a guided job are not known before the run.
     commands = profilers.ALL[job.profiler].commands(guided_ncu.preview(job))
     # A rented machine may return with another build of the operating system.
-    machine, variables = {**machine, "os": ""}, process.filter_variables(os.environ)
-    return job_cache.digests(job_cache.dependencies(job, commands, machine, variables))
+    variables = process.filter_variables(os.environ)
+    return job_cache.digests(job_cache.dependencies(job, commands, {**machine, "os": ""}, variables))
 
 
 # --- the runs of this user --------------------------------------------------------------------------------------------
