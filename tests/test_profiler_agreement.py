@@ -244,7 +244,7 @@ def below_highest(hz: float, ncu_ns: float, **others: Any) -> WorkloadFindings:
     return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
 
 
-#: A call that copies so much that memory limits it, which has a clock of its own.
+#: A call that memory limits, because it copies much. The memory has another clock.
 MEMORY: dict[str, Any] = {"bytes_moved": 5.5e9}
 LOCKED: dict[str, Any] = {"argv": "--set=basic"}
 IDLE: dict[str, Any] = {"wall_ns": 4e6, "busy_ns": 1e6}
@@ -371,9 +371,9 @@ def studies() -> Iterator[tuple[str, dict[str, WorkloadFindings]]]:
 def said(workload: WorkloadFindings) -> str:
     """Return by how much each profiler differs from the reference, and why."""
     rows = [(plain(row[1].text), row[2].value, plain(row[3].text)) for row in agreement.differences(workload).rows]
-    told = [f"{who} {'' if by is None else signed_percent(by)}: {why}" for who, by, why in rows]
+    causes = [f"{who} {'' if by is None else signed_percent(by)}: {why}" for who, by, why in rows]
     covered = [figure.covered for found in workload.agreements for figure in found.figures]
-    return " | ".join(told) or (f"within 3 %, of {min(covered):.0%} of the time" if covered else "not compared")
+    return " | ".join(causes) or (f"within 3 %, of {min(covered):.0%} of the time" if covered else "not compared")
 
 
 def test_each_difference_has_its_reasons_as_in_the_golden_file(regenerate: bool) -> None:

@@ -1,4 +1,4 @@
-"""Requests in which a language model generates tokens: told by the lengths of the inputs of its calls."""
+"""Requests in which a language model generates tokens, recognised by the lengths of the inputs of its calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_prompt_is_no_steady_step(tmp_path):
     [
         [(8, 128, 10.0)] * 30,
         [(1, 1, 10.0)] * 30,
-        # A prompt in two calls cannot be told from a request of one token before another request.
+        # A prompt in two calls looks like a request of one token before another request.
         [(1, 256, 20.0), *request(256, first=20.0, each=10.0, output=8)],
         request(64, first=20.0, each=10.0, output=3)[CUT],
         [*request(64, first=20.0, each=10.0, output=5)[:4], None, (1, 1, 10.0), (1, 1, 10.0)],
