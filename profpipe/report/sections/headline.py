@@ -138,6 +138,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
         facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
+        facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
