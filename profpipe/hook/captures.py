@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
+from profpipe.hook.flops import FlopStep
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -140,6 +141,10 @@ class Capture:
     def __init__(self, given: Settings, record: Record) -> None:
         self.settings, self.record = given, record
 
+    def is_complete(self, number: int) -> bool:
+        """Return True if step ``number`` is the last one to record. All ranks return it at the same step."""
+        return number >= self.settings.last
+
     def begin(self, rule: str, number: int) -> None:
         """A step begins."""
 
@@ -230,12 +235,23 @@ class TorchTrace(Capture):
         self._is_on = self._is_over = self._has_step = False
         self._range: Any = None
         self._others: Any = None
+        self._flops = FlopStep(record)
         if given.is_collected:
             self._is_over = True
         else:
             self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
 
+    def is_complete(self, number: int) -> bool:
+        return number >= self._flop_step
+
+    @property
+    def _flop_step(self) -> int:
+        """The number of the step in which FLOPs are counted: after those that are recorded."""
+        return self.settings.last + 1
+
     def begin(self, rule: str, number: int) -> None:
+        if number == self._flop_step:
+            self._flops.begin(number)
         if self._is_over:
             return
         if number == max(0, self.settings.warmup - 1):
@@ -247,6 +263,7 @@ class TorchTrace(Capture):
             self._range.__enter__()
 
     def end(self, rule: str, number: int) -> None:
+        self._flops.end()
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
@@ -257,9 +274,11 @@ class TorchTrace(Capture):
     def abandon(self) -> None:
         # Without an end it is no event of the trace.
         self._range = None
+        self._flops.abandon()
 
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the chosen steps."""
+        self._flops.abandon()
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()
