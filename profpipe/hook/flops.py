@@ -18,7 +18,7 @@ from profpipe.hook import clock
 from profpipe.hook.record import Record
 
 #: Operators of torch that may hold such work. Those without a formula are named.
-_HEAVY = re.compile(r"(^|_)(add|b|badd|int_|scaled_)?mm|grouped_mm|convolution|rnn|lstm|gru|attention")
+_HEAVY = re.compile(r"^(?!_thnn).*?((^|_)(add|b|badd|int_|scaled_)?mm|grouped_mm|convolution|rnn|lstm|gru|attention)")
 #: Namespaces of operators that hold no such work, beside aten.
 _LIGHT = ("prim", "prims", "profiler", "c10d", "_c10d_functional", "c10d_functional", "fsdp", "symm_mem", "_dtensor")
 #: The compiler makes do with so much less memory for what a step does not keep.
@@ -70,6 +70,10 @@ def why_not(torch: Any) -> str:
 
     A compiled program executes the step as it is written, without the compiler. That needs more memory.
     """
+    try:
+        from torch.utils.flop_counter import flop_registry  # noqa: F401
+    except ImportError:
+        return "torch"
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and dynamo.counters["frames"].get("ok"):
         if not hasattr(torch.compiler, "set_stance") or _has_block_masks():

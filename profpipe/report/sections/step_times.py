@@ -128,6 +128,7 @@ _NOT_COUNTED = {
     "modes": "the program has a dispatch mode of torch of its own",
     "ended": "the program ended before the step in which they are counted",
     "uneven": "steps are uneven, and one step does not stand for the others",
+    "torch": "this release of torch has no flop counter with formulas",
     "error": "the counting failed, as the warnings say",
     "none": "no operator of the step has a formula",
 }
