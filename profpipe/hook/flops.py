@@ -55,8 +55,8 @@ class FlopStep:
         count = self._count
         if count is not None and count.end():
             self._count = None
-            found = {"by_type": count.by_type, "again": count.again, "unknown": count.unknown}
-            self._record.write("flops", step=self._number, **found)
+            flops = {"by_type": {name: round(own) for name, own in count.by_type.items()}, "again": round(count.again)}
+            self._record.write("flops", step=self._number, unknown=count.unknown, **flops)
 
     def abandon(self) -> None:
         """Count no more: the step has no end."""
