@@ -222,7 +222,7 @@ if how == "checkpoint":
 run = torch.compile(model, backend="aot_eager") if how == "compile" else model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 tokens = torch.randint(0, vocabulary, (batch, length))
-for number in range(9):
+for number in range(13):
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         loss = torch.nn.functional.cross_entropy(run(tokens).flatten(0, 1), tokens.flatten())
     loss.backward()
@@ -274,7 +274,7 @@ def product(x: torch.Tensor) -> torch.Tensor:
 
 x = torch.ones(8, 8, requires_grad=True)
 optimizer = torch.optim.SGD([x], lr=0.1)
-for number in range(9):
+for number in range(13):
     (x @ x).sum().backward()
     product(x.detach())
     optimizer.step()
