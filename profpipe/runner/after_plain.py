@@ -23,8 +23,7 @@ def adapt(job: Job, plain: Job, failure: str) -> Job:
         return _without_hook(job, "the program starts no Python")
     if artifacts.imports_no_torch(plain):
         return _without_hook(job, "the program imports no torch")
-    if (first := artifacts.settled_call(plain)) is not None:
-        steps = {**job.options["steps"], "forward": True, "warmup": first}
+    if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
         return replace(job, options={**job.options, "steps": steps})
     return job
 
