@@ -20,12 +20,14 @@ def divided(*texts, ns=None):
 
 
 def test_a_loss_that_is_called_after_each_call_of_the_model_is_in_its_step():
-    assert divided(*["Net", "Loss"] * 3, ns=[9.0, 1.0] * 3) == ["0-1 Net", "2-3 Net", "4-5 Net"]
+    assert divided(*["Net", "Loss"] * 3, ns=[9.0, 1.0] * 3) == ["0-1 Net + Loss", "2-3 Net + Loss", "4-5 Net + Loss"]
 
 
 def test_layers_that_a_program_calls_itself_make_one_step():
     layers = ["Block", "Block#2", "Block#3"]
-    assert divided(*layers * 3, ns=[10.0, 11.0, 9.5] * 3) == ["0-2 Block", "3-5 Block", "6-8 Block"]
+    assert divided(*layers * 3, ns=[10.0, 11.0, 9.5] * 3) == [
+        f"{n}-{n + 2} Block + Block#2 + Block#3" for n in (0, 3, 6)
+    ]
 
 
 def test_calls_of_other_modules_are_no_steps_and_the_step_before_them_has_no_known_end():
@@ -33,6 +35,10 @@ def test_calls_of_other_modules_are_no_steps_and_the_step_before_them_has_no_kno
     found = divided(*image * 2, ns=[900.0, *[3.0] * 4, 5.0, 1.0, *[3.0] * 4, 5.0])
     first = ["0-0 (TextEncoder)", "1-1 UNet", "2-2 UNet", "3-3 UNet", "4-4 (UNet)", "5-5 (Decoder)"]
     assert found[:6] == first and found[10:] == ["10-10 (UNet)", "11-11 (Decoder)"]
+
+
+def test_a_module_that_is_called_once_makes_no_steps_however_long_it_takes():
+    assert divided(*["Net"] * 3, "Big", *["Net"] * 3, ns=[1.0] * 3 + [999.0] + [1.0] * 3).count("4-4 Net") == 1
 
 
 def test_plain_decides_which_module_makes_the_steps():

@@ -234,7 +234,13 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     prompts = [part.first for part in parts if part.kind == schema.PREFILL and profiler != "ncu"]
     firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps["warmup"] <= first < len(time_of))
     first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps["warmup"])
-    return {**steps, "forward": True, "module": whole[0].kind, "warmup": first, "measure": measure}
+    return {
+        **steps,
+        "forward": True,
+        "module": calls.read(texts[whole[0].first]).module,
+        "warmup": first,
+        "measure": measure,
+    }
 
 
 #: In which the mean of some steps may be longer than the median of all.

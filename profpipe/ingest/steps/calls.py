@@ -22,6 +22,10 @@ from profpipe.results.schema import PREFILL
 _TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?")
 #: Modules that are called nearly as often, and take nearly as much time, are equal. The first one makes the steps.
 _AS_OFTEN, _AS_LONG = 0.9, 0.8
+#: A module that makes the steps is called at least so often, as a share of the calls of the most frequent one.
+_LEAST_OFTEN = 0.1
+#: Modules of a step that are named beside the first one.
+_MOST_NAMED = 2
 #: Of calls with joined sequences, those with prompts are so few in a row and of all, and have so many more tokens.
 _MOST_IN_A_ROW, _MOST_PROMPTS, _MORE_TOKENS = 3, 0.25, 2
 
@@ -47,8 +51,8 @@ def read(text: str) -> Call:
 class Part:
     """Calls ``first`` to ``last`` of a process, which are a step, a part of none, or a call of another ``kind``.
 
-    The kind of a step is the name of its module, and that of a call with a prompt ``PREFILL``. It is empty where the
-    part is not whole. ``is_step`` is False too where other work follows: the time until then is no step.
+    The kind of a step names its modules, ``Net + Loss``, and that of a call with a prompt is ``PREFILL``. It is empty
+    where the part is not whole. ``is_step`` is False too where other work follows: the time until then is no step.
     """
 
     first: int
@@ -65,8 +69,10 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     # The last call may be cut.
     usual = Counter(tails[:-1] or tails).most_common(1)[0][0] if tails else ()
     whole = [i for i, tail in zip(own, tails, strict=True) if tail[: len(usual)] == usual]
-    kinds = dict(zip(whole, (PREFILL if is_prompt else module for is_prompt in _prompts([calls[i] for i in whole])),
-                     strict=True))  # fmt: skip
+    others = [name for name in dict.fromkeys(usual) if name != module]
+    name = " + ".join([module, *others[:_MOST_NAMED]]) + (" + ..." if len(others) > _MOST_NAMED else "")
+    prompts = _prompts([calls[i] for i in whole])
+    kinds = {i: PREFILL if is_prompt else name for i, is_prompt in zip(whole, prompts, strict=True)}
     found, at = [], 0
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
@@ -78,16 +84,22 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
 
 
 def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
-    """Return the module whose calls take the most time: their number times their low median, for the first is slow."""
+    """Return the module whose calls take the most time: their number times their low median, for the first is slow.
+
+    The time of a call reaches to the next one, so it may be that of other work, such as a file that is written after
+    each image. So modules that are called far less often than others do not count.
+    """
     times: dict[str, list[float]] = {}
     for call, wall in zip(calls, wall_ns, strict=True):
         if call.is_of_steps:
             return call.module
         times.setdefault(call.module, []).append(wall)
-    total = {module: len(own) * statistics.median_low(own) for module, own in times.items()}
+    most_calls = max(map(len, times.values()), default=0)
+    least = max(min(2, most_calls), _LEAST_OFTEN * most_calls)
+    total = {name: len(own) * statistics.median_low(own) for name, own in times.items() if len(own) >= least}
     most = max(total, key=lambda module: total[module], default="")
     often, long = _AS_OFTEN * len(times.get(most, ())), _AS_LONG * total.get(most, 0.0)
-    return next((name for name in times if len(times[name]) >= often and total[name] >= long), most)
+    return next((name for name in total if len(times[name]) >= often and total[name] >= long), most)
 
 
 def _prompts(calls: Sequence[Call]) -> list[bool]:
