@@ -48,6 +48,9 @@ class _Span:
         self._begin_s = float(given.capture["started_s"]) + float(given.capture["after_s"])
         self._for_s = float(given.capture["for_s"])
         self._end_s = self._begin_s + self._for_s
+        if "goes_on" in given.capture and self._end_s < time.monotonic():
+            # The program took longer to start than under plain.
+            self._end_s = time.monotonic() + self._for_s
         self.is_whole = bool(given.capture.get("whole"))
         self._is_waiting = False
         self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
@@ -112,6 +115,8 @@ class _Span:
                 self._record_trace()
             else:
                 self._wait()
+            if self.is_whole and not self._is_cut.is_set():
+                self._record.note(f"torch.profiler recorded {self._for_s:g} s, and the program went on")
             if self._settings.profiler == "plain":
                 self._record.write("memory", **clock.peaks_on_any_device(), **clock.peak_of_host())
         except Exception as error:  # an error of the hook must not end the program

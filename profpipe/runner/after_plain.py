@@ -8,9 +8,13 @@ from typing import Any
 from profpipe.job import Job, Missing
 from profpipe.runner import artifacts
 
-#: How long a recording of a program without steps is, in seconds. torch.profiler keeps all events in memory, and a host
-#: launches up to 200,000 kernels a second: 2 million in 10 s.
+#: A program without steps that took at most so many seconds under plain is recorded whole.
+_WHOLE_S = 60.0
+#: How many seconds are recorded of a longer one. torch.profiler keeps all events in memory, and a host launches up to
+#: 200,000 kernels a second: 2 million in 10 s.
 _SPANS_S = {"torch": 10.0, "nsys": 30.0}
+#: torch.profiler records so many seconds of a program that is recorded whole.
+_MOST_S = 30.0
 
 
 def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
@@ -38,19 +42,16 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
 
 
 def _bounded(job: Job, plain: Job, seconds: float) -> Job:
-    """Return ``job`` so that it records no more than the bound of its profiler.
-
-    A program is recorded whole up to twice the bound: a span would hold too little of it. The bound of a whole program,
-    which may take longer under a profiler, is three times as long.
-    """
+    """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
     span_s = _SPANS_S.get(job.profiler)
     if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
         return job
-    span: dict[str, Any] = {"after_s": 0.0, "for_s": 3 * span_s, "whole": True, "on_gpu": artifacts.uses_gpu(plain)}
-    if seconds > 2 * span_s:
-        span = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
-    goes_on = not job.options["steps"]["stop"]
-    return replace(job, options={**job.options, "capture": {**span, "goes_on": goes_on}})
+    span: dict[str, Any] = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
+    if seconds <= _WHOLE_S:
+        span = {"after_s": 0.0, "for_s": _MOST_S, "whole": True}
+    goes_on = bool(span.get("whole")) or not job.options["steps"]["stop"]
+    chosen = {**span, "on_gpu": artifacts.uses_gpu(plain), "goes_on": goes_on}
+    return replace(job, options={**job.options, "capture": chosen})
 
 
 def _without_hook(job: Job, why: str) -> Job:

@@ -40,6 +40,10 @@ _ONE_BY_ONE = (
 _SUMS = "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
 _NO_TIMES = "No steps were found: the profiler did not record when each launch ran."
 _CONTRADICTED = "No step is given, since the recording contradicts itself."
+_NO_MARKER = (
+    "No steps were found: no marker and no range of the program or a framework says where one begins. In a span of time"
+    " launches that recur may be the layers of a model."
+)
 _NOTHING_RECURS = (
     "No steps were found: no marker and no range of the program or a framework says where one begins, and no sequence"
     " of launches recurs in at least half of the kernel time."
@@ -72,7 +76,8 @@ def _reason(workload: WorkloadFindings) -> str:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
-    why = _CONTRADICTED if is_contradicted else _NOTHING_RECURS
+    is_span = workload.declared is not None and workload.declared.capture is not None
+    why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
