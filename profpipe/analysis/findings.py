@@ -647,6 +647,8 @@ class WorkloadFindings(Layout):
     targets: Mapping[str, Target] = field(default_factory=dict)
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
+    #: EUR for an hour of a GPU; None where the user does not say.
+    price: float | None = None
 
     @property
     def is_command(self) -> bool:

@@ -250,8 +250,16 @@ class _ModuleWatch:
             self._kind.__call__ = self._original
 
     def _begin(self, args: Any, kwargs: Any) -> None:
+        if _loads_data():
+            self.end()  # transforms of images are modules
         if not self._has_ended:
             self._found.boundary("forward", _tokens(args, kwargs))
+
+
+def _loads_data() -> bool:
+    """Return True in a worker of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def _tokens(args: Any, kwargs: Any) -> Optional[Tuple[int, int]]:

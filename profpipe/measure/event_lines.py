@@ -203,7 +203,7 @@ _HOOK: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "started": ({}, {"profiler": _is_text, "torch": _is_text, "device_name": _is_text, "warmup": _is_index}),
     "steps": (
         {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
-        {"tokens": _are_pairs},
+        {"tokens": _are_pairs, "gpus": _is_index, "energy": lambda value: _are_pairs([value])},
     ),
     "memory": ({}, dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _is_number)),
     "note": ({"text": _is_text}, {}),

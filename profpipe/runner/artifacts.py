@@ -243,7 +243,8 @@ _SETTLED = 1.5
 def _step_times(job: Job) -> dict[str, list[float]]:
     """Return the times of the steps that plain recorded (ns), by their rule, of the process with the most steps.
 
-    A job that was killed and resumed has files of several attempts.
+    A process that steps an optimizer, or marks its steps, goes before those that only call a model. A job that was
+    killed and resumed has files of several attempts.
     """
     most: dict[str, list[float]] = {}
     for path in job.folder.glob("hook.*.jsonl"):
@@ -255,7 +256,7 @@ def _step_times(job: Job) -> dict[str, list[float]]:
                 found.clear()
             elif line.get("hook") == "steps":
                 found.setdefault(line["rule"], []).extend(line["wall_ns"])
-        most = max(most, found, key=lambda each: sum(map(len, each.values())))
+        most = max(most, found, key=lambda each: (bool(each.keys() - {"forward"}), sum(map(len, each.values()))))
     return most
 
 

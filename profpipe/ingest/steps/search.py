@@ -18,6 +18,8 @@ from profpipe.ingest.steps.windows import Segments
 from profpipe.results import schema
 from profpipe.results.schema import Check, StepRule
 
+#: Rules whose steps are not compared with the launches that recur: the program or its user says what a step is.
+_SURE = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
 #: A row of ``schema.STEP_FIGURES`` without its place.
 Figure = dict[str, Any]
 #: A process and one of its devices.
@@ -61,13 +63,24 @@ def find(
             # What recurs on one device alone, and in less than half of the kernel time, is no step.
             chosen, uncovered = None, []
         checks += [{"device": -1, **check, "process": process} for check in uncovered]
+        waiting = shown.waiting(process)
+        by_device = {
+            device: accounting.account(line, chosen, waiting, origin) for device, line in lines.items() if chosen
+        }
+        outside = [
+            {**check, "process": process, "device": device}
+            for device, own_steps in by_device.items()
+            if own_steps
+            for check in reconcile.of_windows(own_steps, origin)
+        ]
+        if outside and chosen and chosen.rule is StepRule.PATTERN:
+            # Iterations that overlap on several streams, or are all launched at once, are no steps.
+            by_device, outside = {}, []
+        checks += outside
         for device, line in lines.items():
-            own_steps = accounting.account(line, chosen, shown.waiting(process), origin) if chosen else None
-            if own_steps:
-                place = {"process": process, "device": device}
+            if own_steps := by_device.get(device):
                 accounted[process, device] = own_steps
-                checks += [{**check, **place} for check in reconcile.of_windows(own_steps, origin)]
-                found += [{**figure, **place} for figure in more]
+                found += [{**figure, "process": process, "device": device} for figure in more]
             if not has_cases:
                 whole.append(((process, device), line))
     checks += [{"process": -1, "device": -1, **check} for check in operations.checks]
@@ -143,7 +156,8 @@ def _choose(
             name, share, sort = recurring
             chosen = windows.segments_of(sort, launched)
             found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
-    by_pattern = _by_pattern(operations, lines) if finds_pattern else None
+    is_sure = chosen is not None and chosen.rule in _SURE
+    by_pattern = _by_pattern(operations, lines) if finds_pattern and not is_sure else None
     if chosen is None and by_pattern is not None:
         chosen, stride = _without_parts(by_pattern, lines)
         if stride > 1:
