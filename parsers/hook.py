@@ -5,7 +5,8 @@ One JSON object a line; ``hook`` names what the line holds:
 * ``started``: process id, rank, Python and torch;
 * ``recording``: the first step began;
 * ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and where
-  calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``;
+  calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``; about once a second
+  also the number of ``gpus`` and their ``energy``: when the counter was read (ns), and the energy so far (mJ);
 * ``span``: the recording of a span of time began; ``memory``: at its end, the peaks of torch's memory and the host's;
 * ``restart``: the steps before it were none, since a rule applied that says more;
 * ``note``, ``error``: what the report must say; ``finished``: the process ended.
@@ -81,9 +82,12 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
         notes=tuple(notes),
     )
     steps = _steps(written, about)
+    requests = [] if about.get("rank") else list(_settled_requests(written, steps))
     return schema.Tables(
         steps=schema.frame(schema.STEPS, steps),
-        metrics=schema.frame(schema.METRICS, [*_memory(written, about), *_requests(written, about, steps)]),
+        metrics=schema.frame(
+            schema.METRICS, [*_memory(written, about), *_requests(requests), *_energy(written, about, steps, requests)]
+        ),
         origin=origin,
     )
 
@@ -149,21 +153,26 @@ class _Request:
         return 1e9 * self.batch * self.output / (self.prefill_ns + sum(known) + float(np.median(known)))
 
 
-def _requests(
-    written: list[dict[str, Any]], about: dict[str, Any], steps: list[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
+def _settled_requests(written: list[dict[str, Any]], steps: list[dict[str, Any]]) -> Iterator[_Request]:
+    """Yield the requests without those, such as the first of a process, of which few calls after the prompt are steady.
 
-    They are those of the process without a rank, or of rank 0. A request is left out where less than half of its calls
-    after the prompt are steady steps, as in the first request of a process.
+    At least half of these calls are steady steps in the others.
     """
     steady = {row["step"] for row in steps if row["state"] == StepState.STEADY.value}
-    by_prompt: dict[int, list[_Request]] = {}
-    walls = [row["wall_ns"] for row in steps]
-    for request in [] if about.get("rank") else _split(written, walls):
+    for request in _split(written, [row["wall_ns"] for row in steps]):
         decode = request.decode[: len(request.decode_ns) - 1]
         if 2 * sum(step in steady for step in decode) >= len(decode):
-            by_prompt.setdefault(request.prompt, []).append(request)
+            yield request
+
+
+def _requests(requests: list[_Request]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
+
+    They are those of the process without a rank, or of rank 0.
+    """
+    by_prompt: dict[int, list[_Request]] = {}
+    for request in requests:
+        by_prompt.setdefault(request.prompt, []).append(request)
     for prompt, own in sorted(by_prompt.items()):
         figures: dict[str, tuple[list[float], str]] = {
             "request_batch": ([float(request.batch) for request in own], "1"),
@@ -230,6 +239,60 @@ def _split(written: list[dict[str, Any]], walls: Sequence[float]) -> list[_Reque
         # The end of the process cut the last call.
         found[-1].decode_ns.append(0.0)
     return [each for each in found if each.is_sure and each.prefill_ns > 0 and len(each.decode_ns) > 2]
+
+
+#: The least share of the time between two readings that the counted steps fill: the rest is other work, or a pause.
+_LEAST_FILLED = 0.9
+
+
+def _energy(
+    written: list[dict[str, Any]], about: dict[str, Any], steps: list[dict[str, Any]], requests: list[_Request]
+) -> Iterator[dict[str, Any]]:
+    """Yield the energy in J of a steady step, or of a token where there are requests, on the GPUs of this process.
+
+    It is the mean power between readings of the counter, over the time of the steps that ended between them. So it does
+    not matter that the GPU is inside a step at a reading. A counter that is late matters little over several readings.
+    ``energy_window`` is the time between them.
+    """
+    readings = [line for line in written if line.get("gpus")]
+    if not readings:
+        return
+    rank = about.get("rank")
+    of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}"}
+    yield {**of, "metric": schema.GPUS, "value": float(max(line["gpus"] for line in readings)), "unit": "1", "n": 1}
+    metric, counts = schema.ENERGIES[1], {row["step"]: 1 for row in steps if row["state"] == StepState.STEADY.value}
+    if requests:
+        # Each call gives one token of each sequence.
+        tokens = ((request.batch, step) for request in requests for step in (request.step, *request.decode))
+        metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens}
+    # The other calls of a step take time, and are in its count.
+    inner = [(step, step + n) for part, step, _ in _parts(written) for n in range(1, part.last - part.first + 1)]
+    counts |= {other: 0 for step, other in inner if step in counts}
+    joules = seconds = counted_s = 0.0
+    amount = 0
+    for window_j, window_s, walls in _windows(written):
+        own = {step: wall_s for step, wall_s in walls.items() if step in counts}
+        if sum(own.values()) >= _LEAST_FILLED * window_s and window_j > 0 < window_s:
+            joules, seconds = joules + window_j, seconds + window_s
+            counted_s, amount = counted_s + sum(own.values()), amount + sum(counts[step] for step in own)
+    if any(line.get("energy") for line in readings):
+        yield {**of, "metric": schema.ENERGY_WINDOW, "value": seconds * 1e9, "unit": "ns", "n": amount}
+    if amount and seconds >= schema.LEAST_ENERGY_WINDOW_S:
+        yield {**of, "metric": metric, "value": joules / seconds * counted_s / amount, "unit": "J", "n": amount}
+
+
+def _windows(written: list[dict[str, Any]]) -> Iterator[tuple[float, float, dict[int, float]]]:
+    """Yield the J and the s between two readings of the same GPUs, and the s of each step that ended between them."""
+    last: dict[str, Any] = {}
+    walls: dict[int, float] = {}
+    for line in written:
+        if line["hook"] == "steps":
+            walls |= {int(step): wall / 1e9 for step, wall in zip(line["step"], line["wall_ns"], strict=True)}
+        if line.get("gpus"):
+            if line["gpus"] == last.get("gpus") and line.get("energy") and last.get("energy"):
+                (begin_ns, begin_mj), (end_ns, end_mj) = last["energy"], line["energy"]
+                yield (end_mj - begin_mj) / 1e3, (end_ns - begin_ns) / 1e9, walls
+            last, walls = line, {}
 
 
 def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

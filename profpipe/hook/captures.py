@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
+from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -159,13 +160,14 @@ class Capture:
 
 
 class Times(Capture):
-    """The time of each step, and the peak of torch's memory."""
+    """The time of each step, the peak of torch's memory, and the energy that the GPUs have drawn."""
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
         #: By the number of a step that has not been written: what it calls.
         self._calls: Dict[int, str] = {}
         self._clock: Any = None
+        self._energy: Optional[EnergyCounter] = None
         self._rule = ""
         self._written_s = 0.0
 
@@ -173,6 +175,9 @@ class Times(Capture):
         if self._clock is None:
             library = clock.cuda()
             self._clock = clock.EventClock(library) if library else clock.HostClock()
+            if library and self._energy is None:
+                # To open NVML can take a second, so it is done before the first step.
+                self._energy = EnergyCounter(library)
         self._rule = rule
         if call:
             self._calls[number] = call
@@ -195,9 +200,9 @@ class Times(Capture):
 
     def finish(self) -> None:
         if self._clock is not None:
-            self._write(self._clock.read(wait=True))
+            self._write(self._clock.read(wait=True), is_last=True)
 
-    def _write(self, rows: List[clock.Row]) -> None:
+    def _write(self, rows: List[clock.Row], is_last: bool = False) -> None:
         if not rows:
             return
         columns: Dict[str, List[Any]] = {
@@ -208,7 +213,14 @@ class Times(Capture):
         calls = [self._calls.pop(row[0], "") for row in rows]
         if any(calls):
             columns["calls"] = calls
-        self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **clock.peaks_of_torch())
+        more: Dict[str, Any] = {**clock.peaks_of_torch()}
+        try:
+            # The GPU may be inside the next step. Making it wait here would change the times.
+            more.update(self._energy.read(is_last) if self._energy else {})
+        except Exception as error:  # the steps have times without it
+            self._energy = None
+            self.record.error(error, "energy")
+        self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **more)
 
 
 def _range_name(given: Settings, rule: str, number: int, call: str) -> str:

@@ -142,6 +142,7 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
             watch = _ModuleWatch(torch, found)
             wrap_compiled(torch, watch.wrap, watch.target)
             found.when_optimizer_steps(watch.end)
+            found.note_memory_at_exit()
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
@@ -258,6 +259,8 @@ class _ModuleWatch:
             self._kind.__call__ = self._original
 
     def _begin(self, args: Any, kwargs: Any) -> None:
+        if _loads_data():
+            self.end()  # transforms of images are modules
         if not self._has_ended:
             self._found.boundary("forward", lambda: self._name(args[0]) + _tokens(args[1:], kwargs))
 
@@ -282,6 +285,12 @@ class _ModuleWatch:
 
 #: Characters of the name of a class that are kept, and modules that have a number.
 _LONGEST_NAME, _MOST_NAMES = 80, 1000
+
+
+def _loads_data() -> bool:
+    """Return True in a worker of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def _tokens(args: Any, kwargs: Any) -> str:

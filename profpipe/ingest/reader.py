@@ -103,13 +103,14 @@ def _check_content(path: Path) -> None:
         raise UnreadableFile(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
 
 
-def parse(parser: ModuleType, path: Path, step_range: str = "") -> Tables:
+def parse(parser: ModuleType, path: Path, step_range: str | None = "") -> Tables:
     """Parse the file. Raises UnreadableFile where the rows contradict the sums of the file.
 
-    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps.
+    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps. With None launches
+    that recur are no steps.
     """
     with _blame(parser, path):
-        finds_steps = step_range and "step_range" in inspect.signature(parser.parse).parameters
+        finds_steps = step_range != "" and "step_range" in inspect.signature(parser.parse).parameters
         parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
         wrong = _contradiction(parsed)
     if wrong:
@@ -201,7 +202,8 @@ class Source:
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
     ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
-    ``step_range`` is the user's regular expression for the ranges that are steps.
+    ``step_range`` is the user's regular expression for the ranges that are steps; None for a span of time, in which
+    launches that recur are no steps.
     """
 
     path: Path
@@ -211,7 +213,7 @@ class Source:
     profiler: str = ""
     case: str = ""
     set_aside: frozenset[str] = frozenset()
-    step_range: str = ""
+    step_range: str | None = ""
 
 
 @dataclass(frozen=True)

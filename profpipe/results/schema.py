@@ -45,6 +45,14 @@ PROCESS_WALL: Final = "process_wall"
 #: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
 TIMES: Final = ("time", PROCESS_WALL)
 
+#: The energy in J of a token of a language model, and of a step; and the ns in which the counter was read for it.
+ENERGIES: Final = ("energy_per_token", "energy_per_step")
+ENERGY_WINDOW: Final = "energy_window"
+#: The least time over which energy is measured, in s: the driver renews the counter ten times a second or more.
+LEAST_ENERGY_WINDOW_S: Final = 2.0
+#: The number of GPUs of a program with steps.
+GPUS: Final = "gpus_used"
+
 #: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
 PAIR_PREFIX: Final = "pair "
 #: Metrics that mark a process of an `ab` run in which the case failed, or its result was outside the tolerance.

@@ -205,6 +205,20 @@ def imports_no_torch(job: Job) -> bool:
     return job.loads_hook and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
 
 
+def has_steps(job: Job) -> bool:
+    """Return True if a process of the job's command made steps, or the user said what a step is."""
+    chosen = job.options["steps"]
+    return bool(_step_times(job)) or bool(chosen["range"] or chosen["forward"])
+
+
+def uses_gpu(job: Job) -> bool:
+    """Return True if torch used a GPU in a process of the job's command."""
+    lines = (
+        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
+    )
+    return any(isinstance(line, dict) and bool(line.get("device_name")) for line in lines)
+
+
 def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     """Return which calls ``profiler`` records as steps, as settings of steps; None where calls are no steps.
 
@@ -250,8 +264,8 @@ _SETTLED = 1.5
 def _step_times(job: Job) -> dict[str, list[tuple[float, str]]]:
     """Return the times of the steps that plain recorded (ns) and what each calls, by their rule.
 
-    They are those of the process with the most steps.
-    A job that was killed and resumed has files of several attempts.
+    They are those of the process with the most steps. One that steps an optimizer, or marks its steps, goes before
+    those that only call a model. A job that was killed and resumed has files of several attempts.
     """
     most: dict[str, list[tuple[float, str]]] = {}
     for path in job.folder.glob("hook.*.jsonl"):
@@ -264,7 +278,7 @@ def _step_times(job: Job) -> dict[str, list[tuple[float, str]]]:
             elif line.get("hook") == "steps":
                 texts = itertools.chain(line.get("calls", ()), itertools.repeat(""))
                 found.setdefault(line["rule"], []).extend(zip(line["wall_ns"], texts, strict=False))
-        most = max(most, found, key=lambda each: sum(map(len, each.values())))
+        most = max(most, found, key=lambda each: (bool(each.keys() - {"forward"}), sum(map(len, each.values()))))
     return most
 
 
@@ -351,6 +365,8 @@ def _explain_span(job: Job, seconds: float) -> str:
             f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
             "program was still starting."
         )
+    if span.get("goes_on") and not any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+        return "the program ran no operator of torch while torch.profiler recorded."
     has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
     if job.profiler == "torch" and not has_traces:
         return (

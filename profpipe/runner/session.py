@@ -347,7 +347,8 @@ class Session:
         # A user may have removed the files.
         if not ran or not plain.log.exists():
             return job
-        return after_plain.adapt(job, plain, ran[-1].reason if ran[-1].cause is Cause.EXIT else "")
+        failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
+        return after_plain.adapt(job, plain, failure, ran[-1].seconds)
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them.
@@ -435,7 +436,7 @@ class Session:
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = job_tables.replace_cases(fresh, job_tables.case_rows(outcome, self.folder.name, fresh.cases))
-        fresh = job_tables.add_process_wall(fresh, outcome, self.folder.name)
+        fresh = job_tables.add_up_energy(job_tables.add_process_wall(fresh, outcome, self.folder.name))
         if job.is_repeated:
             fresh = job_tables.merge_processes(stored, fresh, job.repeat, job.captures)
         expression = self.request.pipeline.workloads[job.workload].items_per_step

@@ -15,7 +15,7 @@ from profpipe.ingest.operations import Operations, Timeline
 from profpipe.ingest.steps.accounting import Accounts, of_ranks, spread, walls_by_rank
 from profpipe.measure import statistics
 from profpipe.results import schema
-from profpipe.results.schema import StepState
+from profpipe.results.schema import StepRule, StepState
 
 #: The steps that the launches recur in, where ranges say that there are more or fewer.
 COUNT_BY_PATTERN: Final = "step_count_by_pattern"
@@ -148,7 +148,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
         # Cases of the harness have no steps.
         ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
         return replace(tables, timeline=ranked)
-    steps = _with_ranks(tables.steps, schema.STEPS)
+    steps = _with_ranks(_of_loop(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
         steps = steps.assign(state=pd.concat([of_ranks(group) for _, group in by_case]))
@@ -164,6 +164,15 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
     metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
     return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
+
+
+def _of_loop(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps without calls of a model in processes beside one that trains: actors, or a data loader."""
+    is_call = steps["rule"] == StepRule.FORWARD.value
+    trains = steps["rule"].isin([StepRule.MARKER.value, StepRule.OPTIMIZER.value])
+    if not (is_call.any() and trains.any()):
+        return steps
+    return steps[~(is_call & trains.groupby([steps[name] for name in _CASE]).transform("any"))]
 
 
 def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -8,13 +8,14 @@ from pathlib import PurePath
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import KernelBreakdown
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
+from profpipe.job import Cause, Status
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, short_names, with_share
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
 from profpipe.results.manifest import FileEntry, Manifest
-from profpipe.results.schema import Check
+from profpipe.results.schema import PROCESS_WALL, Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
@@ -39,6 +40,10 @@ _ONE_BY_ONE = (
 _SUMS = "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
 _NO_TIMES = "No steps were found: the profiler did not record when each launch ran."
 _CONTRADICTED = "No step is given, since the recording contradicts itself."
+_NO_MARKER = (
+    "No steps were found: no marker and no range of the program or a framework says where one begins. In a span of time"
+    " launches that recur may be the layers of a model."
+)
 _NOTHING_RECURS = (
     "No steps were found: no marker and no range of the program or a framework says where one begins, and no sequence"
     " of launches recurs in at least half of the kernel time."
@@ -71,7 +76,8 @@ def _reason(workload: WorkloadFindings) -> str:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
-    why = _CONTRADICTED if is_contradicted else _NOTHING_RECURS
+    is_span = workload.declared is not None and workload.declared.capture is not None
+    why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
@@ -105,9 +111,9 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     only = workload.cases[0] if len(workload.cases) == 1 else None
     if workload.declared and (capture := workload.declared.capture):
         yield f"Recorded: {capture.for_s:g} s, from {capture.after_s:g} s after the start of the program."
-        peaks = {name: only.values[key] for key, name in _PEAKS.items() if only and key in only.values}
-        if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
-            yield f"Peak memory of a process: {' and '.join(parts)}."
+    yield from _spans(workload)
+    if only and not workload.steps:
+        yield from _used(workload, only)
     yield from contradictions(workload)
     if not _is_of_everything(workload):
         return
@@ -121,6 +127,33 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield the CPU time and the peaks of memory of a program without steps, and which tools are made for a CPU."""
+    cpu_ns, wall_ns = case.values.get("process_cpu"), case.values.get(PROCESS_WALL)
+    if cpu_ns and wall_ns:
+        yield fill(f"CPU time of all processes: {{}}, on average {cpu_ns / wall_ns:.1f} cores.", duration(cpu_ns))
+    peaks = {name: case.values[key] for key, name in _PEAKS.items() if key in case.values}
+    if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
+        yield f"Peak memory of a process: {' and '.join(parts)}."
+    ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
+    # The runner skips torch where no process imported it.
+    is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns
+    is_without_gpu = workload.has_no_gpu or ended.get("nsys", (None,))[0] is Status.OK
+    if is_without_torch and is_without_gpu and not (case.breakdown or workload.launches or workload.steps.copies):
+        yield "profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf."
+
+
+def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield which part of a program without steps was recorded, of as many seconds as it took under plain."""
+    labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
+    whole_s = {job.cases: job.seconds for job in workload.jobs if job.profiler == "plain"}
+    for job in workload.jobs:
+        if job.span and job.cases in whole_s:
+            of = fill(" ({})", labels[job.cases[0]]) if job.cases[0] in labels else ""
+            span = f"{job.span['for_s']:g} s of {whole_s[job.cases]:.0f} s{{}}, from {job.span['after_s']:g} s on."
+            yield fill(f"{job.profiler} recorded {span}", of)
 
 
 def without_kernels(workload: WorkloadFindings) -> doc.Text:
