@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nsys_exports import Export
 from program import profpipe, rows
 
+from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
 from profpipe.job import Case, Job, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
 from profpipe.runner import after_plain, executor
@@ -130,3 +132,49 @@ def test_the_page_names_the_span(tmp_path: Path) -> None:
     (latest / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
     profpipe(tmp_path, "report", str(latest))
     assert "- nsys recorded 30 s of 109 s, from 39 s on.\n" in (latest / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+# --- the page of a recording -----------------------------------------------------------------------------------------
+
+
+def cuda_program(folder: Path) -> Path:
+    """Write the export of a program with variants of a kernel, and return it."""
+    export, at = Export(), 0
+    for name, lasts in (("copyRow", 30), ("transposeNaive", 780), ("transposeCoalesced", 100), ("reduce0", 50)):
+        # Nothing recurs in half of the kernel time.
+        for number in range(10 + len(name) % 3):
+            export.launch(at, at + 1, f"{name}(float *, const float *)", lasts=lasts * 1000 + number)
+            at += lasts * 1000 + 2000
+        export.call(at, at + 5000, at + 2, name="cudaDeviceSynchronize_v3020")
+        at += 9000 + lasts
+    return export.write_sqlite(folder / "transpose.sqlite")
+
+
+def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_time(tmp_path: Path) -> None:
+    profpipe(tmp_path, "ingest", str(cuda_program(tmp_path)), "--out", "read")
+    page = next((tmp_path / "read").glob("**/SUMMARY.md")).read_text(encoding="utf-8")
+    assert "| `cudaDeviceSynchronize` | 4 | 20.0 |" in page
+    assert "| `transposeCoalesced` | 10 | 100.0 | 1.00x |\n| `transposeNaive` | 12 | 780.0 | 7.80x |\n" in page
+    said = (
+        "`transposeCoalesced` takes 100.0 us a launch, and its variant `transposeNaive` takes 780.0 us, 7.80x as long."
+    )
+    assert f"- {said}\n" in page
+    assert "copyRow` |" not in page.partition("variants of a kernel")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        ({"reduce0<int>(int*)": 9, "reduce1<int>(int*)": 9, "scan(int*)": 9}, 1),
+        ({"matMulNaive": 3, "matMulTiled": 3, "matAdd": 3}, 1),
+        ({"transposeNaive": 100, "transposeSetup": 1}, 0),
+        ({"void at::native::add<float>": 9, "void at::native::add<int>": 9}, 0),
+        ({"triton_poi_fused_add_0": 9, "triton_poi_fused_mul_1": 9, "loop_add_fusion": 9, "loop_mul_fusion": 9}, 0),
+        ({"kernel1": 5, "kernel2": 5}, 0),
+    ],
+    ids=["numbers", "two words", "launched less often", "a namespace", "generated", "any kernel"],
+)
+def test_kernels_with_one_stem_are_variants(names: dict[str, int], groups: int) -> None:
+    sums = {Kernel(name, "other", "", "kernel"): ClassTotal(calls, 10.0 * calls) for name, calls in names.items()}
+    found = find_variants(KernelTotals(sums))
+    assert [len(group) for group in found] == [2] * groups
