@@ -76,19 +76,21 @@ def test_where_there_are_steps_no_span_is_chosen(tmp_path: Path, record: str, st
 
 
 MATMUL = """
-import os, subprocess, sys, time, torch
-torch.set_num_threads(1)
-a, begin = torch.ones(64, 64), time.time()
-if sys.argv[1:]:
+import multiprocessing, torch
+def work():
+    torch.set_num_threads(1)
+    a = torch.ones(64, 64)
     for _ in range(100):
         torch.relu(a) @ a
-else:
-    subprocess.run([sys.executable, __file__, "child"], check=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
 """
 
 
 @pytest.mark.slow
-def test_tensor_code_without_modules_is_recorded_whole_in_each_process(tmp_path: Path) -> None:
+def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_path: Path) -> None:
     (tmp_path / "matmul.py").write_text(MATMUL, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "matmul.py")
     latest = tmp_path / "out" / "latest"
@@ -113,12 +115,13 @@ def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_pa
 def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) -> None:
     job = job_of(tmp_path, "nsys", str(nsys))
     capture = {"after_s": 0.0, "for_s": 1.0, "goes_on": True}
-    program = "import time; time.sleep(6); open('done', 'w').close()"
+    program = "import time; time.sleep(6); print('late', flush=True); open('done', 'w').close()"
     job = replace(
         job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
     )
     (outcome,) = executor.run([job], {"nsys": nsys_profiler}, ProgressListener())
     assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()
+    assert "late" in (job.folder / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_page_names_the_span(tmp_path: Path) -> None:

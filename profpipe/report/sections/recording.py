@@ -20,6 +20,9 @@ from profpipe.results.schema import PROCESS_WALL, Check
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
 
+#: A variant of a kernel that takes so many times as long as the fastest one is in the headline.
+_SLOWER = 1.05
+
 #: Kernels of a program that a sentence names.
 _NAMED = 4
 
@@ -167,6 +170,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     for (fast, least), *_, (slow, most) in _variants(workload):
         name = short_names([fast, slow])
         least_ns, most_ns = least.ns / least.calls, most.ns / most.calls
+        if most_ns < _SLOWER * least_ns:
+            continue
         said = "{} takes {} a launch, and its variant {} takes {}, {} as long."
         times = duration(least_ns), doc.Code(name[slow]), duration(most_ns), ratio(most_ns / least_ns)
         yield fill(said, doc.Code(name[fast]), *times)
