@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nsys_exports import Export
 from program import profpipe, rows
 
+from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
 from profpipe.job import Case, Job, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
 from profpipe.runner import after_plain, executor
@@ -74,19 +76,21 @@ def test_where_there_are_steps_no_span_is_chosen(tmp_path: Path, record: str, st
 
 
 MATMUL = """
-import os, subprocess, sys, time, torch
-torch.set_num_threads(1)
-a, begin = torch.ones(64, 64), time.time()
-if sys.argv[1:]:
+import multiprocessing, torch
+def work():
+    torch.set_num_threads(1)
+    a = torch.ones(64, 64)
     for _ in range(100):
         torch.relu(a) @ a
-else:
-    subprocess.run([sys.executable, __file__, "child"], check=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
 """
 
 
 @pytest.mark.slow
-def test_tensor_code_without_modules_is_recorded_whole_in_each_process(tmp_path: Path) -> None:
+def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_path: Path) -> None:
     (tmp_path / "matmul.py").write_text(MATMUL, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "matmul.py")
     latest = tmp_path / "out" / "latest"
@@ -111,12 +115,13 @@ def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_pa
 def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) -> None:
     job = job_of(tmp_path, "nsys", str(nsys))
     capture = {"after_s": 0.0, "for_s": 1.0, "goes_on": True}
-    program = "import time; time.sleep(6); open('done', 'w').close()"
+    program = "import time; time.sleep(6); print('late', flush=True); open('done', 'w').close()"
     job = replace(
         job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
     )
     (outcome,) = executor.run([job], {"nsys": nsys_profiler}, ProgressListener())
     assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()
+    assert "late" in (job.folder / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_page_names_the_span(tmp_path: Path) -> None:
@@ -130,3 +135,49 @@ def test_the_page_names_the_span(tmp_path: Path) -> None:
     (latest / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
     profpipe(tmp_path, "report", str(latest))
     assert "- nsys recorded 30 s of 109 s, from 39 s on.\n" in (latest / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+# --- the page of a recording -----------------------------------------------------------------------------------------
+
+
+def cuda_program(folder: Path) -> Path:
+    """Write the export of a program with variants of a kernel, and return it."""
+    export, at = Export(), 0
+    for name, lasts in (("copyRow", 30), ("transposeNaive", 780), ("transposeCoalesced", 100), ("reduce0", 50)):
+        # Nothing recurs in half of the kernel time.
+        for number in range(10 + len(name) % 3):
+            export.launch(at, at + 1, f"{name}(float *, const float *)", lasts=lasts * 1000 + number)
+            at += lasts * 1000 + 2000
+        export.call(at, at + 5000, at + 2, name="cudaDeviceSynchronize_v3020")
+        at += 9000 + lasts
+    return export.write_sqlite(folder / "transpose.sqlite")
+
+
+def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_time(tmp_path: Path) -> None:
+    profpipe(tmp_path, "ingest", str(cuda_program(tmp_path)), "--out", "read")
+    page = next((tmp_path / "read").glob("**/SUMMARY.md")).read_text(encoding="utf-8")
+    assert "| `cudaDeviceSynchronize` | 4 | 20.0 |" in page
+    assert "| `transposeCoalesced` | 10 | 100.0 | 1.00x |\n| `transposeNaive` | 12 | 780.0 | 7.80x |\n" in page
+    said = (
+        "`transposeCoalesced` takes 100.0 us a launch, and its variant `transposeNaive` takes 780.0 us, 7.80x as long."
+    )
+    assert f"- {said}\n" in page
+    assert "copyRow` |" not in page.partition("variants of a kernel")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        ({"reduce0<int>(int*)": 9, "reduce1<int>(int*)": 9, "scan(int*)": 9}, 1),
+        ({"matMulNaive": 3, "matMulTiled": 3, "matAdd": 3}, 1),
+        ({"transposeNaive": 100, "transposeSetup": 1}, 0),
+        ({"void at::native::add<float>": 9, "void at::native::add<int>": 9}, 0),
+        ({"triton_poi_fused_add_0": 9, "triton_poi_fused_mul_1": 9, "loop_add_fusion": 9, "loop_mul_fusion": 9}, 0),
+        ({"kernel1": 5, "kernel2": 5}, 0),
+    ],
+    ids=["numbers", "two words", "launched less often", "a namespace", "generated", "any kernel"],
+)
+def test_kernels_with_one_stem_are_variants(names: dict[str, int], groups: int) -> None:
+    sums = {Kernel(name, "other", "", "kernel"): ClassTotal(calls, 10.0 * calls) for name, calls in names.items()}
+    found = find_variants(KernelTotals(sums))
+    assert [len(group) for group in found] == [2] * groups

@@ -24,7 +24,7 @@ from profpipe.ingest import foreign_files, kernel_classes, launch_tables, reader
 from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import figures
 from profpipe.results import budget, schema
-from profpipe.results.schema import Tables
+from profpipe.results.schema import CAPTURE_WAIT, Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 #: The first bytes of compressed files, and what unpacks them.
@@ -254,14 +254,25 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
             yield Read(source, reader.name_of(parser), tables)
 
 
+#: What a row of `metrics` is of.
+_METRIC = ["workload", "case", "profiler", "subject", "metric"]
+
+
 def combine(read: Iterable[Tables]) -> Tables:
     """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps.
 
-    Of the peaks of memory that processes without a rank have for the same case the largest stays.
+    Of the peaks of memory that processes without a rank have for the same case the largest stays. The times in which
+    their hosts waited add up.
     """
     tables = schema.concat(tuple(read))
+    is_wait = tables.metrics["metric"] == CAPTURE_WAIT
+    if is_wait.any():
+        own = tables.metrics[is_wait]
+        sums = own.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
+        once = own.assign(**sums).drop_duplicates(_METRIC)
+        tables = replace(tables, metrics=pd.concat([tables.metrics[~is_wait], once]))
     peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
-    smaller = peaks.index[peaks.duplicated(["workload", "case", "profiler", "subject", "metric"])]
+    smaller = peaks.index[peaks.duplicated(_METRIC)]
     if len(smaller):
         tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
     return figures.with_metrics(tables)

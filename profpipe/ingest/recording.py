@@ -109,6 +109,8 @@ def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
             steps = search.find_on_host(ranges, pids, step_range or "")
+    if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
+        metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
     return found_tables.with_columns(profiler=origin.tool)
 

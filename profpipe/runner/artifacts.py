@@ -328,7 +328,8 @@ def _explain(job: Job) -> str:
     if not counts and job.options["steps"]["forward"]:
         return f"no module of torch was called. {by_hand}"
     if not counts:
-        return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}."
+        whole = " After plain, as with -p plain,torch, it is recorded without steps." * (job.profiler == "torch")
+        return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}.{whole}"
     most, warmup = max(counts), job.options["steps"]["warmup"]
     if most <= (0 if job.profiler == "plain" else warmup):
         which = f"and the first {warmup} are warm-up. Set steps.warmup lower" if most else "which did not end"

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
-from profpipe.analysis.kernels import KernelBreakdown
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, short_names, with_share
+from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -20,11 +20,17 @@ from profpipe.results.schema import PROCESS_WALL, Check
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
 
+#: A variant of a kernel that takes so many times as long as the fastest one is in the headline.
+_SLOWER = 1.05
+
 #: Kernels of a program that a sentence names.
 _NAMED = 4
 
 #: Metrics of the peak memory of a process, and whose memory it is.
 _PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
+
+#: The metric of ncu with the bytes per second between a kernel and the memory of the GPU.
+_BANDWIDTH = "dram__bytes.sum.per_second"
 
 #: What a GPU did, of a part of a recording.
 _SPENT = {
@@ -60,7 +66,8 @@ def recording(workload: WorkloadFindings) -> doc.Section:
     labels = case_texts(workload.cases)
     copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
     parts = None if _has_unknown_times(workload) else _parts_table(workload)
-    blocks = (doc.Paragraph(_reason(workload)), parts, copies)
+    waits, variants = _waits_table(workload), _variants_table(workload)
+    blocks = (doc.Paragraph(_reason(workload)), parts, copies, waits, variants)
     return doc.make_section("recording", "Where the time goes", blocks, workload=workload.name)
 
 
@@ -100,6 +107,45 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
     return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
 
 
+def _waits_table(workload: WorkloadFindings) -> doc.Table:
+    """Return a row for each function in which the host waited for the GPU, of each case."""
+    labels = case_texts(workload.cases)
+    found = [(labels.get(case, ""), *each) for case, own in workload.steps.waits.items() for each in own.items()]
+    columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
+        (doc.count("calls", "number"), lambda row: row[2].calls),
+        (doc.Column("ns", "time", time_unit(own.ns for *_, own in found)), lambda row: row[2].ns),
+    ]
+    return doc.table_of("host_waits", found, columns[len(workload.cases) < 2 :])
+
+
+def _variants(workload: WorkloadFindings) -> Iterator[list[tuple[str, ClassTotal]]]:
+    """Yield the variants of each kernel of the only case, the fastest first."""
+    if len(workload.cases) == 1 and _is_of_everything(workload):
+        yield from find_variants(_totals(workload))
+
+
+def _totals(workload: WorkloadFindings) -> KernelTotals:
+    key = workload.cases[0].id, workload.kernel_profiler or ""
+    return workload.recorded.capture_totals.get(key, KernelTotals())
+
+
+def _variants_table(workload: WorkloadFindings) -> doc.Table:
+    """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
+    found = [(group[0][1], *each) for group in _variants(workload) for each in group]
+    short, unit = short_names(name for _, name, _ in found), time_unit(own.ns / own.calls for *_, own in found)
+    moved = {own.kernel: own.values[_BANDWIDTH][0] for own in workload.counters if _BANDWIDTH in own.values}
+    columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
+        (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
+        (doc.count("calls", "launches"), lambda row: row[2].calls),
+        (doc.Column("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
+        (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+    ]
+    return doc.table_of("variants", found, columns if moved else columns[:-1])
+
+
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +167,14 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if workload.basis is None or workload.basis.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
+    for (fast, least), *_, (slow, most) in _variants(workload):
+        name = short_names([fast, slow])
+        least_ns, most_ns = least.ns / least.calls, most.ns / most.calls
+        if most_ns < _SLOWER * least_ns:
+            continue
+        said = "{} takes {} a launch, and its variant {} takes {}, {} as long."
+        times = duration(least_ns), doc.Code(name[slow]), duration(most_ns), ratio(most_ns / least_ns)
+        yield fill(said, doc.Code(name[fast]), *times)
     copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own.values())
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied and not kernels:
