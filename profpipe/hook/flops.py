@@ -33,17 +33,19 @@ class FlopStep:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._count: Any = None
-        self._number = 0
+        self._number = -1
 
     def begin(self, number: int) -> None:
-        """Count in the step that begins. An error is written to the record, and the program goes on."""
-        torch = sys.modules["torch"]
+        """Count in the first step that begins. An error is written to the record, and the program goes on."""
+        if self._number >= 0:
+            return
+        torch, self._number = sys.modules["torch"], number
         try:
             why = why_not(torch)
             if not why:
                 count = FlopCount(torch, self._record)
                 count.begin()
-                self._count, self._number = count, number
+                self._count = count
         except Exception as error:
             why = "error"
             self._record.error(error, "counting of FLOPs")

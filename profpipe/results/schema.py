@@ -42,6 +42,9 @@ NODE_PREFIX: Final = "node "
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"
 
+#: The metric with the time that the host waited in a function of CUDA or HIP, the subject, in a whole recording.
+CAPTURE_WAIT: Final = "capture_wait"
+
 #: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
 TIMES: Final = ("time", PROCESS_WALL)
 
@@ -265,6 +268,10 @@ class Check(str, Enum):
 STEP_RANGE: Final = "step_range"
 #: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
 STEP_STRIDE: Final = "step_stride"
+#: The kind of a call of a language model with a prompt.
+PREFILL: Final = "prefill"
+#: Metric with a kind of call that is no step and a kernel as its subject, ``prefill > kernel``: ns in such a call.
+CALL_KERNEL_TIME: Final = "step_call_kernel_time"
 
 
 STEPS: Final = _table(
@@ -280,6 +287,8 @@ STEPS: Final = _table(
                                    or unmatched (some ranks lack the step)
     rule                   str     what says where the step begins: marker, optimizer, forward, framework, range or
                                    pattern
+    kind                   str     where calls of modules are steps, the class of the module, or `prefill`: a call with
+                                   a prompt; else empty
     start_ns               Float64 start of its first GPU operation, since the first one in the file
     wall_ns                Float64 from there to the first GPU operation of what follows
     compute_ns             Float64 part of `wall_ns` in which a kernel runs that is no communication
