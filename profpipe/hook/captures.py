@@ -288,6 +288,10 @@ class TorchTrace(Capture):
         self._range = None
         self._flops.abandon()
 
+    def discard(self) -> None:
+        self._calls.clear()
+        self._flops.abandon()
+
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the chosen steps."""
         self._flops.abandon()
