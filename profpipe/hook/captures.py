@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
+from profpipe.hook.modules import ModuleRanges
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -139,6 +140,10 @@ class Capture:
     def __init__(self, given: Settings, record: Record) -> None:
         self.settings, self.record = given, record
 
+    def is_complete(self, number: int) -> bool:
+        """Return True if step ``number`` is the last one to record. All ranks return it at the same step."""
+        return number >= self.settings.last
+
     def begin(self, rule: str, number: int) -> None:
         """A step begins."""
 
@@ -210,18 +215,30 @@ class Times(Capture):
 
 
 class TorchTrace(Capture):
-    """One trace of torch.profiler over the chosen steps."""
+    """One trace of torch.profiler over the chosen steps, and over a few more with ranges around calls of modules.
+
+    These ranges cost time of the host, so the chosen steps have none. They are in the same trace: where one
+    profiler sees the beginning of a range of the program and the next one its end, torch writes into freed memory.
+    """
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
         self._profile: Any = None
-        self._is_on = self._is_over = self._has_step = False
+        self._is_on = self._is_over = self._has_step = self._has_all = False
+        self._modules = ModuleRanges(sys.modules["torch"], record)
+        #: The ranges begin inside the first one, which does not count.
+        self._more = 0
+        if self._modules.are_possible and not given.is_collected:
+            self._more = 1 + min(ranges.MODULE_STEPS, given.measure)
         self._range: Any = None
         self._others: Any = None
         if given.is_collected:
             self._is_over = True
         else:
             self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
+
+    def is_complete(self, number: int) -> bool:
+        return number >= self.settings.last + self._more
 
     def begin(self, rule: str, number: int) -> None:
         if self._is_over:
@@ -231,28 +248,42 @@ class TorchTrace(Capture):
         if number == self.settings.warmup and self._profile is not None:
             self._start()
         if self._is_on:
-            self._range = sys.modules["torch"].profiler.record_function(f"{ranges.STEP_PREFIX}{rule}:{number}")
+            prefix = ranges.STEP_PREFIX
+            if number > self.settings.last:
+                prefix = ranges.MODULES_PREFIX
+                self._modules.install()
+            self._range = sys.modules["torch"].profiler.record_function(f"{prefix}{rule}:{number}")
             self._range.__enter__()
 
     def end(self, rule: str, number: int) -> None:
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
+            if number > self.settings.last:
+                # The step in which the program ends has an end in the trace too.
+                with sys.modules["torch"].profiler.record_function(ranges.MODULES_END):
+                    pass
         self._has_step = self._is_on
-        if self._is_on and number >= self.settings.last:
+        self._has_all = self._is_on and number >= self.settings.last
+        if self._is_on and self.is_complete(number):
             self._export()
 
     def abandon(self) -> None:
         # Without an end it is no event of the trace.
         self._range = None
 
+    def discard(self) -> None:
+        if self._has_all:
+            self._export()
+
     def finish(self) -> None:
-        """Export what was recorded, if the program ends inside the chosen steps."""
+        """Export what was recorded, if the program ends inside the steps to record."""
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()
         elif self._is_on:
-            self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
+            if not self._has_all:
+                self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
             self._export()
         self._is_over = True
         if self._others is not None:
@@ -278,7 +309,8 @@ class TorchTrace(Capture):
 
     def _export(self) -> None:
         library, profile = clock.cuda(), self._profile
-        self._is_on, self._is_over, self._profile = False, True, None
+        self._is_on, self._is_over, self._has_all, self._profile = False, True, False, None
+        self._modules.remove()
         if library is not None:
             library.synchronize()
         profile.stop_trace()
@@ -291,7 +323,8 @@ class TorchTrace(Capture):
         """End the trace for the program's own profiler. Return whether there is none of profpipe's."""
         was_over, self._is_over = self._is_over, True
         if self._is_on:
-            self.record.note("the program uses torch.profiler itself, which ended profpipe's trace")
+            if not self._has_all:
+                self.record.note("the program uses torch.profiler itself, which ended profpipe's trace")
             self._export()
             return False
         return not was_over
