@@ -225,7 +225,7 @@ class TorchTrace(Capture):
         super().__init__(given, record)
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = self._has_all = False
-        self._modules = ModuleRanges(sys.modules["torch"], record)
+        self._modules = ModuleRanges(sys.modules.get("torch"), record)
         #: The ranges begin inside the first one, which does not count.
         self._more = 0
         if self._modules.are_possible and not given.is_collected:

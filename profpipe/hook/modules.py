@@ -54,7 +54,7 @@ class ModuleRanges:
     @property
     def are_possible(self) -> bool:
         """Return True from torch 2.2 on, whose fast ranges disturb neither torch.jit.trace nor a dispatch mode."""
-        return hasattr(getattr(self._torch._C, "_profiler", None), "_RecordFunctionFast")
+        return hasattr(getattr(getattr(self._torch, "_C", None), "_profiler", None), "_RecordFunctionFast")
 
     def install(self) -> None:
         """Begin the ranges, if they have not begun."""
