@@ -35,6 +35,32 @@ for _ in range(12):
     optimizer.step()
 """
 
+#: Two other processes call modules while this one trains: a worker that loads data, and an actor.
+BESIDE = """
+import multiprocessing, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    normalize = torch.nn.LayerNorm(4)
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return self.normalize(torch.ones(4)).detach()
+
+def act():
+    model = torch.nn.Linear(4, 4)
+    for _ in range(40):
+        model(torch.ones(4))
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=act).start()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in DataLoader(Images(), num_workers=1, batch_size=2):
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
 FAILS = "import sys\nprint('reading')\nraise ValueError('no data in /data')\n"
 
 
@@ -60,7 +86,7 @@ def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Pat
     latest = tmp_path / "out" / "latest"
     assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
-    assert "A step begins at each call of the model." in page
+    assert "A step begins at each call of `Sequential`." in page and "**A decode step of `Sequential` takes " in page
     # The first calls of the first request are left out, and so is that request.
     assert "| prompt tokens | requests | batch | output tokens |" in page
     assert re.search(r"^\| 8 \| [123] \| 1 \| 10 \| ", page, re.MULTILINE)
@@ -73,6 +99,15 @@ def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
     profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "--", sys.executable, "train.py")
     found = rows(tmp_path / "out" / "latest" / "steps.parquet")
     assert {row["rule"] for row in found} == {"optimizer"} and len({row["step"] for row in found}) == 8
+
+
+@pytest.mark.slow
+def test_calls_of_modules_beside_a_training_are_no_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BESIDE, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "train.py")
+    latest = tmp_path / "out" / "latest"
+    assert rules(latest) == {"plain": {"optimizer"}, "torch": {"optimizer"}}
+    assert {row["rank"] for row in rows(latest / "steps.parquet")} == {"0"}
 
 
 @pytest.mark.slow

@@ -30,11 +30,12 @@ def checks(tables: Tables) -> dict[str, tuple[float, int]]:
     return {row.metric: (row.value, row.n) for row in own.itertuples()}
 
 
-def loop(steps: int = 8, kernels: int = 4) -> Export:
-    """Steps with a range, of equal kernels that run at once."""
+def loop(steps: int = 8, kernels: int = 4, ranges: bool = True) -> Export:
+    """Steps, with a range or without, of equal kernels that run at once."""
     export = Export()
     for step in range(steps):
-        export.range(STEP_NS * step, STEP_NS * (step + 1), f"step_{step}")
+        if ranges:
+            export.range(STEP_NS * step, STEP_NS * (step + 1), f"step_{step}")
         for kernel in range(kernels):
             export.launch(STEP_NS * step + 100 * kernel + 10, 1 + step * kernels + kernel, f"k{kernel}")
     return export
@@ -157,6 +158,17 @@ def test_kernels_that_ran_after_their_steps_leave_their_idle_time_unknown(tmp_pa
     tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
     # Three of four kernels of each of the steps but the last.
     assert checks(tables) == {Check.OUTSIDE_STEPS.value: (75, 7)} and tables.steps.empty
+
+
+def test_launches_that_recur_and_ran_after_the_next_ones_are_no_steps(tmp_path: Path) -> None:
+    """As iterations do that overlap on several streams. The parts of the whole recording are still known."""
+    export = loop(ranges=False)
+    for kernel in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        if kernel["demangledName"] != export.string("k0"):
+            kernel["start"], kernel["end"] = kernel["start"] + 10 * STEP_NS, kernel["end"] + 10 * STEP_NS
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert not checks(tables) and tables.steps.empty
+    assert "capture_idle_launch" in set(tables.step_figures["metric"])
 
 
 def test_a_gpu_that_runs_behind_the_host_by_two_steps_contradicts_nothing(tmp_path: Path) -> None:

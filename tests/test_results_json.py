@@ -67,7 +67,7 @@ def test_the_shares_of_a_case_are_those_of_its_kernels(example: dict[str, Any]) 
 def keys(case: dict[str, Any]) -> Iterator[str]:
     for name, value in case.items():
         yield name
-        if name in ("time", "memory", "kernels"):
+        if name in ("time", "memory", "energy", "price", "kernels"):
             yield from (f"{name}.{inner}" for inner in value)
 
 
@@ -76,7 +76,7 @@ def test_the_documentation_has_every_key_of_a_case_and_no_other(example: dict[st
     rows = text.partition("<!-- results -->\n")[2].partition("<!-- /results -->")[0].splitlines()[2:]
     documented = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
     case = next(case for case in example["cases"] if case["kernels"])
-    assert sorted({*documented, "memory"}) == sorted(keys(case))
+    assert sorted({*documented, "memory", "energy", "price"}) == sorted(keys(case))
 
 
 def test_a_failed_case_has_its_reason_and_nulls_and_numbers_that_json_lacks_are_null() -> None:

@@ -81,6 +81,14 @@ def looped(
     return only((step_tables(kernels=of_kernels, metrics=[*times, *numbers, *metrics], steps=rows), dict(run)))
 
 
+def scattered() -> WorkloadFindings:
+    """Nine steps of 30 ms and one of 1.6 s, whose mean says nothing."""
+    rows = [step_row("", n, (30e6 if n else 1.6e9, 0, 0, 0, 0, 0), "plain") for n in range(10)]
+    time = {"n": 10, "ci_low": -2e8, "ci_high": 5.74e8}
+    metrics = [metric_row("", metric, 187e6, **time) for metric in ("step_time", "time")]
+    return only((step_tables(metrics=[*metrics, metric_row("", "step_spread", 523.0, "%")], steps=rows), {}))
+
+
 def nine_cases() -> WorkloadFindings:
     names = [f"batch={n}" for n in range(1, 10)]
     rows = [step_row(name, n, (6e6, 0, 0, 2e6, 0, 0)) for name in names for n in range(6)]
@@ -241,6 +249,14 @@ def under_torch() -> WorkloadFindings:
                   metrics=step_metrics("", 10e6, "plain"))  # fmt: skip
 
 
+def called(kind: str) -> WorkloadFindings:
+    """Calls of a model, and two other calls of this kind between them."""
+    rows = [step_row("", n, (1e6, 0, 0, 3e6, 0, 0), rule="forward", kind="Llama") for n in (1, 2, 3, 4, 5, 7, 8)]
+    rows += [step_row("", n, (3e7, 0, 1e6, 1e6, 0, 0), rule="forward", kind=kind, state="other") for n in (0, 6)]
+    kernel = metric_row("", "step_call_kernel_time", 2.4e7, profiler="nsys", subject=f"{kind} > {GEMM}", n=2)
+    return only((step_tables(steps=rows, metrics=[*step_metrics("", 4e6), kernel]), {}))
+
+
 SPREAD = [metric_row("", "step_spread", 90.0, "%", profiler="nsys")]
 
 #: What holds, the workload, and the sections that show it.
@@ -253,6 +269,9 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("Kernels that overlap share the time in which the GPU computes, 30 ms in 20 ms",
      lambda: looped((20e6, 1e6, 0, 0, 0, 0), kernels={GEMM: (10, 20e6), ELEMENTWISE: (10, 10e6), NCCL: (1, 5e6)}),
      (steps.steps,)),
+    ("A prefill is beside a decode step, not in its mean", lambda: called("prefill"),
+     (headline.headline, steps.steps)),
+    ("So is another module", lambda: called("AutoencoderKL"), (headline.headline, steps.steps)),
     ("One class and nothing else has no bound",
      lambda: looped((9.999e6, 0, 0, 0, 0, 1e3), kernels={GEMM: (10, 9.999e6)}), (headline.headline, steps.steps)),
     ("Of a step that is nearly all idle the idle time has one",
@@ -266,6 +285,7 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
      lambda: looped((6e6, 0, 0, 0, 0, 4e6), idle_launch_ns=None, idle_blocked_ns=None), (steps.steps,)),
     ("Uneven steps are a warning: every other one waits for a data loader",
      lambda: looped((5e6, 0, 0, 4e6, 0, 0), (5e6, 0, 0, 80e6, 0, 0), n=20, metrics=SPREAD), (steps.warnings,)),
+    ("Of steps that differ too much the mean is no headline", scattered, (headline.headline,)),
     ("The profiler of the parts says how much longer it makes a step", under_torch, (steps.steps,)),
     ("Of uneven steps the same ones give the overhead", lambda: growing(range(5, 15)), (step_times.by_profiler,)),
     ("A difference of uneven steps within its interval is no overhead", lambda: growing(range(5, 15), longer=1.0),

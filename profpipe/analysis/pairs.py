@@ -58,6 +58,8 @@ class CaseVerdict:
     flags: str = "[]"
     #: The difference by kernel, where both sides have a capture.
     kernels: KernelComparison | None = None
+    #: The same case by its energy: ``a_ns`` and ``b_ns`` are in J. No gate judges it. None where a side has no energy.
+    energy: CaseVerdict | None = None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -129,7 +131,8 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
     cases = _with_kernels(tuple(_cases(data, run.ab)), data, run)
     percent = run.ab.gate
     # What is decided by further pairs had its chance of a false verdict in the first block too.
-    judged = [each for case in cases for each in (case.judgement, case.first if case.further_pairs else None) if each]
+    series = [each for case in cases for each in (case, case.energy) if each]
+    judged = [each for case in series for each in (case.judgement, case.first if case.further_pairs else None) if each]
     return PairFindings(
         cases,
         verdict.expected_false(judged),
@@ -246,45 +249,60 @@ FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_mo
 def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
     """Yield the cases in the order of the table, each with the verdict of the last block that was judged."""
     failures = _failures(data)
-    times = _times(data)
+    times, energies = _values(data, schema.TIMES), _values(data, schema.ENERGIES)
     inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
     timed = data.cases[data.cases["profiler"] == "plain"]
     for workload, case, flags in rows(timed, "workload", "case", "flags"):
         key = workload, case
-        metric, pairs = times.get(key, ("", {}))
-        blocks = grouped(
-            (pair_blocks.block_of(number, settings), pair)
-            for number, pair in sorted(pairs.items())
-            if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
-        )
-        first, gate, further = (blocks.get(block, []) for block in Block)
-        floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
-        failure = failures.get(key)
-        # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
-        is_doubtful = bool(failure and failure.status in schema.FAILED)
-        judgement = None if is_doubtful else verdict.judge_further(_log_ratios(further), floor)
-        further_pairs = judgement.pairs if judgement else 0
-        counted = further[:further_pairs] or gate or first
-        ratios = [] if is_doubtful else _log_ratios(counted)
-        if ratios and judgement is None:
-            judgement = verdict.judge(ratios, floor)
-        has_later = counted is not first and bool(first)
-        judged = CaseVerdict(
-            workload,
-            case,
-            metric,
-            a_ns=_median([pair["A"] for pair in counted]),
-            b_ns=_median([pair["B"] for pair in counted]),
-            judgement=judgement,
-            first=verdict.judge(_log_ratios(first), floor) if has_later else None,
-            log_ratios=tuple(ratios),
-            further_pairs=further_pairs,
-            earlier_ratios=tuple(_log_ratios(gate or first)) if further_pairs else (),
-            failure=failure,
+        judged = replace(
+            _judged(workload, case, *times.get(key, ("", {})), failures.get(key), settings),
             is_newly_inaccurate=inaccurate.get(key) == {"B"},
             flags=flags,
         )
+        if key in energies:
+            energy = _judged(workload, case, *energies[key], failures.get(key), settings)
+            judged = replace(judged, energy=energy if energy.judgement else None)
         yield judged if settings.gate is None else replace(judged, gate=_gate(judged, settings.gate))
+
+
+def _judged(
+    workload: str,
+    case: str,
+    metric: str,
+    pairs: Mapping[int, Mapping[str, float]],
+    failure: Failure | None,
+    settings: PairsEntry,
+) -> CaseVerdict:
+    """Return the verdict on a case by one metric, from its values by pair and side."""
+    blocks = grouped(
+        (pair_blocks.block_of(number, settings), pair)
+        for number, pair in sorted(pairs.items())
+        if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
+    )
+    first, gate, further = (blocks.get(block, []) for block in Block)
+    floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
+    # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
+    is_doubtful = bool(failure and failure.status in schema.FAILED)
+    judgement = None if is_doubtful else verdict.judge_further(_log_ratios(further), floor)
+    further_pairs = judgement.pairs if judgement else 0
+    counted = further[:further_pairs] or gate or first
+    ratios = [] if is_doubtful else _log_ratios(counted)
+    if ratios and judgement is None:
+        judgement = verdict.judge(ratios, floor)
+    has_later = counted is not first and bool(first)
+    return CaseVerdict(
+        workload,
+        case,
+        metric,
+        a_ns=_median([pair["A"] for pair in counted]),
+        b_ns=_median([pair["B"] for pair in counted]),
+        judgement=judgement,
+        first=verdict.judge(_log_ratios(first), floor) if has_later else None,
+        log_ratios=tuple(ratios),
+        further_pairs=further_pairs,
+        earlier_ratios=tuple(_log_ratios(gate or first)) if further_pairs else (),
+        failure=failure,
+    )
 
 
 def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
@@ -310,19 +328,17 @@ def _of_pairs(metrics: pd.DataFrame) -> Iterator[tuple[tuple[str, str], str, int
             yield (workload, case), metric, int(match[1]), match[2], value
 
 
-def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
-    """Return by case: the metric that is compared, and its values in ns by pair and side."""
-    is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
+def _values(data: Tables, metrics: Sequence[str]) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
+    """Return by case the first of ``metrics`` that a side has, and its values by pair and side.
+
+    Where the other side lacks it, nothing is compared.
+    """
+    is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
-    for key, metric, pair, side, ns in _of_pairs(data.metrics[is_time & (data.metrics["value"] > 0)]):
-        found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(ns)
-    return {key: _best_metric(by_metric) for key, by_metric in found.items()}
-
-
-def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[str, dict[int, dict[str, float]]]:
-    """Return the first of ``schema.TIMES`` that a side has. Where the other side lacks it, nothing is compared."""
-    name = next(name for name in schema.TIMES if name in by_metric)
-    return name, by_metric[name]
+    for key, metric, pair, side, value in _of_pairs(data.metrics[is_wanted & (data.metrics["value"] > 0)]):
+        found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
+    best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in found.items()}
+    return {key: (name, found[key][name]) for key, name in best.items()}
 
 
 def _log_ratios(pairs: Sequence[Mapping[str, float]]) -> list[float]:

@@ -23,6 +23,8 @@ from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import (
+    CALL_KERNEL_TIME,
+    CAPTURE_WAIT,
     DEVICE_PREFIX,
     RANK_PREFIX,
     STEP_RANGE,
@@ -234,6 +236,8 @@ class CaseSteps:
     range_name: str
     #: The recurrences of a sequence of launches that are one step.
     stride: int
+    #: By a kind of ``other_calls`` and the name of a kernel, as in ``prefill > kernel``: ns of a call.
+    call_kernels: Mapping[str, Number]
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -248,6 +252,23 @@ class CaseSteps:
     @property
     def rule(self) -> StepRule:
         return StepRule(self.rows["rule"].iloc[0])
+
+    @property
+    def module(self) -> str:
+        """The class of the module whose calls are the steps; empty by other rules."""
+        return next(iter(_steady(self.rows)["kind"]), "")
+
+    @cached_property
+    def other_calls(self) -> Mapping[str, tuple[int, StepParts]]:
+        """The calls that are no steps, by kind: their number on all ranks, and their mean."""
+        is_other = self.rows["state"] == StepState.OTHER.value
+        kinds = self.rows[is_other & self.rows["compute_ns"].notna()].groupby("kind", sort=False)
+        steps = {"", *self.rows.loc[~is_other, "kind"]}
+        return {
+            str(kind): (len(own), StepParts(dict(zip(StepPart, own[COLUMNS].mean().astype(float), strict=True))))
+            for kind, own in kinds
+            if kind not in steps
+        }
 
     @cached_property
     def _counts(self) -> pd.DataFrame:
@@ -359,6 +380,8 @@ class StepFindings:
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""
+    #: By case without steps: the calls of CUDA or HIP in which the host waited, and their time.
+    waits: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
     contradictions: tuple[Contradiction, ...] = ()
 
     def of(self, case: str) -> CaseSteps | None:
@@ -407,6 +430,10 @@ def find_steps(
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
         item_name=declared.item_name if declared else "items",
+        waits={
+            case: _by_calls(index.step_numbers.get((case, own), {}).get(CAPTURE_WAIT, {}))
+            for case, own in recorders.items()
+        },
         contradictions=tuple(
             Contradiction(case, name, check, subject, number.value, int(number.n))
             for (case, name), numbers in index.step_numbers.items()
@@ -415,6 +442,12 @@ def find_steps(
             for subject, number in numbers.get(check.value, {}).items()
         ),
     )
+
+
+def _by_calls(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
+    """Return the calls in which the host waited, by name, and their time: the longest first."""
+    ordered = sorted(waits.items(), key=lambda item: -item[1].value)
+    return {name: ClassTotal(float(number.n), number.value) for name, number in ordered}
 
 
 def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:
@@ -457,6 +490,7 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
         stride=round(_of_case(numbers, STEP_STRIDE) or 1),
+        call_kernels=numbers.get(CALL_KERNEL_TIME, {}),
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
-import heapq
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from profpipe.analysis.grouping import grouped
@@ -33,6 +32,10 @@ _STEP: Final = ("case", "profiler", "source", "process", "device", "step")
 _SMALL_STREAM: Final = 0.01
 #: Gaps of a rank that are listed.
 _GAPS: Final = 5
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[Any]
+Objects = npt.NDArray[Any]
 
 
 class LaneKind(str, Enum):
@@ -145,8 +148,8 @@ def find_timelines(
     for case in cases:
         profiler = next((name for name in PREFERENCE if name in recorded[case]), min(recorded[case]))
         own = timeline[(timeline["case"] == case) & (timeline["profiler"] == profiler)]
-        if own_timeline := _of_case(case, profiler, own, whole):
-            found.append(_merged(own_timeline, most))
+        if own_timeline := _of_case(case, profiler, own, whole, most):
+            found.append(own_timeline)
     return tuple(found)
 
 
@@ -155,138 +158,170 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(object).where(frame.notna(), None)
 
 
-def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, float]) -> CaseTimeline | None:
-    """Return the timeline of a case; None where no process has one window, as in an altered file."""
+@dataclass(frozen=True)
+class _Events:
+    """Rows of `timeline` as arrays, in the order of their start: a step has tens of thousands.
+
+    ``start`` and ``launched`` count from the start of the first window. A missing number is NaN; ``thread`` and
+    ``stream`` index ``threads`` and ``streams``. ``key`` is that of ``Event``; ``lane`` is the kind of its lane.
+    """
+
+    start: Floats
+    duration: Floats
+    launched: Floats
+    bytes: Floats
+    kind: Objects
+    lane: Objects
+    name: Objects
+    key: Objects
+    thread: Ints
+    threads: Sequence[int | None]
+    stream: Ints
+    streams: Sequence[int | None]
+
+    @classmethod
+    def of(cls, ordered: pd.DataFrame, first: float) -> _Events:
+        names = ("start_ns", "duration_ns", "launched_ns", "bytes")
+        start, duration, launched, size = (ordered[name].to_numpy(np.float64, na_value=np.nan) for name in names)
+        kind, name, key = (ordered[column].to_numpy(object) for column in ("kind", "name", "kernel_class"))
+        lanes = {**dict.fromkeys(_HOST, LaneKind.HOST.value), **dict.fromkeys(_IDLE, LaneKind.IDLE.value)}
+        lane = ordered["kind"].map({**lanes, **dict.fromkeys(KINDS, LaneKind.STREAM.value)}).to_numpy(object)
+        # Launches have the colour of what they launch; waits and gaps have that of their kind.
+        key = np.where(ordered["kind"].isin([*_IDLE, EventKind.WAIT.value]), kind, key)
+        numbers: list[Any] = []
+        for column in ("thread", "stream"):
+            code, values = pd.factorize(ordered[column], use_na_sentinel=False)
+            numbers += [code, [None if pd.isna(value) else int(value) for value in values]]
+        return cls(start - first, duration, launched - first, size, kind, lane, name, key, *numbers)
+
+
+def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, float], most: int) -> CaseTimeline | None:
+    """Return the timeline of a case; None where no process has one window, as in an altered file.
+
+    Neighbours that are shorter than a pixel of a wide page are merged, until at most ``most`` boxes are left. A lane of
+    width w has at most w / r events longer than r, and w / r groups of shorter ones.
+    """
+    own = own.sort_values("start_ns", kind="stable").reset_index(drop=True)
     # Without steps the processes of a case may have no ranks. Each process and device is one.
-    ordered: Iterator[Any] = _plain(own.sort_values("start_ns", kind="stable")).itertuples(index=False)
-    by_place = grouped(((row.rank, row.source, row.process, row.device), row) for row in ordered)
-    windows = {place: [row for row in found if row.kind in _WINDOWS] for place, found in by_place.items()}
-    places = [place for place, found in windows.items() if len(found) == 1]
-    if not places:
+    code = own.groupby(["rank", "source", "process", "device"], dropna=False, sort=False).ngroup().to_numpy()
+    windows: Iterator[Any] = _plain(own[own["kind"].isin(_WINDOWS)]).itertuples()
+    by_place = grouped((code[row.Index], row) for row in windows)
+    shown = [found[0] for found in by_place.values() if len(found) == 1]
+    if not shown:
         return None
-    places.sort(key=lambda place: tuple((value is None, value or 0) for value in place))
-    shown = [windows[place][0] for place in places]
+    shown.sort(key=lambda row: [(v is None, v or 0) for v in (row.rank, row.source, row.process, row.device)])
     first = float(min(window.start_ns for window in shown))
-    end = float(max(window.start_ns + window.duration_ns for window in shown))
+    duration = float(max(window.start_ns + window.duration_ns for window in shown)) - first
     cut = [
         ns for window in shown
         if (ns := whole.get(tuple(getattr(window, name) for name in _STEP), 0.0)) > window.duration_ns
     ]  # fmt: skip
-    kind = shown[0].kind
-    return CaseTimeline(
-        case,
-        profiler,
-        kind,
-        end - first,
-        tuple(_of_rank(by_place[place], windows[place][0], number, first) for number, place in enumerate(places)),
-        max(cut) if cut and kind == EventKind.STEP.value else None,
-        len({window.source for window in shown}) == 1,
+    events = _Events.of(own, first)
+    places = [np.flatnonzero(code == code[window.Index]) for window in shown]
+    lanes = [list(_lanes(events, rows)) for rows in places]
+    boxes = [len(rows) for of_rank in lanes for _, _, rows, _ in of_rank]
+    shortest = 2 * len(boxes) * duration / most if sum(boxes) > most else 0.0
+    ranks = tuple(
+        RankTimeline(
+            # The rank is the number of the place where the rows have none.
+            rank=number if window.rank is None else window.rank,
+            process=window.process,
+            device=window.device,
+            step=window.step,
+            duration_ns=float(window.duration_ns),
+            lanes=tuple(_lane(events, shortest, *lane) for lane in lanes[number]),
+            gaps=tuple(_gaps(events, places[number])),
+        )
+        for number, window in enumerate(shown)
     )
+    step_ns = max(cut) if cut and shown[0].kind == EventKind.STEP.value else None
+    has_one_clock = len({window.source for window in shown}) == 1
+    return CaseTimeline(case, profiler, shown[0].kind, duration, ranks, step_ns, has_one_clock, shortest)
 
 
-def _of_rank(found: Sequence[Any], window: Any, number: int, first: float) -> RankTimeline:
-    """Return the timeline of one process and device since ``first``; it is rank ``number`` where the rows have none."""
-    return RankTimeline(
-        rank=number if window.rank is None else window.rank,
-        process=window.process,
-        device=window.device,
-        step=window.step,
-        duration_ns=float(window.duration_ns),
-        lanes=tuple(_lanes(found, first)),
-        gaps=tuple(_gaps(found, first)),
-    )
+def _lanes(events: _Events, rows: Ints) -> Iterator[tuple[LaneKind, int | None, Ints, int]]:
+    """Yield kind, number, rows and other streams of each lane.
 
+    The threads of the host come first, the one with most calls before the others, then idle time, then the streams by
+    their time.
+    """
 
-def _lanes(found: Sequence[Any], first: float) -> Iterator[Lane]:
-    """Yield the threads of the host, the one with most calls first, then idle time, then streams by their time."""
+    def divided(kind: LaneKind, number: Ints) -> list[tuple[int, Ints]]:
+        own = rows[events.lane[rows] == kind.value]
+        return [(code, own[number[own] == code]) for code in pd.unique(number[own]).tolist()]
 
-    def lane(kind: LaneKind, number: int | None, own: Sequence[Any], others: int = 0) -> Lane:
-        events = tuple(_event(row, first) for row in own)
-        times = grouped((event.key, event.duration_ns) for event in events)
-        return Lane(kind, number, events, others, {key: (len(each), sum(each)) for key, each in times.items()})
-
-    host = grouped((row.thread, row) for row in found if row.kind in _HOST)
-    for thread, own in sorted(host.items(), key=lambda each: -len(each[1])):
-        yield lane(LaneKind.HOST, thread, own)
-    if idle := [row for row in found if row.kind in _IDLE]:
-        yield lane(LaneKind.IDLE, None, idle)
-    streams = grouped((row.stream, row) for row in found if row.kind in KINDS)
-    time = {stream: sum(row.duration_ns for row in own) for stream, own in streams.items()}
-    ordered = sorted(streams, key=lambda stream: -time[stream])
-    small = {stream for stream in ordered[1:] if time[stream] < _SMALL_STREAM * sum(time.values())}
+    for thread, own in sorted(divided(LaneKind.HOST, events.thread), key=lambda each: -len(each[1])):
+        yield LaneKind.HOST, events.threads[thread], own, 0
+    if len(idle := rows[events.lane[rows] == LaneKind.IDLE.value]):
+        yield LaneKind.IDLE, None, idle, 0
+    streams = divided(LaneKind.STREAM, events.stream)
+    time = {stream: float(events.duration[own].sum()) for stream, own in streams}
+    streams.sort(key=lambda each: -time[each[0]])
+    small = {stream for stream, _ in streams[1:] if time[stream] < _SMALL_STREAM * sum(time.values())}
     if len(small) < 2:
         small = set()
-    yield from (lane(LaneKind.STREAM, stream, streams[stream]) for stream in ordered if stream not in small)
+    yield from ((LaneKind.STREAM, events.streams[stream], own, 0) for stream, own in streams if stream not in small)
     if small:
-        others = [row for row in found if row.kind in KINDS and row.stream in small]
-        yield lane(LaneKind.STREAM, None, others, len(small))
+        others = np.sort(np.concatenate([own for stream, own in streams if stream in small]))
+        yield LaneKind.STREAM, None, others, len(small)
 
 
-def _event(row: Any, first: float) -> Event:
-    # Launches have the colour of what they launch; waits and gaps have that of their kind.
-    is_host, duration = row.kind in _IDLE or row.kind == EventKind.WAIT.value, float(row.duration_ns)
-    launched = None if row.launched_ns is None else row.launched_ns - first
-    return Event(
-        float(row.start_ns) - first, duration, row.name, row.kind if is_host else row.kernel_class, launched, row.bytes,
-        busy_ns=duration,
-    )  # fmt: skip
+def _lane(events: _Events, shortest: float, kind: LaneKind, number: int | None, rows: Ints, others: int) -> Lane:
+    """Return the lane, with one event in place of neighbours that are ``shortest`` or shorter.
 
-
-def _gaps(found: Sequence[Any], first: float) -> Iterator[Gap]:
-    """Yield the largest gaps with the operations around them."""
-    operations = [row for row in found if row.kind in KINDS]
-    starts = [row.start_ns for row in operations]
-    ended = sorted((row.start_ns + row.duration_ns, row.name) for row in operations)
-    ends = [end for end, _ in ended]
-    waits = [row for row in found if row.kind == EventKind.WAIT.value]
-    idle = (row for row in found if row.kind in _IDLE)
-    for gap in heapq.nlargest(_GAPS, idle, key=lambda row: row.duration_ns):
-        begin, end = float(gap.start_ns), float(gap.start_ns + gap.duration_ns)
-        last, following = bisect.bisect_right(ends, begin) - 1, bisect.bisect_left(starts, end)
-        around = (row.name for row in waits if row.start_ns <= begin <= row.start_ns + row.duration_ns)
-        yield Gap(
-            begin - first,
-            end - begin,
-            gap.kind,
-            after=ended[last][1] if last >= 0 else "",
-            before=operations[following].name if following < len(operations) else "",
-            wait=next(around, ""),
-        )
-
-
-# --- merging ---------------------------------------------------------------------------------------------------------
-
-
-def _merged(timeline: CaseTimeline, most: int) -> CaseTimeline:
-    """Merge neighbours that are shorter than a pixel of a wide page, until at most ``most`` boxes are left.
-
-    A lane of width w has at most w / r events longer than r, and w / r groups of shorter ones.
+    Such an event has the key that has most of their time, and the name of the first one with that key.
     """
-    lanes = [lane for rank in timeline.ranks for lane in rank.lanes]
-    if sum(len(lane.events) for lane in lanes) <= most:
-        return timeline
-    shortest = 2 * len(lanes) * timeline.duration_ns / most
-    ranks = tuple(
-        replace(rank, lanes=tuple(replace(lane, events=tuple(_merge(lane, shortest))) for lane in rank.lanes))
-        for rank in timeline.ranks
+    start, duration = events.start[rows], events.duration[rows]
+    code, keys = pd.factorize(events.key[rows])
+    totals = zip(keys.tolist(), np.bincount(code).tolist(), np.bincount(code, weights=duration).tolist(), strict=True)
+    alone = np.ones(len(rows), dtype=bool)
+    if shortest:
+        slot, is_short = start // shortest, duration < shortest
+        alone[1:] = ~(is_short[1:] & is_short[:-1] & (slot[1:] == slot[:-1]))
+    heads = np.flatnonzero(alone)
+    count = np.diff(heads, append=len(rows))
+    # By box and key: the first row and the time. The key with the most time comes first, of equals the earlier one.
+    box = np.repeat(np.arange(len(heads)), count) * len(keys) + code
+    cell, at, of_cell = np.unique(box, return_index=True, return_inverse=True)
+    order = np.lexsort((at, -np.bincount(of_cell, weights=duration), cell // len(keys)))
+    chosen = at[order[np.unique(cell[order] // len(keys), return_index=True)[1]]]
+    lasts = np.maximum.reduceat(start + duration, heads) - start[heads]
+    columns = (
+        start[heads],
+        np.where(count == 1, duration[heads], lasts),
+        events.name[rows[chosen]],
+        events.key[rows[chosen]],
+        *(_with_none(np.where(count == 1, values[rows[heads]], np.nan)) for values in (events.launched, events.bytes)),
+        count,
+        np.add.reduceat(duration, heads),
     )
-    return replace(timeline, ranks=ranks, merged_below_ns=shortest)
+    boxes = tuple(map(Event, *(column.tolist() for column in columns)))
+    return Lane(kind, number, boxes, others, {key: (calls, ns) for key, calls, ns in totals})
 
 
-def _merge(lane: Lane, shortest: float) -> Iterator[Event]:
-    """Yield the long events, and one event in place of short neighbours, with the key that has most of their time."""
+def _with_none(values: Floats) -> Objects:
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return found
 
-    def slot(place: tuple[int, Event]) -> tuple[str, float]:
-        number, event = place
-        return ("long", number) if event.duration_ns >= shortest else ("short", event.start_ns // shortest)
 
-    for _, group in itertools.groupby(enumerate(lane.events), slot):
-        events = [event for _, event in group]
-        if len(events) == 1:
-            yield events[0]
-            continue
-        time = {key: sum(own) for key, own in grouped((event.key, event.busy_ns) for event in events).items()}
-        key = max(time, key=lambda each: time[each])
-        name = next(event.name for event in events if event.key == key)
-        start, end = events[0].start_ns, max(event.start_ns + event.duration_ns for event in events)
-        yield Event(start, end - start, name, key, count=len(events), busy_ns=sum(time.values()))
+def _gaps(events: _Events, rows: Ints) -> Iterator[Gap]:
+    """Yield the largest gaps with the operations around them."""
+    operations = rows[events.lane[rows] == LaneKind.STREAM.value]
+    starts, ends = events.start[operations], (events.start + events.duration)[operations]
+    waits = rows[events.kind[rows] == EventKind.WAIT.value]
+    idle = rows[events.lane[rows] == LaneKind.IDLE.value]
+    for gap in idle[np.argsort(-events.duration[idle], kind="stable")[:_GAPS]].tolist():
+        begin = float(events.start[gap])
+        end = begin + float(events.duration[gap])
+        before = ends[ends <= begin]
+        following = int(np.searchsorted(starts, end))
+        around = waits[(events.start[waits] <= begin) & (begin <= (events.start + events.duration)[waits])]
+        yield Gap(
+            begin,
+            end - begin,
+            events.kind[gap],
+            after=max(events.name[operations[ends == before.max()]]) if len(before) else "",
+            before=events.name[operations[following]] if following < len(operations) else "",
+            wait=events.name[around[0]] if len(around) else "",
+        )

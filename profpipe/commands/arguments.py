@@ -244,6 +244,10 @@ def percentage(text: str) -> float:
     return _parse(float, text, 0, "a percentage", 5)
 
 
+def price(text: str) -> float:
+    return _parse(float, text, 0.0001, "a price", 2.5)
+
+
 def count(text: str) -> int:
     return _parse(int, text, 0, "a number", 5)
 
@@ -252,7 +256,7 @@ def positive_count(text: str) -> int:
     return _parse(int, text, 1, "a number", 10)
 
 
-def _parse(kind: Callable[[str], _Number], text: str, least: int, what: str, example: int) -> _Number:
+def _parse(kind: Callable[[str], _Number], text: str, least: float, what: str, example: float) -> _Number:
     with suppress(ValueError):
         # Nothing is greater than nan, so a gate of nan would stop nothing.
         if least <= (value := kind(text)) < math.inf:

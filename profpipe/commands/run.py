@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="run cases side by side on N GPUs, one on each; cases that the report compares stay on one GPU",
     )
+    parser.add_argument(
+        "--price",
+        type=arguments.price,
+        metavar="EUR_PER_HOUR",
+        help="EUR for an hour of one GPU: what steps and tokens cost",
+    )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
@@ -67,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
     arguments.check_program(args, "profpipe run")
     if args.gpus:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
+    if args.price:
+        args.set += [f"report.price={args.price}"]
     if args.program is None:
         path = Path(args.pipeline or "pipeline.yaml")
         pipeline, found = loader.load_pipeline(path, args.set), None

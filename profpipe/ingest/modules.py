@@ -39,24 +39,25 @@ class _Place(NamedTuple):
 def rows(found: Recording, trace: Trace) -> pd.DataFrame:
     """Return rows of `modules`: means over the steps of the trace, none without a step."""
     work, launches, ranges = found.operations, found.launches, found.ranges
-    ended = np.array([name == schema.MODULES_END for name in ranges.recorded], dtype=bool)[ranges.name].sum()
-    begun = np.array([name.startswith(schema.MODULES_PREFIX) for name in ranges.recorded], dtype=bool)[ranges.name]
-    order = np.flatnonzero(begun)[np.argsort(ranges.start[begun])]
-    # The ranges of modules begin inside the first step.
-    whole = order[1:ended]
-    steps = len(whole)
-    if not steps:
+    names = [ranges.recorded[name] for name in ranges.name.tolist()]
+    begun = [row for row in np.argsort(ranges.start).tolist() if names[row].startswith(schema.MODULES_PREFIX)]
+    # The ranges of modules begin inside the first step, and the last one may have no end.
+    ended = begun[1 : names.count(schema.MODULES_END)]
+    # A prefill and a decoded token have no common mean.
+    calls = [names[row].partition(" ")[2] for row in ended]
+    whole = [row for row, call in zip(ended, calls, strict=True) if call == max(calls, key=calls.count)]
+    if not whole:
         return schema.empty(schema.MODULES)
     time = np.where(launches.start == UNKNOWN, work.start, launches.start)
     is_counted = launches.is_kernel if found.on_gpu else np.ones(len(time), dtype=bool)
     counted = np.flatnonzero(is_counted & Union(ranges.start[whole], ranges.end[whole]).contains(time))
     tree = _Tree(trace, launches.thread[counted], time[counted])
     places = pd.DataFrame(tree.places(), columns=list(_Place._fields))
-    places["ns"] = (work.end - work.start)[counted] / steps
+    places["ns"] = (work.end - work.start)[counted] / len(whole)
     sums: dict[tuple[str, str], dict[str, float]] = {}
     for place, own in places.groupby(["call", "part", "is_compiled"]):
         call, part, is_compiled = place
-        ns, launched = float(own["ns"].sum()), len(own) / steps
+        ns, launched = float(own["ns"].sum()), len(own) / len(whole)
         names = tree.names_around(call)
         for name in dict.fromkeys(names):
             row = sums.setdefault((name, part), dict.fromkeys(("self_ns", "total_ns", "compiled_ns", "launches"), 0.0))
@@ -68,7 +69,13 @@ def rows(found: Recording, trace: Trace) -> pd.DataFrame:
     process = int(trace.pids(np.array([tree.process]))[0])
     keys = ("module", "type")
     given = [
-        {**dict(zip(keys, name.rsplit(":", 1), strict=True)), "part": part, "process": process, "steps": steps, **row}
+        {
+            **dict(zip(keys, name.rsplit(":", 1), strict=True)),
+            "part": part,
+            "process": process,
+            "steps": len(whole),
+            **row,
+        }
         for (name, part), row in sums.items()
     ]
     return schema.frame(schema.MODULES, given)

@@ -216,7 +216,9 @@ class Trace:
     def split(self) -> None:
         """Move what was launched from the first step with ranges of modules on into ``of_modules``."""
         steps = self.frame("range")
-        starts = steps.loc[steps["name"].isin(self.named(lambda name: name.startswith(schema.MODULES_PREFIX))), "start"]
+        starts = steps.loc[
+            steps["name"].isin(self.named(lambda name: schema.decoded(name).startswith(schema.MODULES_PREFIX))), "start"
+        ]
         if not len(starts):
             return
         self.of_modules = copy.copy(self)

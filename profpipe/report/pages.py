@@ -30,8 +30,8 @@ MOST_LINES = 150
 IMPORTANCE = (
     "overview", "recordings", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished",
     "first_studies", "failed_captures", "studies", "study_plots", "skipped", "requests", "steps", "recording",
-    "step_ranks", "step_outliers", "step_times", "classification", "kernel_share", "switch_cost", "limits", "targets",
-    "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
+    "step_costs", "step_ranks", "step_outliers", "step_times", "classification", "kernel_share", "switch_cost",
+    "limits", "targets", "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
 )  # fmt: skip
 
 #: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.

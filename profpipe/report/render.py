@@ -123,6 +123,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
         yield Section("selection", "", summary=note, workload=workload.name)
     yield plots.explorer(workload)
     yield plots.roofline(workload)
+    yield step_times.costs(workload)
     yield step_times.ranks(workload)
     yield step_times.outliers(workload)
     yield step_times.by_profiler(workload)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import Measure
+from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
@@ -54,8 +55,11 @@ def document(findings: Findings, tables: Tables, run: Manifest) -> dict[str, Any
         "ended": run.ended or None,
         "devices": [gpu.name for gpu in run.machine.gpus or ()],
         "cases": [
-            _finite(_case(workload, case, statuses))
-            for workload, statuses in ((each, _statuses(tables, each.name)) for each in findings.workloads)
+            _finite(_case(workload, case, statuses, costs))
+            for workload, statuses, costs in (
+                (each, _statuses(tables, each.name), {cost.case.id: cost for cost in find_costs(each)})
+                for each in findings.workloads
+            )
             for case in workload.cases
         ],
     }
@@ -81,9 +85,12 @@ def _statuses(tables: Tables, workload: str) -> dict[str, dict[str, dict[str, st
 
 
 def _case(
-    workload: WorkloadFindings, case: CaseResult, statuses: Mapping[str, Mapping[str, Mapping[str, str]]]
+    workload: WorkloadFindings,
+    case: CaseResult,
+    statuses: Mapping[str, Mapping[str, Mapping[str, str]]],
+    costs: Mapping[str, Cost],
 ) -> dict[str, Any]:
-    values = case.values
+    values, cost = case.values, costs.get(case.id)
     return {
         "workload": workload.name,
         "case": case.id,
@@ -99,6 +106,8 @@ def _case(
         "speedup": case.speedup,
         "is_baseline": case.is_baseline,
         "memory": {name: values.get(name) for name in ("peak_allocated", "peak_reserved")},
+        "energy": {of: getattr(cost, f"{of}_j", None) for of in ("step", "token", "item")},
+        "price": {of: getattr(cost, f"euros_{of}", None) for of in ("per_1000_steps", "per_million_items")},
         # An error or a cosine that is not a number is None.
         "error": {
             name: None if value == worst(name) else value
@@ -239,7 +248,14 @@ def case_document(case: CaseVerdict) -> dict[str, Any]:
         "failure": asdict(failure) if failure else None,
         "is_newly_inaccurate": case.is_newly_inaccurate,
         "flags": json.loads(case.flags or "[]"),
+        "energy": _energy(case.energy) if case.energy else None,
     }
+
+
+def _energy(energy: CaseVerdict) -> dict[str, Any]:
+    """Return the verdict on the energy of a case, in J."""
+    series = {"log_ratios": list(energy.log_ratios), "further_pairs": energy.further_pairs}
+    return {"metric": energy.metric, "a": energy.a_ns, "b": energy.b_ns, **_judgement(energy.judgement), **series}
 
 
 def _judgement(judged: Judgement | None) -> Mapping[str, Any]:

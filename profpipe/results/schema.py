@@ -51,8 +51,19 @@ NODE_PREFIX: Final = "node "
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"
 
+#: The metric with the time that the host waited in a function of CUDA or HIP, the subject, in a whole recording.
+CAPTURE_WAIT: Final = "capture_wait"
+
 #: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
 TIMES: Final = ("time", PROCESS_WALL)
+
+#: The energy in J of a token of a language model, and of a step; and the ns in which the counter was read for it.
+ENERGIES: Final = ("energy_per_token", "energy_per_step")
+ENERGY_WINDOW: Final = "energy_window"
+#: The least time over which energy is measured, in s: the driver renews the counter ten times a second or more.
+LEAST_ENERGY_WINDOW_S: Final = 2.0
+#: The number of GPUs of a program with steps.
+GPUS: Final = "gpus_used"
 
 #: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
 PAIR_PREFIX: Final = "pair "
@@ -264,6 +275,10 @@ class Check(str, Enum):
 STEP_RANGE: Final = "step_range"
 #: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
 STEP_STRIDE: Final = "step_stride"
+#: The kind of a call of a language model with a prompt.
+PREFILL: Final = "prefill"
+#: Metric with a kind of call that is no step and a kernel as its subject, ``prefill > kernel``: ns in such a call.
+CALL_KERNEL_TIME: Final = "step_call_kernel_time"
 
 
 STEPS: Final = _table(
@@ -279,6 +294,8 @@ STEPS: Final = _table(
                                    or unmatched (some ranks lack the step)
     rule                   str     what says where the step begins: marker, optimizer, forward, framework, range or
                                    pattern
+    kind                   str     where calls of modules are steps, the class of the module, or `prefill`: a call with
+                                   a prompt; else empty
     start_ns               Float64 start of its first GPU operation, since the first one in the file
     wall_ns                Float64 from there to the first GPU operation of what follows
     compute_ns             Float64 part of `wall_ns` in which a kernel runs that is no communication

@@ -313,7 +313,8 @@ class Pairs:
         cases = _renamed(fresh.cases, names)
         ended = schema.frame(schema.CASES, _merge_cases(stored.cases, cases, f"{job.label}: "))
         if job.profiler == "plain":
-            is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
+            judged = [*schema.TIMES, *schema.ENERGIES]
+            is_time = fresh.metrics["metric"].isin(judged) & (fresh.metrics["subject"] == "")
             times = fresh.metrics[is_time]
             times = _with_means_of_visits(times, job) if self._is_further(job) else times
             added = [_renamed(times.assign(subject=job.label), names), *_marks(cases, job.label)]

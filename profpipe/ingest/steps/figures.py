@@ -15,7 +15,7 @@ from profpipe.ingest.operations import Operations, Timeline
 from profpipe.ingest.steps.accounting import Accounts, of_ranks, spread, walls_by_rank
 from profpipe.measure import statistics
 from profpipe.results import schema
-from profpipe.results.schema import StepState
+from profpipe.results.schema import StepRule, StepState
 
 #: The steps that the launches recur in, where ranges say that there are more or fewer.
 COUNT_BY_PATTERN: Final = "step_count_by_pattern"
@@ -69,10 +69,32 @@ def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -
         found.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
         if copied[code]:
             found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
+    found += _of_other_calls(accounts, steps, name, names)
     time = np.where(kernels, duration, 0)
     steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
     found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
     return found
+
+
+#: Kernels of a call that is no step, those with the most time.
+_MOST_KERNELS: Final = 5
+
+
+def _of_other_calls(
+    accounts: Accounts, steps: pd.DataFrame, name: Ints, names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the largest kernels of the calls that are no steps, by kind: ``prefill > kernel``."""
+    line = accounts.line
+    time = np.where(line.is_kernel, line.end - line.start, 0)
+    for kind, of_kind in steps.reset_index(drop=True).groupby("kind"):
+        n = len(of_kind)
+        if kind and (of_kind["state"] == StepState.OTHER.value).all():
+            inside = np.isin(accounts.row, of_kind.index)
+            total = np.bincount(name[inside], weights=time[inside], minlength=len(names)) / n
+            for code in np.argsort(-total, kind="stable")[:_MOST_KERNELS].tolist():
+                if total[code]:
+                    of = {"subject": f"{kind}{schema.PATH_SEPARATOR}{names[code]}", "value": float(total[code]), "n": n}
+                    yield {**of, "metric": schema.CALL_KERNEL_TIME, "unit": "ns"}
 
 
 def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
@@ -126,7 +148,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
         # Cases of the harness have no steps.
         ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
         return replace(tables, timeline=ranked)
-    steps = _with_ranks(tables.steps, schema.STEPS)
+    steps = _with_ranks(_of_loop(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
         steps = steps.assign(state=pd.concat([of_ranks(group) for _, group in by_case]))
@@ -142,6 +164,15 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
     metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
     return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
+
+
+def _of_loop(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps without calls of a model in processes beside one that trains: actors, or a data loader."""
+    is_call = steps["rule"] == StepRule.FORWARD.value
+    trains = steps["rule"].isin([StepRule.MARKER.value, StepRule.OPTIMIZER.value])
+    if not (is_call.any() and trains.any()):
+        return steps
+    return steps[~(is_call & trains.groupby([steps[name] for name in _CASE]).transform("any"))]
 
 
 def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,10 @@ from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconci
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.windows import Segments
 from profpipe.results import schema
-from profpipe.results.schema import Check, StepRule
+from profpipe.results.schema import Check, StepRule, StepState
 
+#: Rules whose steps are not compared with the launches that recur: the program or its user says what a step is.
+_SURE = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
 #: A row of ``schema.STEP_FIGURES`` without its place.
 Figure = dict[str, Any]
 #: A process and one of its devices.
@@ -30,7 +32,7 @@ def find(
     waits: Spans,
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
-    own: str = "",
+    own: str | None = "",
 ) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
 
@@ -39,9 +41,10 @@ def find(
 
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
-    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``.
+    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``; where ``own``
+    is None, nothing is a step by pattern.
     """
-    by_process = windows.find(ranges, unclosed, own)
+    by_process = windows.find(ranges, unclosed, own or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
     shown = excerpt.Excerpts(operations, waits)
@@ -52,19 +55,32 @@ def find(
     for process, rows in operations.processes():
         lines = {device: timeline(operations, of_device) for device, of_device in rows.items()}
         sorts, has_cases = by_process.get(process, ()), process in with_cases
-        chosen, more = _choose(operations, ranges, sorts, process, lines, has_cases)
+        chosen, more = _choose(
+            operations, ranges, sorts, process, lines, has_cases=has_cases, finds_pattern=own is not None
+        )
         uncovered = list(reconcile.of_coverage(chosen, lines.values())) if chosen else []
         if uncovered and chosen and chosen.rule is StepRule.PATTERN:
             # What recurs on one device alone, and in less than half of the kernel time, is no step.
             chosen, uncovered = None, []
         checks += [{"device": -1, **check, "process": process} for check in uncovered]
+        waiting = shown.waiting(process)
+        by_device = {
+            device: accounting.account(line, chosen, waiting, origin) for device, line in lines.items() if chosen
+        }
+        outside = [
+            {**check, "process": process, "device": device}
+            for device, own_steps in by_device.items()
+            if own_steps
+            for check in reconcile.of_windows(own_steps, origin)
+        ]
+        if outside and chosen and chosen.rule is StepRule.PATTERN:
+            # Iterations that overlap on several streams, or are all launched at once, are no steps.
+            by_device, outside = {}, []
+        checks += outside
         for device, line in lines.items():
-            own_steps = accounting.account(line, chosen, shown.waiting(process), origin) if chosen else None
-            if own_steps:
-                place = {"process": process, "device": device}
+            if own_steps := by_device.get(device):
                 accounted[process, device] = own_steps
-                checks += [{**check, **place} for check in reconcile.of_windows(own_steps, origin)]
-                found += [{**figure, **place} for figure in more]
+                found += [{**figure, "process": process, "device": device} for figure in more]
             if not has_cases:
                 whole.append(((process, device), line))
     checks += [{"process": -1, "device": -1, **check} for check in operations.checks]
@@ -122,7 +138,9 @@ def _choose(
     sorts: Sequence[Segments],
     process: int,
     lines: Mapping[int, Timeline],
+    *,
     has_cases: bool,
+    finds_pattern: bool,
 ) -> tuple[Segments | None, list[Figure]]:
     """Return the steps of a process by the first rule that applies, and figures that say more of the rule."""
     launched = np.sort(np.concatenate([line.launched for line in lines.values()]))
@@ -138,7 +156,8 @@ def _choose(
             name, share, sort = recurring
             chosen = windows.segments_of(sort, launched)
             found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
-    by_pattern = _by_pattern(operations, lines)
+    is_sure = chosen is not None and chosen.rule in _SURE
+    by_pattern = _by_pattern(operations, lines) if finds_pattern and not is_sure else None
     if chosen is None and by_pattern is not None:
         chosen, stride = _without_parts(by_pattern, lines)
         if stride > 1:
@@ -214,6 +233,10 @@ def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], own: str = "") ->
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
-        state = accounting.states(wall.astype(np.float64))
-        found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
+        state = np.full(len(wall), StepState.OTHER.value, dtype=object)
+        state[first.is_step] = accounting.states(wall[first.is_step].astype(np.float64))
+        kind = "" if first.kind is None else first.kind
+        found.append(
+            pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
+        )
     return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True) if found else {}))

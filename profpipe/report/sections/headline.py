@@ -18,12 +18,16 @@ from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, litera
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
+from profpipe.results.schema import PREFILL, StepRule
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
 
 #: A median is uncertain with a wider 95 % interval; without one, with a wider p10 to p90. Leads of 10 % are common.
 _WIDE_INTERVAL, _WIDE_SPREAD = 0.05, 0.10
+
+#: The mean of steps with a wider 95 % interval is no answer.
+_NO_MEAN = 0.50
 
 #: A winner with an error this many times the baseline's is reported, although the tolerance allows it.
 _LARGER_ERROR = 5
@@ -134,6 +138,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
         facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
+        facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
@@ -202,7 +207,18 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    time = fill("A step takes {} ({})", _duration(workload, case.time.ns), doc.join(parts, last=", "))
+    what: doc.Text = "step"
+    if own and own.module:
+        # The calls with a prompt are no steps.
+        decodes = (own.table["kind"] == PREFILL).any()
+        what = fill("decode step of {}" if decodes else "call of {}", doc.Code(own.module))
+    parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
+    if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
+        walls = own.steady_walls(workload.basis.profiler)
+        ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
+        time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[1:], last=", "))
+    else:
+        time = fill("A {} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
     why, share = steps.waiting(own) if own else ("", "")
     if not own or not why:
         return fill("{}.", time)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis.case_index import Number
+from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.steps import (
@@ -25,7 +26,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, means_note, plural, span
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
 from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit, time_unit
-from profpipe.results.schema import PROMPT_PREFIX, StepState
+from profpipe.results.schema import LEAST_ENERGY_WINDOW_S, PROMPT_PREFIX, StepState
 
 #: Ranks of all cases up to which their table stands on the short page.
 _RANKS = 16
@@ -83,6 +84,54 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("step_times", title, [table], _overheads([own for _, own in cases]), workload.name)
 
 
+def costs(workload: WorkloadFindings) -> doc.Section:
+    """Return the energy and the money of a step or a token; empty without a GPU, and where neither is known."""
+    found = [cost for cost in find_costs(workload) if cost.window_s is not None or cost.euros_per_1000_steps]
+    item = workload.steps.item_name
+    columns: doc.Columns[Cost] = [
+        (doc.label("case"), lambda cost: case_text(cost.case)),
+        (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
+        (doc.Column("energy", "J a step"), lambda cost: cost.step_j),
+        (doc.Column("power", "W"), lambda cost: cost.power_w),
+        (doc.Column("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
+        (doc.Column("token_energy", "J per token"), lambda cost: cost.token_j),
+        (doc.Column("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
+        (doc.Column("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
+    ]
+    table = doc.table_of("step_costs", found, columns).without(*_lone(case=len(workload.cases)))
+    title = "What a token costs" if any(cost.token_j for cost in found) else "What a step costs"
+    return doc.make_section("step_costs", title, [table], _of_costs(found, workload.price), workload.name)
+
+
+def energies(workload: WorkloadFindings) -> list[tuple[float, str]]:
+    """Return the energy in J of the only case, and what it is of."""
+    found = list(find_costs(workload))
+    return [(j, of) for cost in found for j, of in ((cost.step_j, "step"), (cost.token_j, "token")) if j]
+
+
+def _of_costs(found: Sequence[Cost], price: float | None) -> str:
+    """Return what the energies and prices are of, and why an energy is unknown."""
+    sentences = []
+    energies = [(cost.window_s, cost.step_j or cost.token_j) for cost in found if cost.window_s is not None]
+    if known := [window_s for window_s, energy in energies if energy]:
+        sentences.append(
+            f"Energy: all GPUs of the program, by the driver's counter over {span(known, number)} s of steady steps"
+            " without a profiler, as mean power times the time of these steps. What other processes draw counts too."
+        )
+    if short := [window_s for window_s, energy in energies if not energy]:
+        sentences.append(
+            f"Energy is unknown where the counter was read over less than {LEAST_ENERGY_WINDOW_S:g} s of steady steps"
+            f" ({span(short, number)} s): let the program run longer."
+        )
+    if any(cost.euros_per_1000_steps for cost in found):
+        sentences.append(f"Money: EUR {price:g} for an hour of a GPU.")
+    return " ".join(sentences)
+
+
+def _singular(items: str) -> str:
+    return items[:-1] if items.endswith("s") else items
+
+
 #: A case, the length of a prompt, and the figures of its requests by metric.
 _Requests = tuple[CaseResult, int, Mapping[str, Number]]
 
@@ -114,7 +163,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
     def in_time(metric: str, header: str) -> tuple[doc.Column, Callable[[_Requests], float]]:
         return doc.Column(metric, header, time_unit(map(value(metric), rows))), value(metric)
 
-    columns: doc.Columns[_Requests] = [
+    columns: list[tuple[doc.Column, Callable[[_Requests], doc.Content]]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.count("prompt", "prompt tokens"), lambda row: row[1]),
         (doc.count("requests"), lambda row: int(row[2]["time_to_first_token"].n)),
@@ -124,8 +173,18 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         in_time("time_per_output_token", "time per output token"),
         (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
     ]
+    prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
+    if workload.price:
+        columns.append((
+            doc.Column("price", "EUR per million tokens"),
+            lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),
+        ))  # fmt: skip
     table = doc.table_of("requests", rows, columns).without(*_lone(case=len(workload.cases)))
     return doc.make_section("requests", "Requests", [table], _OF_REQUESTS if rows else "", workload.name)
+
+
+def _million(euros_per_s: float | None, tokens_per_s: float) -> float | None:
+    return 1e6 * euros_per_s / tokens_per_s if euros_per_s and tokens_per_s else None
 
 
 _OF_REQUESTS = (

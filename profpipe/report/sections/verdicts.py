@@ -30,6 +30,14 @@ NAMES: Mapping[Verdict, str] = {
     Verdict.SAME: "the same",
 }
 
+#: The verdicts on an energy.
+_OF_ENERGY: Mapping[Verdict, str] = {
+    Verdict.SLOWER: "more",
+    Verdict.FASTER: "less",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.SAME: "the same",
+}
+
 #: Flags of the samples of one process say nothing of a verdict, which rests on many processes.
 _SHOWN_FLAGS = (
     Flag.THROTTLED,
@@ -247,7 +255,24 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     table = doc.table_of("verdicts", cases, columns)
     table = table if len({case.workload for case in cases}) > 1 else table.without("workload")
     note = doc.Paragraph(_explain_columns(cases, run)) if cases else None
-    return doc.make_section("times", "Verdicts", [table, note])
+    return doc.make_section("times", "Verdicts", [table, note, _energies(cases)])
+
+
+def _energies(cases: Sequence[CaseVerdict]) -> doc.Table:
+    """Return the verdicts on the energy of the cases that have one on both sides."""
+    columns: doc.Columns[tuple[CaseVerdict, CaseVerdict, Judgement]] = [
+        (doc.label("case"), lambda row: doc.case_link(doc.Code(name(row[0])), name(row[0]))),
+        (doc.label("verdict", "B draws"), lambda row: _OF_ENERGY[row[2].verdict]),
+        (doc.Column("a", "A, J"), lambda row: row[1].a_ns),
+        (doc.Column("b", "B, J"), lambda row: row[1].b_ns),
+        (doc.words("of", "energy of"), lambda row: row[1].metric.replace("energy_per_", "a ")),
+        (doc.signed_percent("change", "B - A"), lambda row: row[2].ratio - 1),
+        (doc.words("interval", "99 % interval"), lambda row: _interval(row[1])),
+        (doc.Column("p", "p"), lambda row: row[2].p),
+        (doc.count("pairs"), lambda row: row[2].pairs),
+    ]
+    found = [(case, case.energy, case.energy.judgement) for case in cases if case.energy and case.energy.judgement]
+    return doc.table_of("energies", found, columns, "Energy, judged in the same way as time; it is no part of a gate")
 
 
 def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
@@ -359,7 +384,9 @@ def write_verdict(case: CaseVerdict) -> str:
     if case.further_pairs:
         words = "after" if case.verdict is Verdict.INCONCLUSIVE else "decided by"
         judged += f" ({words} {case.further_pairs} further pairs)"
-    return ", ".join(filter(None, [judged, doc.plain(explain(case))]))
+    energy = case.energy.judgement if case.energy else None
+    drawn = f"energy {_OF_ENERGY[energy.verdict]}, {signed_percent(energy.ratio - 1)}" if energy else ""
+    return ", ".join(filter(None, [judged, doc.plain(explain(case)), drawn]))
 
 
 # --- verdict plots ----------------------------------------------------------------------------------------------------
