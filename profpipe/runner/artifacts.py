@@ -208,14 +208,6 @@ def has_steps(job: Job) -> bool:
     return bool(_step_times(job)) or bool(chosen["range"] or chosen["forward"])
 
 
-def uses_gpu(job: Job) -> bool:
-    """Return True if torch used a GPU in a process of the job's command."""
-    lines = (
-        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
-    )
-    return any(isinstance(line, dict) and bool(line.get("device_name")) for line in lines)
-
-
 def settled_call(job: Job) -> int | None:
     """Return after how many calls of a model, from the start, their time has settled; None where they are no steps.
 
@@ -340,6 +332,8 @@ def _explain_span(job: Job, seconds: float) -> str:
     if why := _explain_short(job, seconds):
         return why
     if not any(map(_has_begun, job.records)):
+        if span.get("on_gpu"):
+            return "no process used a GPU through torch."
         return (
             f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
             "program was still starting."
