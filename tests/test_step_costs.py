@@ -118,7 +118,7 @@ def windows(*spans, watts=500.0, gpus=1, tokens=None):
             "gpus": gpus,
             "energy": [round(now_s * 1e9), round(now_s * watts * 1e3)],
         }
-        found.append(line if tokens is None else {**line, "rule": "forward", "tokens": tokens[number : number + count]})
+        found.append(line if tokens is None else {**line, "rule": "forward", "calls": tokens[number : number + count]})
         number += count
     return found
 
@@ -166,7 +166,7 @@ def test_a_damaged_reading_drops_the_line(tmp_path, energy):
 
 def test_the_energy_of_a_token_is_that_of_whole_requests(tmp_path):
     # A prompt of 64 and 9 further tokens for each of 4 sequences: 10 calls.
-    tokens = [(4, 64), *[(4, 1)] * 9] * 8
+    tokens = ["LM 4x64", *["LM 4x1"] * 9] * 8
     found = values(read(tmp_path, windows(*[(10, 100.0, 0)] * 8, tokens=tokens)))
     # 500 W over 1 s for 40 tokens.
     assert found["energy_per_token"] == pytest.approx(12.5) and "energy_per_step" not in found

@@ -18,7 +18,7 @@ from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, litera
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
-from profpipe.results.schema import StepRule
+from profpipe.results.schema import PREFILL, StepRule
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -207,13 +207,18 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
+    what: doc.Text = "step"
+    if own and own.module:
+        # The calls with a prompt are no steps.
+        decodes = (own.table["kind"] == PREFILL).any()
+        what = fill("decode step of {}" if decodes else "call of {}", doc.Code(own.module))
     parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
     if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = own.steady_walls(workload.basis.profiler)
         ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[1:], last=", "))
     else:
-        time = fill("A step takes {} ({})", _duration(workload, case.time.ns), doc.join(parts, last=", "))
+        time = fill("A {} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
     why, share = steps.waiting(own) if own else ("", "")
     if not own or not why:
         return fill("{}.", time)
