@@ -55,7 +55,7 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     done = run_ddp(tmp_path, 100_000, profiler="torch", steps={"stop": True})
     assert done.returncode == 0 and "is done" not in done.output, done.output
     ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
-    assert [(line["steps"], line["stopped"]) for line in ends] == [(10, True), (10, True)]
+    assert [(line["steps"], line["stopped"]) for line in ends] == [(11, True), (11, True)]
     assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
     parsers = reader.parsers()
     ranges = [reader.parse(reader.choose(trace, parsers), trace).ranges for trace in done.traces]
@@ -164,7 +164,7 @@ def test_the_loop_of_a_framework(tmp_path, package, program, profiler, stop):
     done = run(tmp_path, sys.executable, "train.py", profiler=profiler, steps={"stop": stop})
     assert done.returncode == 0 and ("trained" in done.output) != stop, done.output
     (end,) = (line for file in done.files for line in done.lines(file) if line["hook"] == "finished")
-    assert end == {"hook": "finished", "steps": 10 if stop else 11, "stopped": stop}
+    assert end == {"hook": "finished", "steps": 11, "stopped": stop}
     assert len(done.traces) == (profiler == "torch")
     if profiler == "plain":
         assert set(done.steps["rule"]) == {schema.StepRule.OPTIMIZER.value}
