@@ -55,6 +55,12 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
     """
+    from profpipe.results import answer
+
+    state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
+    if out is not None and state and (known := answer.find(out, state)):
+        print(f"{known.printed}\n{arguments.shown_path(_real(out) / 'SUMMARY.md')}")
+        return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
     import pyarrow
@@ -75,6 +81,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     refusals: list[reader.Refusal] = []
     parts: set[Path] = set()
     files: list[FileEntry] = []
+    lines: list[str] = []
     with ThreadPoolExecutor(1) as loader:
         if out is not None:
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
@@ -87,7 +94,9 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             read.append(result.tables)
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-            print("\n".join(map(visible_line, _lines(result))))
+            own = "\n".join(map(visible_line, _lines(result)))
+            lines.append(own)
+            print(own)
     if step_range and read:
         _check_range(step_range, read)
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.
@@ -98,8 +107,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
         from profpipe.commands import rendering
 
         _make_folder(out)
-        # Nothing is written through links, except one that the user names.
-        out = out.resolve() if out.is_symlink() else out
+        out = _real(out)
         data = reader.combine(read)
         refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
         name = out.resolve().name
@@ -112,7 +120,9 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             written = rendering.write_report(out, data, manifest)
             for write in writes:
                 write.result()
-        print(rendering.shown_path(written.summary))
+        if state and not refusals and not written.exit_code and not written.is_unmet:
+            answer.keep(out, answer.Answer("\n".join(lines), written.first_screen), state)
+        print(arguments.shown_path(written.summary))
     return errors.SOME_FAILED if refusals else errors.OK
 
 
@@ -145,6 +155,11 @@ def read_file(path: Path) -> tuple[Tables, Manifest]:
         read.append(result.tables)
         files.append(file_entry(result.source.name, result.parser, result.tables.origin))
     return reader.combine(read), Manifest(name=path.name, files=tuple(files), is_run=False)
+
+
+def _real(out: Path) -> Path:
+    """Return the folder to write into. Nothing is written through links, except one that the user names."""
+    return out.resolve() if out.is_symlink() else out
 
 
 def _make_folder(out: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
+from profpipe import errors, plugins
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import LOG
+from profpipe.results import answer
 
 EXAMPLES = """\
   profpipe report out/latest
@@ -29,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    # Without templates of the user's, the pages that `ingest` has written are those that would be written now.
+    builtin, own = plugins.builtin_folder("templates"), Path("templates")
+    if args.template is None and not args.csv and (not own.exists() or own.resolve() == builtin):
+        given = Path(args.run).resolve()
+        if known := answer.find(given):
+            results = given / "results.json"
+            arguments.print_report(
+                args, given / "SUMMARY.md", known.first_screen, lambda: json.loads(results.read_bytes())
+            )
+            return errors.OK
     from profpipe.commands import rendering
     from profpipe.results import folders, store
 
