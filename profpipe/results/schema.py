@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from profpipe.job import Status
@@ -504,6 +505,13 @@ def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | 
 
     Raises ValueError for a column that the table does not have.
     """
+    if isinstance(data, Mapping):
+        # pandas would make strings of Arrow of an array of texts, and `_cast` texts of these again.
+        texts = {column.name for column in table.columns if column.dtype == "str"}
+        data = {
+            name: pd.Index(values, dtype=object) if name in texts and isinstance(values, np.ndarray) else values
+            for name, values in data.items()
+        }
     given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
     if unknown := set(given.columns) - set(table.names):
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")

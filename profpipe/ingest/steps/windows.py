@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.ingest.groupby import Bools, Int64s, Ints, count_up_to, groups
 from profpipe.ingest.operations import Spans
 from profpipe.results import schema
 from profpipe.results.schema import StepRule
@@ -34,7 +34,7 @@ class Segments:
 
     def place(self, launched: Int64s) -> Ints:
         """Return the segment of each launch, -1 for launches outside all of them."""
-        at = np.searchsorted(self.begin, launched, side="right") - 1
+        at = count_up_to(self.begin, launched) - 1
         return np.where((at >= 0) & (launched < self.end[at]), at, -1)
 
     @property
