@@ -524,8 +524,8 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
     if column.name not in given.columns:
         return pd.Series("" if is_text else pd.NA, dtype=dtype, index=given.index)
     values = given[column.name].astype(dtype)
-    # In a group-by a missing text would be unequal to itself.
-    return values.where(known, "") if is_text and not (known := values.notna()).all() else values
+    # In a group-by a missing text would be unequal to itself. Categories show it faster than their texts do.
+    return values.where(known, "") if is_text and not (known := given[column.name].notna()).all() else values
 
 
 @dataclass(frozen=True)
