@@ -90,7 +90,7 @@ def _is_ours(table: str) -> bool:
     return table in _MARKS or table.startswith(_PREFIX)
 
 
-def parse(path: Path, step_range: str = "") -> schema.Tables:
+def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
     with _refusing(path):
         return events.tables(_read(path), step_range)

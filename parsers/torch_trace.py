@@ -64,7 +64,7 @@ def sniff(path: Path) -> bool:
     return b'"traceEvents"' in head or kineto or (head.startswith(b"[") and b'"ph"' in head)
 
 
-def parse(path: Path, step_range: str = "") -> schema.Tables:
+def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     """Read kernels, ranges and steps; CPU operators by self time where the trace has no GPU events.
 
     ``step_range`` is a regular expression for the ranges that are steps. Raises ``UnreadableFile`` for a damaged trace

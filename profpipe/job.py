@@ -246,6 +246,8 @@ class Command:
     otherwise: Command | None = None
     ends_after_s: float | None = None
     is_ended_by_tool: bool = False
+    #: Whether the tool may end before the workload, which goes on until its own end.
+    may_outlive_tool: bool = False
 
     def has_failed(self, returncode: int | None, seconds: float) -> bool:
         """Return True if the exit code says that the workload, which ran for ``seconds``, did not end well.
@@ -257,9 +259,12 @@ class Command:
 
 
 def capture_end_s(job: Job) -> float | None:
-    """Return when the span of time ends that the job records, in seconds after its start; None for other jobs."""
+    """Return when the span of time ends that the job records, in seconds after its start.
+
+    None for other jobs, and where the program goes on after the span: profpipe chose it (``after_plain``).
+    """
     span = job.options.get("capture") if job.script is None else None
-    return span["after_s"] + span["for_s"] if span else None
+    return span["after_s"] + span["for_s"] if span and not span.get("goes_on") else None
 
 
 #: Environment of a command that records the whole process: the start-up hook then starts and ends no capture.
@@ -343,6 +348,8 @@ class JobOutcome:
     seconds: float = 0.0
     #: The seconds of the last process. ``seconds`` includes earlier processes that were interrupted.
     last_s: float = 0.0
+    #: CPU time (s) and peak of the host memory (bytes) of the last process and its children; empty where unknown.
+    used: tuple[float, ...] = ()
     returncode: int | None = None
     files: tuple[Path, ...] = ()
     #: Whether the user stopped the job before it was done.

@@ -597,6 +597,16 @@ PATTERNS: dict[str, tuple[list[str], list[int], list[tuple[int, int]] | None]] =
 }  # fmt: skip
 
 
+def test_launches_that_recur_in_a_span_of_a_server_are_no_steps(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.run(*repeated(8, forward))
+    export = loop.write_sqlite(tmp_path / "x.sqlite")
+    parser = reader.choose(export, reader.parsers())
+    assert len(reader.parse(parser, export).steps) > 3
+    found = reader.parse(parser, export, None)
+    assert found.steps.empty and "capture_compute" in set(found.step_figures["metric"])
+
+
 @pytest.mark.parametrize(("launches", "expected", "other"), PATTERNS.values(), ids=PATTERNS)
 def test_launches_that_recur_are_steps(
     tmp_path: Path, launches: list[str], expected: list[int], other: list[tuple[int, int]] | None

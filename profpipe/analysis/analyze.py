@@ -97,7 +97,10 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = run.is_command(name)
     index = CaseIndex.of(own, is_command)
-    breakdowns = index.breakdowns(once=declared is not None and declared.is_command and not declared.capture)
+    jobs = run.jobs_of(name)
+    # A span of a program is no iteration of it.
+    is_whole = not (declared and declared.capture) and not any(job.span for job in jobs)
+    breakdowns = index.breakdowns(once=is_command and is_whole)
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
@@ -109,6 +112,8 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         **layout,
         name=name,
         declared=declared,
+        jobs=jobs,
+        has_no_gpu=run.machine.gpus == (),
         recorded=index,
         breakdowns=breakdowns,
         basis=basis,

@@ -27,7 +27,7 @@ from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status
 from profpipe.measure.tolerance import Verdict
-from profpipe.results.manifest import PeakRates
+from profpipe.results.manifest import JobEntry, PeakRates
 from profpipe.results.tasks import TaskState
 
 if TYPE_CHECKING:
@@ -609,6 +609,8 @@ class WorkloadFindings(Layout):
     name: str
     #: The workload in the pipeline file; None for ingested files.
     declared: Workload | None
+    jobs: Sequence[JobEntry]
+    has_no_gpu: bool
     recorded: CaseIndex
     #: By case and profiler.
     breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]

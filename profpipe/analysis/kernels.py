@@ -396,6 +396,38 @@ def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> 
     ]
 
 
+#: The name of a kernel in no namespace, and its words: `transpose` and `Naive`, `reduce` and `0`.
+_OWN_NAME, _WORDS = re.compile(r"(?:void )?(\w+)\s*(?:[<(]|$)"), re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+#: First words that no variants of one kernel share: of libraries, of compilers, and of any kernel.
+_COMMON_WORDS = frozenset({
+    "ampere", "cudnn", "cutlass", "elementwise", "fusion", "input", "kernel", "loop", "nccl", "nvjet", "triton",
+    "turing", "unrolled", "vectorized", "volta", "wrapped",
+})  # fmt: skip
+#: A first word as short as ``vec`` or ``mat`` counts together with the second one.
+_SHORTEST_WORD = 4
+
+
+def find_variants(own: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
+    """Return the groups of kernels that are variants of one, the fastest of a group first.
+
+    Their names begin with the same word, as ``transposeNaive`` and ``transposeCoalesced``, and none is launched more
+    than twice as often as another.
+    """
+    groups: dict[str, list[tuple[str, ClassTotal]]] = {}
+    for kernel, launches in own.kernels.items():
+        found = _OWN_NAME.match(kernel.name)
+        words = [word.lower() for word in _WORDS.findall(found[1])] if found else []
+        if words and words[0] not in _COMMON_WORDS and launches.calls and launches.ns:
+            stem = words[0] if len(words[0]) >= _SHORTEST_WORD else "".join(words[:2])
+            groups.setdefault(stem, []).append((kernel.name, launches))
+    calls = {stem: [launches.calls for _, launches in group] for stem, group in groups.items()}
+    return [
+        sorted(group, key=lambda each: each[1].ns / each[1].calls)
+        for stem, group in groups.items()
+        if len({name for name, _ in group}) > 1 and max(calls[stem]) <= 2 * min(calls[stem])
+    ]
+
+
 #: The number at the end of a range that is opened for each step: ``ProfilerStep#105``, ``step_2``.
 _STEP_NUMBER = re.compile(r"\d+$")
 

@@ -23,6 +23,7 @@ from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import (
+    CAPTURE_WAIT,
     DEVICE_PREFIX,
     RANK_PREFIX,
     STEP_RANGE,
@@ -359,6 +360,8 @@ class StepFindings:
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""
+    #: By case without steps: the calls of CUDA or HIP in which the host waited, and their time.
+    waits: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
     contradictions: tuple[Contradiction, ...] = ()
 
     def of(self, case: str) -> CaseSteps | None:
@@ -407,6 +410,10 @@ def find_steps(
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
         items={case: number for case, number in items.items() if number is not None},
         item_name=declared.item_name if declared else "items",
+        waits={
+            case: _by_calls(index.step_numbers.get((case, own), {}).get(CAPTURE_WAIT, {}))
+            for case, own in recorders.items()
+        },
         contradictions=tuple(
             Contradiction(case, name, check, subject, number.value, int(number.n))
             for (case, name), numbers in index.step_numbers.items()
@@ -415,6 +422,12 @@ def find_steps(
             for subject, number in numbers.get(check.value, {}).items()
         ),
     )
+
+
+def _by_calls(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
+    """Return the calls in which the host waited, by name, and their time: the longest first."""
+    ordered = sorted(waits.items(), key=lambda item: -item[1].value)
+    return {name: ClassTotal(float(number.n), number.value) for name, number in ordered}
 
 
 def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:

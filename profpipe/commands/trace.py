@@ -171,7 +171,7 @@ def _processes(
     for file in files:
         with _opened(folder, file, is_run=manifest.is_run) as path:
             declared = manifest.workload(file.workload)
-            step_range = (declared.steps.range if declared else None) or ""
+            step_range = (declared.steps.range or (None if declared.capture else "")) if declared else ""
             recording = reader.recording(reader.choose(path, known), path)
             # The class of each kernel as in the tables, by its name; of names with several classes none.
             kernels = data.kernels[data.kernels["workload"] == file.workload]

@@ -141,6 +141,7 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
             watch = _ModuleWatch(torch, found)
             wrap_compiled(torch, watch.wrap, watch.target)
             found.when_optimizer_steps(watch.end)
+            found.note_memory_at_exit()
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------

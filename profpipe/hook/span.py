@@ -2,7 +2,10 @@
 
 A thread waits for the span, so the program goes on as without it. The seconds count from the start of the command, so
 that all processes of the command record the same span. ``time.monotonic`` is one clock for all processes of a machine,
-and setting the date does not change it. The runner ends the program afterwards.
+and setting the date does not change it. The runner ends the program afterwards, where the user asked for the span.
+
+torch.profiler records a short program without steps ``whole``: from the import of torch, or from the moment at which
+torch begins to use the GPU, to its end.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Dict
 
 from profpipe import ranges
 from profpipe.hook import clock, record, torch_profiler
@@ -27,8 +30,13 @@ _EXPORT_S = 300.0
 def begin(given: Settings) -> None:
     """Record the span of this process, and that of processes which it forks before the span begins."""
     span = _Span(given)
-    span.start()
     os.register_at_fork(after_in_child=span.after_fork)
+    if not span.is_whole:
+        span.start()
+    elif given.capture is not None and given.capture["on_gpu"]:
+        span.wait_for_gpu(sys.modules["torch"].cuda)
+    else:
+        span.start_now()
 
 
 class _Span:
@@ -40,6 +48,11 @@ class _Span:
         self._begin_s = float(given.capture["started_s"]) + float(given.capture["after_s"])
         self._for_s = float(given.capture["for_s"])
         self._end_s = self._begin_s + self._for_s
+        if "goes_on" in given.capture and self._end_s < time.monotonic():
+            # The program took longer to start than under plain.
+            self._end_s = time.monotonic() + self._for_s
+        self.is_whole = bool(given.capture.get("whole"))
+        self._is_waiting = False
         self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._reset()
         if given.profiler == "torch" and not given.is_collected:
@@ -58,13 +71,38 @@ class _Span:
         record.at_end_of_multiprocessing(finish)
         self._thread.start()
 
+    def wait_for_gpu(self, library: Any) -> None:
+        """Start when torch begins to use the GPU, before it launches a kernel. ``library`` is ``torch.cuda``."""
+        original, self._is_waiting = library._lazy_init, True
+
+        @functools.wraps(original)
+        def initialize(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            if self._is_waiting:
+                self._is_waiting, library._lazy_init = False, original
+                self.start_now()
+
+        library._lazy_init = initialize
+
+    def start_now(self) -> None:
+        """Start in this thread, so that the program waits: torch.profiler may take seconds to start."""
+        self._begin_s = time.monotonic()
+        self._end_s = self._begin_s + self._for_s
+        try:
+            if _all_threads() and not sys.modules["torch"].autograd._profiler_enabled():
+                self._start_trace()
+        except Exception as error:  # an error of the hook must not end the program
+            self._profile = None
+            self._record.error(error, "capture")
+        self.start()
+
     def after_fork(self) -> None:
         """Record the span in a forked process too. A profiler that is on is a copy, which must not be used."""
         self._record.forget()
         was_on = self._is_on
         self._reset()
         ranges.record_all_threads(False)
-        if not was_on and time.monotonic() < self._end_s:
+        if not (was_on or self._is_waiting) and time.monotonic() < self._end_s:
             self.start()
 
     def _run(self) -> None:
@@ -77,6 +115,8 @@ class _Span:
                 self._record_trace()
             else:
                 self._wait()
+            if self.is_whole and not self._is_cut.is_set():
+                self._record.note(f"torch.profiler recorded {self._for_s:g} s, and the program went on")
             if self._settings.profiler == "plain":
                 self._record.write("memory", **clock.peaks_on_any_device(), **clock.peak_of_host())
         except Exception as error:  # an error of the hook must not end the program
@@ -87,17 +127,13 @@ class _Span:
         self._is_cut.wait(max(0.0, self._end_s - time.monotonic()))
 
     def _record_trace(self) -> None:
-        if sys.modules["torch"].autograd._profiler_enabled():
+        if self._profile is None and sys.modules["torch"].autograd._profiler_enabled():
             self._others.want()
             self._wait()
             self._others.finish()
             return
-        self._profile = self._new_profile()
-        self._is_on = True
-        self._profile.prepare_trace()
-        self._profile.start_trace()
-        # The start may take seconds: torch imports its compiler for it.
-        self._end_s = time.monotonic() + self._for_s
+        if self._profile is None:
+            self._start_trace()
         ranges.record_all_threads(True)
         self._wait()
         ranges.record_all_threads(False)
@@ -109,13 +145,18 @@ class _Span:
             torch_profiler.export(self._profile, self._settings)
         self._profile = None
 
+    def _start_trace(self) -> None:
+        self._profile = self._new_profile()
+        self._is_on = True
+        self._profile.prepare_trace()
+        self._profile.start_trace()
+        # The start may take seconds: torch imports its compiler for it.
+        self._end_s = time.monotonic() + self._for_s
+
     def _new_profile(self) -> Any:
         """Return torch.profiler for all threads: requests are served in threads, and this one runs nothing."""
-        library = sys.modules["torch"].profiler
-        try:
-            every_thread = {"experimental_config": library._ExperimentalConfig(profile_all_threads=True)}
-        except (AttributeError, TypeError):  # an older torch
-            every_thread = {}
+        every_thread = _all_threads()
+        if not every_thread:
             version = sys.modules["torch"].__version__
             self._record.note(
                 f"torch {version} records operators of the thread that starts torch.profiler only, so the operators of "
@@ -143,10 +184,19 @@ class _Span:
         if pid != os.getpid() or not self._thread.is_alive():
             return
         left_s = self._end_s - time.monotonic()
-        if self._has_begun and left_s > 0:
+        if self._has_begun and left_s > 0 and not self.is_whole:
             self._record.note(f"the program ended {left_s:.1f} s before the end of the capture")
         self._cut()
 
     def _cut(self) -> None:
         self._is_cut.set()
         self._thread.join(_EXPORT_S)
+
+
+def _all_threads() -> Dict[str, Any]:
+    """Return the option with which torch.profiler records all threads; nothing where torch is too old for it."""
+    try:
+        config = sys.modules["torch"].profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        return {}
+    return {"experimental_config": config}

@@ -95,6 +95,14 @@ class Steps:
         """Have ``act`` called where the first optimizer steps. Until then calls of modules are steps."""
         self._when_optimizer_steps = act
 
+    def note_memory_at_exit(self) -> None:
+        """Write the peaks of the GPU memory when the process ends, where it made no step."""
+        atexit.register(self._note_memory, os.getpid())
+
+    def _note_memory(self, pid: int) -> None:
+        if pid == os.getpid() and not self.rule:
+            self._record.write("memory", **captures.clock.peaks_on_any_device())
+
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""
         self._guard(self._close, "marker")

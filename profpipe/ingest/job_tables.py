@@ -26,7 +26,9 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
     again = outcome.attempted_again
-    step_range = str((job.options.get("steps") or {}).get("range") or "")
+    # In a span of a server, identical layers of a model are alike as steps are.
+    is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
+    step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
     files = [path for path in outcome.files if path.exists() and not _is_false_start(path, outcome)]
     names = [str(path.relative_to(run_folder)) for path in files]
     return [
@@ -72,14 +74,18 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
 def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
     """Add the wall time of a command's process under plain to the numbers that its steps have.
 
-    A process that ran until the end of its span has none: the user chose that time.
+    With it go the CPU time of all its processes, and the peak of the host memory of one. A process that ran until the
+    end of its span has none of these: the user chose that time.
     """
     job = outcome.job
     if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
         return fresh
-    key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler}
-    row = {**key, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
-    return replace(fresh, metrics=_append(fresh.metrics, schema.frame(METRICS, [row])))
+    key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler, "n": 1}
+    values = {schema.PROCESS_WALL: (outcome.last_s * 1e9, "ns")}
+    if outcome.used:
+        values |= {"process_cpu": (outcome.used[0] * 1e9, "ns"), "peak_host": (outcome.used[1], "byte")}
+    rows = [{**key, "metric": metric, "value": value, "unit": unit} for metric, (value, unit) in values.items()]
+    return replace(fresh, metrics=_append(fresh.metrics, schema.frame(METRICS, rows)))
 
 
 def expected_families(events: Path) -> dict[str, str]:

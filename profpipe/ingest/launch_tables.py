@@ -262,6 +262,19 @@ def overlap_rows(
     return schema.frame(schema.METRICS, metrics)
 
 
+def wait_rows(waits: Spans) -> pd.DataFrame:
+    """Return rows of `metrics`: the time (ns) that the host waited in each function of CUDA or HIP, and its calls."""
+    codes = waits.name.astype(np.int64)
+    calls = np.bincount(codes, minlength=len(waits.names))
+    time_ns = np.bincount(codes, weights=waits.end - waits.start, minlength=len(waits.names))
+    rows = [
+        {"subject": name, "metric": schema.CAPTURE_WAIT, "value": float(ns), "unit": "ns", "n": int(n)}
+        for name, n, ns in zip(waits.names, calls, time_ns, strict=True)
+        if n
+    ]
+    return schema.frame(schema.METRICS, rows)
+
+
 def _overlap_rows(case: str, devices: pd.DataFrame, n: int | None) -> Iterator[dict[str, Any]]:
     """Yield the rows of a case. Where processes give one number to different devices, names hold the process."""
     number = devices["device"].astype(str).where(devices["device"] >= 0, "?")

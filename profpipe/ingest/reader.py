@@ -24,7 +24,7 @@ from profpipe.ingest import foreign_files, kernel_classes, launch_tables, reader
 from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import figures
 from profpipe.results import budget, schema
-from profpipe.results.schema import Tables
+from profpipe.results.schema import CAPTURE_WAIT, Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 #: The first bytes of compressed files, and what unpacks them.
@@ -103,13 +103,14 @@ def _check_content(path: Path) -> None:
         raise UnreadableFile(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
 
 
-def parse(parser: ModuleType, path: Path, step_range: str = "") -> Tables:
+def parse(parser: ModuleType, path: Path, step_range: str | None = "") -> Tables:
     """Parse the file. Raises UnreadableFile where the rows contradict the sums of the file.
 
-    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps.
+    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps. With None launches
+    that recur are no steps.
     """
     with _blame(parser, path):
-        finds_steps = step_range and "step_range" in inspect.signature(parser.parse).parameters
+        finds_steps = step_range != "" and "step_range" in inspect.signature(parser.parse).parameters
         parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
         wrong = _contradiction(parsed)
     if wrong:
@@ -201,7 +202,8 @@ class Source:
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
     ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
-    ``step_range`` is the user's regular expression for the ranges that are steps.
+    ``step_range`` is the user's regular expression for the ranges that are steps; None for a span of time, in which
+    launches that recur are no steps.
     """
 
     path: Path
@@ -211,7 +213,7 @@ class Source:
     profiler: str = ""
     case: str = ""
     set_aside: frozenset[str] = frozenset()
-    step_range: str = ""
+    step_range: str | None = ""
 
 
 @dataclass(frozen=True)
@@ -252,14 +254,25 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
             yield Read(source, reader.name_of(parser), tables)
 
 
+#: What a row of `metrics` is of.
+_METRIC = ["workload", "case", "profiler", "subject", "metric"]
+
+
 def combine(read: Iterable[Tables]) -> Tables:
     """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps.
 
-    Of the peaks of memory that processes without a rank have for the same case the largest stays.
+    Of the peaks of memory that processes without a rank have for the same case the largest stays. The times in which
+    their hosts waited add up.
     """
     tables = schema.concat(tuple(read))
+    is_wait = tables.metrics["metric"] == CAPTURE_WAIT
+    if is_wait.any():
+        own = tables.metrics[is_wait]
+        sums = own.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
+        once = own.assign(**sums).drop_duplicates(_METRIC)
+        tables = replace(tables, metrics=pd.concat([tables.metrics[~is_wait], once]))
     peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
-    smaller = peaks.index[peaks.duplicated(["workload", "case", "profiler", "subject", "metric"])]
+    smaller = peaks.index[peaks.duplicated(_METRIC)]
     if len(smaller):
         tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
     return figures.with_metrics(tables)

@@ -82,8 +82,8 @@ def corrected(found: Recording) -> Recording:
     return replace(found, operations=done, origin=origin)
 
 
-def tables(found: Recording, step_range: str = "") -> schema.Tables:
-    """Return the tables. ``step_range`` is the user's regular expression for the ranges that are steps."""
+def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
+    """Return the tables. ``step_range`` is that of ``reader.Source``."""
     work, launches, ranges, waits, pids = found.operations, found.launches, found.ranges, found.waits, found.pids
     latest, finds_steps, on_gpu = found.latest, found.finds_steps, found.on_gpu
     with ThreadPoolExecutor(max_workers=1) as executor:
@@ -108,7 +108,9 @@ def tables(found: Recording, step_range: str = "") -> schema.Tables:
             lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
-            steps = search.find_on_host(ranges, pids, step_range)
+            steps = search.find_on_host(ranges, pids, step_range or "")
+    if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
+        metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
     return found_tables.with_columns(profiler=origin.tool)
 

@@ -30,6 +30,10 @@ FALSE_START = re.compile(
 )
 
 
+#: nsys ends after the recording, and the program goes on. The exit code of nsys is 0 then.
+_KEEPS_RUNNING = "--kill=none"
+
+
 def find(ask: Ask) -> Tool | Missing:
     path = shutil.which("nsys")
     if path is None:
@@ -61,6 +65,7 @@ def commands(job: Job) -> list[Command]:
         false_start=FALSE_START,
         ends_after_s=capture_end_s(job),
         is_ended_by_tool=True,
+        may_outlive_tool=_KEEPS_RUNNING in capture,
     )
     if capture and job.is_hooked:
         # Where no step begins, nsys writes no file at all.
@@ -111,8 +116,10 @@ def _capture(job: Job) -> list[str]:
     several ranks of a harness starts and ends the capture. These are recorded from beginning to end; work before and
     after the measured iterations is then outside the range of every case.
     """
-    if times := job.options.get("capture"):
-        return [f"--delay={times['after_s']:g}", f"--duration={times['for_s']:g}"]
+    times = job.options.get("capture")
+    if times and not times.get("whole"):
+        span = [f"--delay={times['after_s']:g}", f"--duration={times['for_s']:g}"]
+        return [*span, _KEEPS_RUNNING] if times.get("goes_on") else span
     if not (job.script or job.is_hooked) or not job.on_gpu or job.processes > 1:
         return []
     return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]

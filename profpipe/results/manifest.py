@@ -162,6 +162,8 @@ class JobEntry:
     rank_nodes: Mapping[int, str] | None = None
     #: Where the job ran beside others: ``GPU 1``. None where nothing ran beside it.
     lane: str | None = None
+    #: The span that profpipe chose to record of a program without steps, ``after_s`` and ``for_s``. None for others.
+    span: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

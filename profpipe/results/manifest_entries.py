@@ -102,6 +102,7 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
     """Return the entry of a job that ended, without its devices and what a later run reuses."""
     job = outcome.job
     files = (path for path in outcome.files if path.exists())
+    span = job.options.get("capture") or {}
     return JobEntry(
         workload=job.workload,
         profiler=job.profiler,
@@ -121,6 +122,7 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
         lane=job.lane or None,
+        span={name: span[name] for name in ("after_s", "for_s")} if "goes_on" in span and "whole" not in span else None,
     )
 
 

@@ -43,6 +43,9 @@ NODE_PREFIX: Final = "node "
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"
 
+#: The metric with the time that the host waited in a function of CUDA or HIP, the subject, in a whole recording.
+CAPTURE_WAIT: Final = "capture_wait"
+
 #: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
 TIMES: Final = ("time", PROCESS_WALL)
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from profpipe.job import Job, Missing
 from profpipe.runner import artifacts
 
+#: A program without steps that took at most so many seconds under plain is recorded whole.
+_WHOLE_S = 60.0
+#: How many seconds are recorded of a longer one. torch.profiler keeps all events in memory, and a host launches up to
+#: 200,000 kernels a second: 2 million in 10 s.
+_SPANS_S = {"torch": 10.0, "nsys": 30.0}
+#: torch.profiler records so many seconds of a program that is recorded whole.
+_MOST_S = 30.0
 
-def adapt(job: Job, plain: Job, failure: str) -> Job:
+
+def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
     """Return ``job``, a command under a profiler, as the same command under ``plain`` requires it.
 
     ``failure`` says how the command failed under plain. It would fail as well under the others, after as long. Where no
     process imports torch there is no hook to wait for. Where no optimizer stepped, calls of the model are the steps.
+    A program without steps, which took ``seconds`` under plain, is recorded whole, or for a span in its middle.
     """
     if failure:
         remedy = "Mend it, then start a new run."
@@ -20,13 +30,28 @@ def adapt(job: Job, plain: Job, failure: str) -> Job:
             job, tool=Missing(job.profiler, f"the program failed under plain: {failure.rstrip('.')}", remedy)
         )
     if artifacts.starts_no_python(plain):
-        return _without_hook(job, "the program starts no Python")
+        return _bounded(_without_hook(job, "the program starts no Python"), plain, seconds)
     if artifacts.imports_no_torch(plain):
-        return _without_hook(job, "the program imports no torch")
+        return _bounded(_without_hook(job, "the program imports no torch"), plain, seconds)
     if (first := artifacts.settled_call(plain)) is not None:
         steps = {**job.options["steps"], "forward": True, "warmup": first}
         return replace(job, options={**job.options, "steps": steps})
+    if job.is_hooked and not job.options.get("collect") and not artifacts.has_steps(plain):
+        return _bounded(job, plain, seconds)
     return job
+
+
+def _bounded(job: Job, plain: Job, seconds: float) -> Job:
+    """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
+    span_s = _SPANS_S.get(job.profiler)
+    if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
+        return job
+    span: dict[str, Any] = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
+    if seconds <= _WHOLE_S:
+        span = {"after_s": 0.0, "for_s": _MOST_S, "whole": True}
+    goes_on = bool(span.get("whole")) or not job.options["steps"]["stop"]
+    chosen = {**span, "on_gpu": artifacts.uses_gpu(plain), "goes_on": goes_on}
+    return replace(job, options={**job.options, "capture": chosen})
 
 
 def _without_hook(job: Job, why: str) -> Job:

@@ -202,6 +202,20 @@ def imports_no_torch(job: Job) -> bool:
     return job.loads_hook and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
 
 
+def has_steps(job: Job) -> bool:
+    """Return True if a process of the job's command made steps, or the user said what a step is."""
+    chosen = job.options["steps"]
+    return bool(_step_times(job)) or bool(chosen["range"] or chosen["forward"])
+
+
+def uses_gpu(job: Job) -> bool:
+    """Return True if torch used a GPU in a process of the job's command."""
+    lines = (
+        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
+    )
+    return any(isinstance(line, dict) and bool(line.get("device_name")) for line in lines)
+
+
 def settled_call(job: Job) -> int | None:
     """Return after how many calls of a model, from the start, their time has settled; None where they are no steps.
 
@@ -292,7 +306,8 @@ def _explain(job: Job) -> str:
     if not counts and job.options["steps"]["forward"]:
         return f"no module of torch was called. {by_hand}"
     if not counts:
-        return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}."
+        whole = " After plain, as with -p plain,torch, it is recorded without steps." * (job.profiler == "torch")
+        return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}.{whole}"
     most, warmup = max(counts), job.options["steps"]["warmup"]
     if most <= (0 if job.profiler == "plain" else warmup):
         which = f"and the first {warmup} are warm-up. Set steps.warmup lower" if most else "which did not end"
@@ -329,6 +344,8 @@ def _explain_span(job: Job, seconds: float) -> str:
             f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
             "program was still starting."
         )
+    if span.get("goes_on") and not any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
+        return "the program ran no operator of torch while torch.profiler recorded."
     has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
     if job.profiler == "torch" and not has_traces:
         return (

@@ -194,6 +194,7 @@ def _merge_results(
         end=next(problems, outcome.OK),
         seconds=sum(result.seconds for result in results),
         last_s=results[-1].seconds if results else 0.0,
+        used=results[-1].used if results else (),
         returncode=results[-1].returncode if results else None,
         files=tuple(dict.fromkeys(itertools.chain.from_iterable(files.values()))),
         interrupted=interrupted,
@@ -342,7 +343,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
     if command.runs_workload:
         env |= artifacts.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
-    returncode, seconds, oom_kills = None, 0.0, failure_reasons.count_kills()
+    returncode, seconds, used, oom_kills = None, 0.0, tuple[float, ...](), failure_reasons.count_kills()
     stopped: Outcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as output:
         # Without the values of the environment, which may be secrets: a log is often shared.
@@ -352,7 +353,10 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output.flush()
         output_begin = output.tell()
         try:
-            started = process.start(command.argv, env, output, job.cwd, context.grace)
+            # A workload that outlives its tool is a process that the tool left running.
+            linger_s = job.timeout_s if command.may_outlive_tool else context.grace.linger_s
+            grace = replace(context.grace, linger_s=linger_s)
+            started = process.start(command.argv, env, output, job.cwd, grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
@@ -360,6 +364,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
+            used = started.used
             if stopped or was_due or (returncode or 0) < 0:
                 queue.end_steps(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
@@ -384,7 +389,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
     missing = artifacts.find_missing(command, job, before)
     is_usable = returncode is not None and not missing and (command.runs_workload or returncode == 0)
     has_failed = command.has_failed(returncode, seconds)
-    return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end), is_usable, has_failed)
+    return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end), is_usable, has_failed, used)
 
 
 def _failed(job: Job, cause: Cause, details: str) -> Outcome:
@@ -429,6 +434,9 @@ def _attend(
                 break
             started.wait(_POLL_S)
             context.listener.job_runs(job)
+        while command.may_outlive_tool and not (stop or was_due or started.is_alone(_POLL_S)):
+            context.listener.job_runs(job)
+            stop = find_stop()
         ended = started.ended
         if was_due:
             ended = time.monotonic()

@@ -38,7 +38,8 @@ class ProcessEnd:
     """How a process ended. ``missing`` are file names in the job's folder; ``log`` is the span of its output in bytes.
 
     ``stopped`` is set where the runner ended the process, or could not start it. ``is_usable``: the next command has
-    something to work on. ``has_failed``: the exit code says that the workload did not end well.
+    something to work on. ``has_failed``: the exit code says that the workload did not end well. ``used`` is that of
+    ``process.Child``.
     """
 
     returncode: int | None
@@ -48,6 +49,7 @@ class ProcessEnd:
     log: tuple[int, int]
     is_usable: bool
     has_failed: bool
+    used: tuple[float, ...] = ()
 
 
 @dataclass

@@ -39,6 +39,7 @@ class Result:
     recorded: Mapping[str, Outcome]
     started_a_case: bool = True
     seconds: float = 0.0
+    used: tuple[float, ...] = ()
     returncode: int | None = None
     unrecoverable: bool = False
     retried: frozenset[str] = frozenset()
@@ -92,6 +93,7 @@ def judge(
         recorded={case: outcome for case, outcome in recorded.items() if case not in lost},
         started_a_case=started_a_case,
         seconds=sum(end.seconds for end in ends),
+        used=first.used,
         returncode=returncode,
         unrecoverable=returncode is None
         or status is Status.SKIPPED

@@ -83,12 +83,14 @@ GRACE = GracePeriods()
 class Child:
     """A process that a supervisor started. ``returncode`` is that of Popen: negative for a signal.
 
-    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took.
+    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took. ``used`` has the CPU time of the
+    process and of those that it waited for, in seconds, and the peak of the memory of one of them, in bytes.
     """
 
     def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float) -> None:
         self.supervisor, self.pid, self.began, self.ended = owner, pid, began, began
         self.returncode: int | None = None
+        self.used: tuple[float, ...] = ()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -97,8 +99,13 @@ class Child:
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait until the process has ended, or for a number of seconds; return its exit code, or None."""
         if self.returncode is None and self._has_report(seconds):
-            self.returncode, self.ended = _read_report(self.supervisor) or (_LOST, time.monotonic())
+            self.returncode, self.ended, *used = _read_report(self.supervisor) or (_LOST, time.monotonic())
+            self.used = tuple(used)
         return self.returncode
+
+    def is_alone(self, seconds: float) -> bool:
+        """Return True if the process, which has ended, left nothing running. Wait for that so many seconds at most."""
+        return self._has_report(seconds)
 
     def end_remaining(self, grace: GracePeriods) -> int:
         """Wait until what the process left running is gone; return how many processes did not end themselves."""

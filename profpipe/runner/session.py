@@ -342,7 +342,8 @@ class Session:
         # The sides of a pair have other programs, and a user may have removed the files.
         if job.label or not ran or not plain.log.exists():
             return job
-        return after_plain.adapt(job, plain, ran[-1].reason if ran[-1].cause is Cause.EXIT else "")
+        failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
+        return after_plain.adapt(job, plain, failure, ran[-1].seconds)
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them.

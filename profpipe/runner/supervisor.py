@@ -58,9 +58,14 @@ def main() -> None:
         return report(0, errno.EINVAL, argv[0], began)
     report(command.pid, 0, "", began)
     threading.Thread(target=end_with_runner, args=[command.pid], daemon=True).start()
-    while (ended := os.wait())[0] != command.pid:
-        pass
-    report(os.waitstatus_to_exitcode(ended[1]), time.monotonic())
+    cpu_s, peak, ended = 0.0, 0, 0
+    while ended != command.pid:
+        ended, status, used = os.wait3(0)
+        # Those of a process and of its own children. A process that lost its parent is a child of this one.
+        cpu_s, peak = cpu_s + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss)
+    # getrusage(2) counts KiB on Linux and bytes on macOS.
+    peak *= 1 if sys.platform == "darwin" else 1024
+    report(os.waitstatus_to_exitcode(status), time.monotonic(), cpu_s, peak)
     report(end_remaining(command.pid, linger_s, kill_s))
 
 

@@ -133,7 +133,7 @@ class Builder:
     regular expression for ranges that are steps.
     """
 
-    def __init__(self, recording: Recording, classes: Mapping[str, str], step_range: str = "") -> None:
+    def __init__(self, recording: Recording, classes: Mapping[str, str], step_range: str | None = "") -> None:
         self._recording = recording
         done = recording.operations
         own = [classes.get(name) for name in done.table_names[0]]

@@ -32,7 +32,7 @@ def find(
     waits: Spans,
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
-    own: str = "",
+    own: str | None = "",
 ) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
 
@@ -41,9 +41,10 @@ def find(
 
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
-    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``.
+    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``; where ``own``
+    is None, nothing is a step by pattern.
     """
-    by_process = windows.find(ranges, unclosed, own)
+    by_process = windows.find(ranges, unclosed, own or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
     shown = excerpt.Excerpts(operations, waits)
@@ -54,7 +55,9 @@ def find(
     for process, rows in operations.processes():
         lines = {device: timeline(operations, of_device) for device, of_device in rows.items()}
         sorts, has_cases = by_process.get(process, ()), process in with_cases
-        chosen, more = _choose(operations, ranges, sorts, process, lines, has_cases)
+        chosen, more = _choose(
+            operations, ranges, sorts, process, lines, has_cases=has_cases, finds_pattern=own is not None
+        )
         uncovered = list(reconcile.of_coverage(chosen, lines.values())) if chosen else []
         if uncovered and chosen and chosen.rule is StepRule.PATTERN:
             # What recurs on one device alone, and in less than half of the kernel time, is no step.
@@ -135,7 +138,9 @@ def _choose(
     sorts: Sequence[Segments],
     process: int,
     lines: Mapping[int, Timeline],
+    *,
     has_cases: bool,
+    finds_pattern: bool,
 ) -> tuple[Segments | None, list[Figure]]:
     """Return the steps of a process by the first rule that applies, and figures that say more of the rule."""
     launched = np.sort(np.concatenate([line.launched for line in lines.values()]))
@@ -152,7 +157,7 @@ def _choose(
             chosen = windows.segments_of(sort, launched)
             found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
     is_sure = chosen is not None and chosen.rule in _SURE
-    by_pattern = None if is_sure else _by_pattern(operations, lines)
+    by_pattern = _by_pattern(operations, lines) if finds_pattern and not is_sure else None
     if chosen is None and by_pattern is not None:
         chosen, stride = _without_parts(by_pattern, lines)
         if stride > 1:

@@ -6,24 +6,31 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
-from profpipe.analysis.kernels import KernelBreakdown
+from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
 from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
+from profpipe.job import Cause, Status
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, short_names, with_share
+from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
 from profpipe.results.manifest import FileEntry, Manifest
-from profpipe.results.schema import Check
+from profpipe.results.schema import PROCESS_WALL, Check
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
+
+#: A variant of a kernel that takes so many times as long as the fastest one is in the headline.
+_SLOWER = 1.05
 
 #: Kernels of a program that a sentence names.
 _NAMED = 4
 
 #: Metrics of the peak memory of a process, and whose memory it is.
 _PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}
+
+#: The metric of ncu with the bytes per second between a kernel and the memory of the GPU.
+_BANDWIDTH = "dram__bytes.sum.per_second"
 
 #: What a GPU did, of a part of a recording.
 _SPENT = {
@@ -39,6 +46,10 @@ _ONE_BY_ONE = (
 _SUMS = "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
 _NO_TIMES = "No steps were found: the profiler did not record when each launch ran."
 _CONTRADICTED = "No step is given, since the recording contradicts itself."
+_NO_MARKER = (
+    "No steps were found: no marker and no range of the program or a framework says where one begins. In a span of time"
+    " launches that recur may be the layers of a model."
+)
 _NOTHING_RECURS = (
     "No steps were found: no marker and no range of the program or a framework says where one begins, and no sequence"
     " of launches recurs in at least half of the kernel time."
@@ -55,7 +66,8 @@ def recording(workload: WorkloadFindings) -> doc.Section:
     labels = case_texts(workload.cases)
     copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
     parts = None if _has_unknown_times(workload) else _parts_table(workload)
-    blocks = (doc.Paragraph(_reason(workload)), parts, copies)
+    waits, variants = _waits_table(workload), _variants_table(workload)
+    blocks = (doc.Paragraph(_reason(workload)), parts, copies, waits, variants)
     return doc.make_section("recording", "Where the time goes", blocks, workload=workload.name)
 
 
@@ -71,7 +83,8 @@ def _reason(workload: WorkloadFindings) -> str:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
     is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
-    why = _CONTRADICTED if is_contradicted else _NOTHING_RECURS
+    is_span = workload.declared is not None and workload.declared.capture is not None
+    why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
@@ -94,6 +107,45 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
     return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
 
 
+def _waits_table(workload: WorkloadFindings) -> doc.Table:
+    """Return a row for each function in which the host waited for the GPU, of each case."""
+    labels = case_texts(workload.cases)
+    found = [(labels.get(case, ""), *each) for case, own in workload.steps.waits.items() for each in own.items()]
+    columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
+        (doc.count("calls", "number"), lambda row: row[2].calls),
+        (doc.Column("ns", "time", time_unit(own.ns for *_, own in found)), lambda row: row[2].ns),
+    ]
+    return doc.table_of("host_waits", found, columns[len(workload.cases) < 2 :])
+
+
+def _variants(workload: WorkloadFindings) -> Iterator[list[tuple[str, ClassTotal]]]:
+    """Yield the variants of each kernel of the only case, the fastest first."""
+    if len(workload.cases) == 1 and _is_of_everything(workload):
+        yield from find_variants(_totals(workload))
+
+
+def _totals(workload: WorkloadFindings) -> KernelTotals:
+    key = workload.cases[0].id, workload.kernel_profiler or ""
+    return workload.recorded.capture_totals.get(key, KernelTotals())
+
+
+def _variants_table(workload: WorkloadFindings) -> doc.Table:
+    """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
+    found = [(group[0][1], *each) for group in _variants(workload) for each in group]
+    short, unit = short_names(name for _, name, _ in found), time_unit(own.ns / own.calls for *_, own in found)
+    moved = {own.kernel: own.values[_BANDWIDTH][0] for own in workload.counters if _BANDWIDTH in own.values}
+    columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
+        (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
+        (doc.count("calls", "launches"), lambda row: row[2].calls),
+        (doc.Column("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
+        (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+    ]
+    return doc.table_of("variants", found, columns if moved else columns[:-1])
+
+
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
@@ -105,9 +157,9 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     only = workload.cases[0] if len(workload.cases) == 1 else None
     if workload.declared and (capture := workload.declared.capture):
         yield f"Recorded: {capture.for_s:g} s, from {capture.after_s:g} s after the start of the program."
-        peaks = {name: only.values[key] for key, name in _PEAKS.items() if only and key in only.values}
-        if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
-            yield f"Peak memory of a process: {' and '.join(parts)}."
+    yield from _spans(workload)
+    if only and not workload.steps:
+        yield from _used(workload, only)
     yield from contradictions(workload)
     if not _is_of_everything(workload):
         return
@@ -115,12 +167,47 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if workload.basis is None or workload.basis.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
+    for (fast, least), *_, (slow, most) in _variants(workload):
+        name = short_names([fast, slow])
+        least_ns, most_ns = least.ns / least.calls, most.ns / most.calls
+        if most_ns < _SLOWER * least_ns:
+            continue
+        said = "{} takes {} a launch, and its variant {} takes {}, {} as long."
+        times = duration(least_ns), doc.Code(name[slow]), duration(most_ns), ratio(most_ns / least_ns)
+        yield fill(said, doc.Code(name[fast]), *times)
     copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own.values())
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied and not kernels:
         yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield the CPU time and the peaks of memory of a program without steps, and which tools are made for a CPU."""
+    cpu_ns, wall_ns = case.values.get("process_cpu"), case.values.get(PROCESS_WALL)
+    if cpu_ns and wall_ns:
+        yield fill(f"CPU time of all processes: {{}}, on average {cpu_ns / wall_ns:.1f} cores.", duration(cpu_ns))
+    peaks = {name: case.values[key] for key, name in _PEAKS.items() if key in case.values}
+    if parts := [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]:
+        yield f"Peak memory of a process: {' and '.join(parts)}."
+    ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
+    # The runner skips torch where no process imported it.
+    is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns
+    is_without_gpu = workload.has_no_gpu or ended.get("nsys", (None,))[0] is Status.OK
+    if is_without_torch and is_without_gpu and not (case.breakdown or workload.launches or workload.steps.copies):
+        yield "profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf."
+
+
+def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield which part of a program without steps was recorded, of as many seconds as it took under plain."""
+    labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
+    whole_s = {job.cases: job.seconds for job in workload.jobs if job.profiler == "plain"}
+    for job in workload.jobs:
+        if job.span and job.cases in whole_s:
+            of = fill(" ({})", labels[job.cases[0]]) if job.cases[0] in labels else ""
+            span = f"{job.span['for_s']:g} s of {whole_s[job.cases]:.0f} s{{}}, from {job.span['after_s']:g} s on."
+            yield fill(f"{job.profiler} recorded {span}", of)
 
 
 def without_kernels(workload: WorkloadFindings) -> doc.Text:

@@ -1,0 +1,183 @@
+"""Programs without steps: recorded whole or for a span in their middle, with the CPU time and memory that they used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nsys_exports import Export
+from program import profpipe, rows
+
+from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
+from profpipe.job import Case, Job, ProgressListener, Tool
+from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
+from profpipe.runner import after_plain, executor
+
+STEPS = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
+PYTHON_LOADED, TORCH_IMPORTED = "hook.capture.loaded", "hook.capture.torch"
+STEP = '{"hook": "steps", "rule": "optimizer", "clock": "perf_counter", "step": [0], "start_ns": [1], "wall_ns": [5]}\n'
+ON_GPU = '{"hook": "started", "device_name": "H100"}\n'
+
+
+def job_of(folder: Path, profiler: str, path: str = "/opt/tool", **steps: object) -> Job:
+    options = {"hook": True, "steps": {**STEPS, **steps}, "capture": None, "collect": None, "torch": {}}
+    job = Job("w", profiler, (Case("default", {}),), folder / profiler, Tool(profiler, "2025", path), "python", folder)
+    return replace(job, command=("python", "t.py"), options=options, on_gpu=True)
+
+
+def adapted(folder: Path, profiler: str, seconds: float, *files: str, record: str = "", **steps: object) -> Job:
+    """Return the job after a run under plain that took ``seconds`` and left ``files`` of the hook."""
+    plain = job_of(folder, "plain", **steps)
+    plain.folder.mkdir()
+    for name in files:
+        (plain.folder / name).touch()
+    if record:
+        (plain.folder / "hook.capture.7.jsonl").write_text(record, encoding="utf-8")
+    return after_plain.adapt(job_of(folder, profiler, **steps), plain, "", seconds)
+
+
+@pytest.mark.parametrize("files", [(PYTHON_LOADED,), (PYTHON_LOADED, TORCH_IMPORTED)], ids=["no torch", "no steps"])
+def test_nsys_records_a_long_program_in_its_middle_and_lets_it_go_on(tmp_path: Path, files: tuple[str, ...]) -> None:
+    (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 109.0, *files))
+    assert {"--delay=39", "--duration=30", "--kill=none"} <= set(profile.argv)
+    assert profile.may_outlive_tool and profile.ends_after_s is None and profile.otherwise is None
+
+
+def test_nsys_records_a_program_of_a_minute_whole(tmp_path: Path) -> None:
+    (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 60.0, PYTHON_LOADED, TORCH_IMPORTED))
+    assert not any(word.startswith(("--delay", "--duration", "--kill", "--capture")) for word in profile.argv)
+    assert not profile.may_outlive_tool
+
+
+def test_a_program_that_the_user_wants_to_stop_ends_after_the_span(tmp_path: Path) -> None:
+    (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 109.0, PYTHON_LOADED, stop=True))
+    assert "--kill=none" not in profile.argv and profile.ends_after_s == 69.0
+
+
+def test_torch_waits_for_the_gpu_where_torch_used_one(tmp_path: Path) -> None:
+    job = adapted(tmp_path, "torch", 15.0, PYTHON_LOADED, TORCH_IMPORTED, record=ON_GPU)
+    assert job.options["capture"] == {
+        "after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on": True
+    }  # fmt: skip
+    (command,) = torch_profiler.commands(job)
+    assert command.ends_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("record", "steps"),
+    [(STEP, {}), ("", {"range": "iteration"})],
+    ids=["steps", "a range"],
+)
+def test_where_there_are_steps_no_span_is_chosen(tmp_path: Path, record: str, steps: dict[str, str]) -> None:
+    assert adapted(tmp_path, "torch", 500.0, PYTHON_LOADED, TORCH_IMPORTED, record=record, **steps).is_hooked
+
+
+MATMUL = """
+import multiprocessing, torch
+def work():
+    torch.set_num_threads(1)
+    a = torch.ones(64, 64)
+    for _ in range(100):
+        torch.relu(a) @ a
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.slow
+def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_path: Path) -> None:
+    (tmp_path / "matmul.py").write_text(MATMUL, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain,torch", "--", sys.executable, "matmul.py")
+    latest = tmp_path / "out" / "latest"
+    (relu,) = (row for row in rows(latest / "kernels.parquet") if row["kernel"] == "aten::relu")
+    assert relu["calls"] == "100"
+    metrics = {
+        row["metric"]: float(row["value"]) for row in rows(latest / "metrics.parquet") if row["profiler"] == "plain"
+    }
+    assert metrics["process_cpu"] > 0 and 50e6 < metrics["peak_host"] < 1e11
+    page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "- CPU time of all processes: " in page and "py-spy" not in page
+
+
+@pytest.mark.slow
+def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_path: Path) -> None:
+    profpipe(tmp_path, "run", "-p", "plain,torch", "--", "sh", "-c", "true")
+    page = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "- profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf." in page
+
+
+@pytest.mark.slow
+def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) -> None:
+    job = job_of(tmp_path, "nsys", str(nsys))
+    capture = {"after_s": 0.0, "for_s": 1.0, "goes_on": True}
+    program = "import time; time.sleep(6); print('late', flush=True); open('done', 'w').close()"
+    job = replace(
+        job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
+    )
+    (outcome,) = executor.run([job], {"nsys": nsys_profiler}, ProgressListener())
+    assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()
+    assert "late" in (job.folder / "log.txt").read_text(encoding="utf-8")
+
+
+def test_the_page_names_the_span(tmp_path: Path) -> None:
+    (tmp_path / "sleep.sh").write_text("sleep 0.1\n", encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain", "--", "sh", "sleep.sh")
+    latest = (tmp_path / "out" / "latest").resolve()
+    manifest = json.loads((latest / "run.json").read_text(encoding="utf-8"))
+    (plain,) = manifest["jobs"]
+    span = {"after_s": 39.0, "for_s": 30.0}
+    manifest["jobs"] = [{**plain, "seconds": 109.2}, {**plain, "profiler": "nsys", "span": span}]
+    (latest / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    profpipe(tmp_path, "report", str(latest))
+    assert "- nsys recorded 30 s of 109 s, from 39 s on.\n" in (latest / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+# --- the page of a recording -----------------------------------------------------------------------------------------
+
+
+def cuda_program(folder: Path) -> Path:
+    """Write the export of a program with variants of a kernel, and return it."""
+    export, at = Export(), 0
+    for name, lasts in (("copyRow", 30), ("transposeNaive", 780), ("transposeCoalesced", 100), ("reduce0", 50)):
+        # Nothing recurs in half of the kernel time.
+        for number in range(10 + len(name) % 3):
+            export.launch(at, at + 1, f"{name}(float *, const float *)", lasts=lasts * 1000 + number)
+            at += lasts * 1000 + 2000
+        export.call(at, at + 5000, at + 2, name="cudaDeviceSynchronize_v3020")
+        at += 9000 + lasts
+    return export.write_sqlite(folder / "transpose.sqlite")
+
+
+def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_time(tmp_path: Path) -> None:
+    profpipe(tmp_path, "ingest", str(cuda_program(tmp_path)), "--out", "read")
+    page = next((tmp_path / "read").glob("**/SUMMARY.md")).read_text(encoding="utf-8")
+    assert "| `cudaDeviceSynchronize` | 4 | 20.0 |" in page
+    assert "| `transposeCoalesced` | 10 | 100.0 | 1.00x |\n| `transposeNaive` | 12 | 780.0 | 7.80x |\n" in page
+    said = (
+        "`transposeCoalesced` takes 100.0 us a launch, and its variant `transposeNaive` takes 780.0 us, 7.80x as long."
+    )
+    assert f"- {said}\n" in page
+    assert "copyRow` |" not in page.partition("variants of a kernel")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        ({"reduce0<int>(int*)": 9, "reduce1<int>(int*)": 9, "scan(int*)": 9}, 1),
+        ({"matMulNaive": 3, "matMulTiled": 3, "matAdd": 3}, 1),
+        ({"transposeNaive": 100, "transposeSetup": 1}, 0),
+        ({"void at::native::add<float>": 9, "void at::native::add<int>": 9}, 0),
+        ({"triton_poi_fused_add_0": 9, "triton_poi_fused_mul_1": 9, "loop_add_fusion": 9, "loop_mul_fusion": 9}, 0),
+        ({"kernel1": 5, "kernel2": 5}, 0),
+    ],
+    ids=["numbers", "two words", "launched less often", "a namespace", "generated", "any kernel"],
+)
+def test_kernels_with_one_stem_are_variants(names: dict[str, int], groups: int) -> None:
+    sums = {Kernel(name, "other", "", "kernel"): ClassTotal(calls, 10.0 * calls) for name, calls in names.items()}
+    found = find_variants(KernelTotals(sums))
+    assert [len(group) for group in found] == [2] * groups
