@@ -58,9 +58,11 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     """
     from profpipe.results import answer
 
+    # Nothing is written through links, except one that the user names.
+    real = out.resolve() if out is not None and out.is_symlink() else out
     state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
-    if out is not None and state and (known := answer.find(out, state)):
-        print(f"{known.printed}\n{arguments.shown_path(_real(out) / 'SUMMARY.md')}")
+    if real is not None and state and (known := answer.find(real, state)):
+        print(f"{known.printed}\n{arguments.shown_path(real / 'SUMMARY.md')}")
         return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
@@ -104,27 +106,26 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
     for refusal in refusals:
         print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
-    if out is not None and read:
+    if out is not None and real is not None and read:
         from profpipe.commands import rendering
 
         # Of what reading has freed glibc keeps a hundred megabytes, beside which the report would stand.
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
         _make_folder(out)
-        out = _real(out)
         data = reader.combine(read)
         refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
-        name = out.resolve().name
+        name = real.resolve().name
         manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
         # Arrow writes without the interpreter's lock, while the report is made.
         with ThreadPoolExecutor(1) as writer:
-            writes = [writer.submit(store.save, out, data, manifest)]
+            writes = [writer.submit(store.save, real, data, manifest)]
             if csv:
-                writes.append(writer.submit(store.save_csv, out, data))
-            written = rendering.write_report(out, data, manifest)
+                writes.append(writer.submit(store.save_csv, real, data))
+            written = rendering.write_report(real, data, manifest)
             for write in writes:
                 write.result()
         if state and not refusals and not written.exit_code and not written.is_unmet:
-            answer.keep(out, answer.Answer("\n".join(lines), written.first_screen), state)
+            answer.keep(real, state, "\n".join(lines), written.first_screen)
         print(arguments.shown_path(written.summary))
     return errors.SOME_FAILED if refusals else errors.OK
 
@@ -158,11 +159,6 @@ def read_file(path: Path) -> tuple[Tables, Manifest]:
         read.append(result.tables)
         files.append(file_entry(result.source.name, result.parser, result.tables.origin))
     return reader.combine(read), Manifest(name=path.name, files=tuple(files), is_run=False)
-
-
-def _real(out: Path) -> Path:
-    """Return the folder to write into. Nothing is written through links, except one that the user names."""
-    return out.resolve() if out.is_symlink() else out
 
 
 def _make_folder(out: Path) -> None:

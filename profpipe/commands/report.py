@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe import errors, plugins
+from profpipe import errors
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import LOG
@@ -33,15 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     # Without templates of the user's, the pages that `ingest` has written are those that would be written now.
-    builtin, own = plugins.builtin_folder("templates"), Path("templates")
-    if args.template is None and not args.csv and (not own.exists() or own.resolve() == builtin):
-        given = Path(args.run).resolve()
-        if known := answer.find(given):
-            results = given / "results.json"
-            arguments.print_report(
-                args, given / "SUMMARY.md", known.first_screen, lambda: json.loads(results.read_bytes())
-            )
-            return errors.OK
+    has_templates = args.template is not None or Path("templates").exists()
+    given = Path(args.run).resolve()
+    if not has_templates and not args.csv and (known := answer.find(given)):
+        page, results = given / "SUMMARY.md", given / "results.json"
+        arguments.print_report(args, page, known.first_screen, lambda: json.loads(results.read_bytes()))
+        return errors.OK
     from profpipe.commands import rendering
     from profpipe.results import folders, store
 

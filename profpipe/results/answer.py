@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,8 @@ from profpipe import masking, plugins
 from profpipe.results import atomic
 
 FILE: Final = ".answer.json"
-#: More characters, or more files beside a recording, than an answer is kept for.
+#: Bytes: a folder may come from somebody else.
 _LONGEST: Final = 1 << 20
-_MOST_FILES: Final = 2_000
 #: A file that changed so shortly ago may change again without a new time: the clock of a file system has ticks.
 _TICK_NS: Final = 100_000_000
 
@@ -37,8 +36,8 @@ class Answer:
 
     printed: str
     first_screen: str
-    files: str = ""
-    folder: str = ""
+    files: str
+    folder: str
 
 
 def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
@@ -58,25 +57,23 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
     except OSError:
         # What is wrong with the file is said where it is read.
         return ""
-    latest = max((stat[-1] for stat in stats), default=0)
-    if len(stats) > _MOST_FILES or latest > time.time_ns() - _TICK_NS:
+    if max((stat[-1] for stat in stats), default=0) > time.time_ns() - _TICK_NS:
         return ""
     nsys = os.path.realpath(shutil.which("nsys") or "")
     return _digest(_code(), list(map(str, paths)), list(map(str, places)), stats, nsys, str(out.resolve()), options)
 
 
-def keep(folder: Path, answer: Answer, files: str) -> None:
-    """Keep ``answer`` in ``folder``, whose files are all written."""
-    printed, first_screen = masking.mask_printed(answer.printed), masking.mask_printed(answer.first_screen)
-    content = json.dumps(asdict(Answer(printed, first_screen, files, _state_of_folder(folder))))
-    if len(content) <= _LONGEST:
-        atomic.write_text(folder / FILE, content)
+def keep(folder: Path, files: str, printed: str, first_screen: str) -> None:
+    """Keep the answer in ``folder``, whose files are all written. ``files`` is their state before they were read."""
+    mask = masking.mask_printed
+    answer = Answer(mask(printed), mask(first_screen), files, _state_of_folder(folder))
+    atomic.write_text(folder / FILE, json.dumps(vars(answer)))
 
 
 def find(folder: Path, files: str | None = None) -> Answer | None:
     """Return the answer of ``folder``, None where it does not hold. ``files``: it must also be that of these files."""
     try:
-        if (folder / FILE).lstat().st_size > 4 * _LONGEST:
+        if (folder / FILE).lstat().st_size > _LONGEST:
             return None
         found = Answer(**json.loads(atomic.read_regular(folder / FILE)))
     except (OSError, ValueError, TypeError, RecursionError):

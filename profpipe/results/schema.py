@@ -510,11 +510,9 @@ def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | 
     """
     if isinstance(data, Mapping):
         # pandas would make strings of Arrow of an array of texts, and `_cast` texts of these again.
-        texts = {column.name for column in table.columns if column.dtype == "str"}
-        data = {
-            name: pd.Index(values, dtype=object) if name in texts and isinstance(values, np.ndarray) else values
-            for name, values in data.items()
-        }
+        texts = (column.name for column in table.columns if column.dtype == "str")
+        arrays = [name for name in texts if isinstance(data.get(name), np.ndarray)]
+        data = {**data, **{name: pd.Index(data[name], dtype=object) for name in arrays}}
     given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
     if unknown := set(given.columns) - set(table.names):
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
