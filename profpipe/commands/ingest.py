@@ -97,9 +97,8 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             read.append(result.tables)
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-            own = "\n".join(map(visible_line, _lines(result)))
-            lines.append(own)
-            print(own)
+            lines.append("\n".join(map(visible_line, _lines(result))))
+            print(lines[-1])
     if step_range and read:
         _check_range(step_range, read)
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.

@@ -43,14 +43,12 @@ class Answer:
 def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
     """Return what stands for the files that ``ingest`` is given; empty where they may change without a trace."""
     places = [Path(os.path.realpath(path)) for path in paths]
-    beside: dict[Path, list[str]] = {}
-    for place in places:
-        beside.setdefault(place.parent, []).append(place.name)
+    names = tuple(place.name for place in places)
     try:
         # Beside a file parsers read tables, the choice of guided ncu, and what an exporter left.
         stats = [
-            stat for folder, names in beside.items() for stat in _stats(folder)
-            if stat[0].startswith(tuple(names)) or stat[0].endswith((".csv", ".json"))
+            stat for folder in sorted({place.parent for place in places}) for stat in _stats(folder)
+            if stat[0].startswith(names) or stat[0].endswith((".csv", ".json"))
         ]  # fmt: skip
         # An export of nsys may be a folder.
         stats += (stat for place in places if place.is_dir() for stat in _stats(place))
