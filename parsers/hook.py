@@ -4,9 +4,11 @@ One JSON object a line; ``hook`` names what the line holds:
 
 * ``started``: process id, rank, Python and torch;
 * ``recording``: the first step began;
-* ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and of
-  calls of a language model the batch and length of their ``tokens``; about once a second also the number of ``gpus``
-  and their ``energy``: when the counter was read (ns), and the energy so far (mJ);
+* ``flops``: the FLOPs of one step ``by_type`` of data, those of what is computed ``again``, and the calls of operators
+  whose FLOPs are ``unknown``; or ``why`` none were counted;
+* ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and where
+  calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``; about once a second
+  also the number of ``gpus`` and their ``energy``: when the counter was read (ns), and the energy so far (mJ);
 * ``span``: the recording of a span of time began; ``memory``: at its end, the peaks of torch's memory and the host's;
 * ``restart``: the steps before it were none, since a rule applied that says more;
 * ``note``, ``error``: what the report must say; ``finished``: the process ended.
@@ -14,7 +16,8 @@ One JSON object a line; ``hook`` names what the line holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest.steps import accounting
+from profpipe.ingest.steps import accounting, calls
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import BadLine, Damage
 from profpipe.results import schema
@@ -85,7 +88,13 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     return schema.Tables(
         steps=schema.frame(schema.STEPS, steps),
         metrics=schema.frame(
-            schema.METRICS, [*_memory(written, about), *_requests(requests), *_energy(written, about, steps, requests)]
+            schema.METRICS,
+            [
+                *_memory(written, about),
+                *_requests(requests),
+                *_energy(written, about, steps, requests),
+                *_flops(lines, about),
+            ],
         ),
         origin=origin,
     )
@@ -100,9 +109,15 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
     ]
     if not rows:
         return []
-    found = accounting.states(np.array([row["wall_ns"] for row in rows]))
-    # A step of a request is a token. The prompt is another kind of work.
-    prompts = {request.step for request in _split(written)}
+    if parts := _parts(written):
+        rows = [
+            {**rows[part.first], "kind": part.kind, "is_step": part.is_step,
+             "wall_ns": sum(row["wall_ns"] for row in rows[part.first : part.last + 1])}
+            for part, _, _ in parts
+        ]  # fmt: skip
+    is_step = np.array([row.pop("is_step", True) for row in rows])
+    found = np.full(len(rows), StepState.OTHER.value, dtype=object)
+    found[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
     origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
     device = written[-1].get("device")
     place = {"process": about.get("pid"), "rank": about.get("rank"), "device": device, "profiler": "plain"}
@@ -114,9 +129,7 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
             "start_ns": row["start_ns"] - origin_ns,
             # The user knows better than the change point.
             "state": StepState.WARMUP.value
-            if row["step"] < warmup and len(rows) > warmup
-            else StepState.OTHER.value
-            if row["step"] in prompts
+            if row["step"] < warmup and len(rows) > warmup and state != StepState.OTHER.value
             else state,
         }
         for row, state in zip(rows, found, strict=True)
@@ -133,6 +146,7 @@ class _Request:
     prompt: int
     prefill_ns: float
     decode_ns: list[float] = field(default_factory=list)
+    decode: list[int] = field(default_factory=list)
     is_sure: bool = True
 
     @property
@@ -153,8 +167,8 @@ def _settled_requests(written: list[dict[str, Any]], steps: list[dict[str, Any]]
     At least half of these calls are steady steps in the others.
     """
     steady = {row["step"] for row in steps if row["state"] == StepState.STEADY.value}
-    for request in _split(written):
-        decode = range(request.step + 1, request.step + len(request.decode_ns))
+    for request in _split(written, [row["wall_ns"] for row in steps]):
+        decode = request.decode[: len(request.decode_ns) - 1]
         if 2 * sum(step in steady for step in decode) >= len(decode):
             yield request
 
@@ -180,37 +194,49 @@ def _requests(requests: list[_Request]) -> Iterator[dict[str, Any]]:
             yield {**of, "value": float(np.median(values))}
 
 
-def _calls(written: list[dict[str, Any]]) -> Iterator[tuple[int, tuple[int, int] | None, float]]:
-    """Yield the number of each call of a model, batch and length of its tokens, and its time in ns."""
-    for line in written:
-        if line["hook"] == "steps" and line["rule"] == "forward":
-            tokens = line.get("tokens") or [None] * len(line["step"])
-            for step, pair, wall in zip(line["step"], tokens, line["wall_ns"], strict=False):
-                is_known = pair is not None and all(1 <= value < 1 << 31 for value in pair)
-                yield int(step), (int(pair[0]), int(pair[1])) if is_known else None, float(wall)
+#: A part of the calls, the number of its first one, and what that is.
+_Part = tuple[calls.Part, int, calls.Call]
 
 
-def _split(written: list[dict[str, Any]]) -> list[_Request]:
+def _parts(written: list[dict[str, Any]]) -> list[_Part]:
+    """Return the calls of modules of a process as steps and parts between steps; empty where steps are no calls."""
+    own = [line for line in written if line["hook"] == "steps"]
+    if any(line["rule"] != schema.StepRule.FORWARD for line in own):
+        return []
+    numbers = [int(step) for line in own for step in line["step"]]
+    walls = [float(wall) for line in own for wall in line["wall_ns"]]
+    texts = (text for line in own for _, text in itertools.zip_longest(line["step"], line.get("calls", ())))
+    every = [calls.read(text or "") for _, text in zip(numbers, texts, strict=False)]
+    return [(part, numbers[part.first], every[part.first]) for part in calls.divide(every, walls)]
+
+
+def _split(written: list[dict[str, Any]], walls: Sequence[float]) -> list[_Request]:
     """Return the requests of a process, by the batches and lengths of tokens with which it called its model.
 
     A call with the last token only, or without a cache with one token more than the call before, is decoding; any other
     begins a request. One is left out where it is not sure that it is whole: a prompt may be in several calls, and the
-    first calls of a process are not recorded.
+    first calls of a process are not recorded. ``walls`` are the times of the parts.
     """
     found: list[_Request] = []
     last, expected = (0, 0), 0
-    for step, tokens, wall in _calls(written):
-        if tokens is None or step != expected:
+    parts = _parts(written)
+    names = {part.kind for part, *_ in parts if part.is_step} | {schema.PREFILL}
+    for (part, step, call), wall in zip(parts, walls, strict=False):
+        is_known = part.kind in names and call.batch > 0 and call.length > 0
+        if not is_known or step != expected:
             # A call of another model, or a lost line: the request around it is not whole.
             if found:
                 found[-1].is_sure = False
             last = (0, 0)
-        expected = step + 1
-        if tokens is None:
+        expected = step + 1 + part.last - part.first
+        if not is_known:
             continue
-        batch, length = tokens
+        batch, length = call.batch, call.length
         if found and batch == last[0] and length in (1, last[1] + 1):
             found[-1].decode_ns.append(wall)
+            found[-1].decode.append(step)
+            # Where a sequence grows, the first call of it may have been before the recording.
+            found[0].is_sure = found[0].is_sure and (length == 1 or len(found) > 1 or found[0].step == 0)
         else:
             is_first = not found or bool(found[-1].decode_ns)
             if not is_first:
@@ -245,8 +271,11 @@ def _energy(
     metric, counts = schema.ENERGIES[1], {row["step"]: 1 for row in steps if row["state"] == StepState.STEADY.value}
     if requests:
         # Each call gives one token of each sequence.
-        calls = ((request, call) for request in requests for call in range(request.output))
-        metric, counts = schema.ENERGIES[0], {request.step + call: request.batch for request, call in calls}
+        tokens = ((request.batch, step) for request in requests for step in (request.step, *request.decode))
+        metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens}
+    # The other calls of a step take time, and are in its count.
+    inner = [(step, step + n) for part, step, _ in _parts(written) for n in range(1, part.last - part.first + 1)]
+    counts |= {other: 0 for step, other in inner if step in counts}
     joules = seconds = counted_s = 0.0
     amount = 0
     for window_j, window_s, walls in _windows(written):
@@ -256,7 +285,7 @@ def _energy(
             counted_s, amount = counted_s + sum(own.values()), amount + sum(counts[step] for step in own)
     if any(line.get("energy") for line in readings):
         yield {**of, "metric": schema.ENERGY_WINDOW, "value": seconds * 1e9, "unit": "ns", "n": amount}
-    if seconds >= schema.LEAST_ENERGY_WINDOW_S:
+    if amount and seconds >= schema.LEAST_ENERGY_WINDOW_S:
         yield {**of, "metric": metric, "value": joules / seconds * counted_s / amount, "unit": "J", "n": amount}
 
 
@@ -272,6 +301,23 @@ def _windows(written: list[dict[str, Any]]) -> Iterator[tuple[float, float, dict
                 (begin_ns, begin_mj), (end_ns, end_mj) = last["energy"], line["energy"]
                 yield (end_mj - begin_mj) / 1e3, (end_ns - begin_ns) / 1e9, walls
             last, walls = line, {}
+
+
+def _flops(lines: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the FLOPs of a step under torch by type of data, or why none were counted, in the name of the metric."""
+    if about.get("profiler") != "torch" or not any(line["hook"] == "recording" for line in lines):
+        return
+    found: dict[str, Any] = next((line for line in lines if line["hook"] == "flops"), {"why": "ended"})
+    rank = about.get("rank")
+    of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}", "unit": "flop", "n": 1}
+    if found.get("why"):
+        yield {**of, "metric": f"{schema.FLOPS}_missing.{found['why']}", "value": 1.0, "unit": "1"}
+        return
+    for dtype, flops in found.get("by_type", {}).items():
+        yield {**of, "metric": f"{schema.FLOPS}.{dtype}", "value": float(flops)}
+    yield {**of, "metric": f"{schema.FLOPS}_again", "value": float(found.get("again", 0))}
+    for name, number in found.get("unknown", {}).items():
+        yield {**of, "metric": f"{schema.FLOPS}_unknown.{name}", "value": float(number), "unit": "1"}
 
 
 def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

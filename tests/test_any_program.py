@@ -86,7 +86,7 @@ def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Pat
     latest = tmp_path / "out" / "latest"
     assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
-    assert "A step begins at each call of the model." in page
+    assert "A step begins at each call of `Sequential`." in page and "**A decode step of `Sequential` takes " in page
     # The first calls of the first request are left out, and so is that request.
     assert "| prompt tokens | requests | batch | output tokens |" in page
     assert re.search(r"^\| 8 \| [123] \| 1 \| 10 \| ", page, re.MULTILINE)

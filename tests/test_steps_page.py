@@ -249,6 +249,14 @@ def under_torch() -> WorkloadFindings:
                   metrics=step_metrics("", 10e6, "plain"))  # fmt: skip
 
 
+def called(kind: str) -> WorkloadFindings:
+    """Calls of a model, and two other calls of this kind between them."""
+    rows = [step_row("", n, (1e6, 0, 0, 3e6, 0, 0), rule="forward", kind="Llama") for n in (1, 2, 3, 4, 5, 7, 8)]
+    rows += [step_row("", n, (3e7, 0, 1e6, 1e6, 0, 0), rule="forward", kind=kind, state="other") for n in (0, 6)]
+    kernel = metric_row("", "step_call_kernel_time", 2.4e7, profiler="nsys", subject=f"{kind} > {GEMM}", n=2)
+    return only((step_tables(steps=rows, metrics=[*step_metrics("", 4e6), kernel]), {}))
+
+
 SPREAD = [metric_row("", "step_spread", 90.0, "%", profiler="nsys")]
 
 #: What holds, the workload, and the sections that show it.
@@ -261,6 +269,9 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("Kernels that overlap share the time in which the GPU computes, 30 ms in 20 ms",
      lambda: looped((20e6, 1e6, 0, 0, 0, 0), kernels={GEMM: (10, 20e6), ELEMENTWISE: (10, 10e6), NCCL: (1, 5e6)}),
      (steps.steps,)),
+    ("A prefill is beside a decode step, not in its mean", lambda: called("prefill"),
+     (headline.headline, steps.steps)),
+    ("So is another module", lambda: called("AutoencoderKL"), (headline.headline, steps.steps)),
     ("One class and nothing else has no bound",
      lambda: looped((9.999e6, 0, 0, 0, 0, 1e3), kernels={GEMM: (10, 9.999e6)}), (headline.headline, steps.steps)),
     ("Of a step that is nearly all idle the idle time has one",

@@ -23,6 +23,7 @@ from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import (
+    CALL_KERNEL_TIME,
     CAPTURE_WAIT,
     DEVICE_PREFIX,
     RANK_PREFIX,
@@ -235,6 +236,8 @@ class CaseSteps:
     range_name: str
     #: The recurrences of a sequence of launches that are one step.
     stride: int
+    #: By a kind of ``other_calls`` and the name of a kernel, as in ``prefill > kernel``: ns of a call.
+    call_kernels: Mapping[str, Number]
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -249,6 +252,23 @@ class CaseSteps:
     @property
     def rule(self) -> StepRule:
         return StepRule(self.rows["rule"].iloc[0])
+
+    @property
+    def module(self) -> str:
+        """The class of the module whose calls are the steps; empty by other rules."""
+        return next(iter(_steady(self.rows)["kind"]), "")
+
+    @cached_property
+    def other_calls(self) -> Mapping[str, tuple[int, StepParts]]:
+        """The calls that are no steps, by kind: their number on all ranks, and their mean."""
+        is_other = self.rows["state"] == StepState.OTHER.value
+        kinds = self.rows[is_other & self.rows["compute_ns"].notna()].groupby("kind", sort=False)
+        steps = {"", *self.rows.loc[~is_other, "kind"]}
+        return {
+            str(kind): (len(own), StepParts(dict(zip(StepPart, own[COLUMNS].mean().astype(float), strict=True))))
+            for kind, own in kinds
+            if kind not in steps
+        }
 
     @cached_property
     def _counts(self) -> pd.DataFrame:
@@ -470,6 +490,7 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
         stride=round(_of_case(numbers, STEP_STRIDE) or 1),
+        call_kernels=numbers.get(CALL_KERNEL_TIME, {}),
     )
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
+from profpipe.hook.flops import FlopStep
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -140,8 +142,12 @@ class Capture:
     def __init__(self, given: Settings, record: Record) -> None:
         self.settings, self.record = given, record
 
-    def begin(self, rule: str, number: int) -> None:
-        """A step begins."""
+    def is_complete(self, number: int) -> bool:
+        """Return True if step ``number`` is the last one to record. All ranks return it at the same step."""
+        return number >= self.settings.last
+
+    def begin(self, rule: str, number: int, call: str) -> None:
+        """A step begins; ``call`` says which module it calls, and with which tokens. It is empty by other rules."""
 
     def end(self, rule: str, number: int) -> None:
         """The step ends that began last."""
@@ -164,14 +170,14 @@ class Times(Capture):
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
-        #: By the number of a step that has not been written: batch and length of its tokens.
-        self.tokens: Dict[int, Tuple[int, int]] = {}
+        #: By the number of a step that has not been written: what it calls.
+        self._calls: Dict[int, str] = {}
         self._clock: Any = None
         self._energy: Optional[EnergyCounter] = None
         self._rule = ""
         self._written_s = 0.0
 
-    def begin(self, rule: str, number: int) -> None:
+    def begin(self, rule: str, number: int, call: str) -> None:
         if self._clock is None:
             library = clock.cuda()
             self._clock = clock.EventClock(library) if library else clock.HostClock()
@@ -179,6 +185,8 @@ class Times(Capture):
                 # To open NVML can take a second, so it is done before the first step.
                 self._energy = EnergyCounter(library)
         self._rule = rule
+        if call:
+            self._calls[number] = call
         self._clock.begin(number)
 
     def end(self, rule: str, number: int) -> None:
@@ -193,7 +201,7 @@ class Times(Capture):
 
     def discard(self) -> None:
         self._clock = None
-        self.tokens.clear()
+        self._calls.clear()
         self.record.write("restart")
 
     def finish(self) -> None:
@@ -208,9 +216,9 @@ class Times(Capture):
             "start_ns": [row[1] for row in rows],
             "wall_ns": [round(row[2]) for row in rows],
         }
-        tokens = [self.tokens.pop(row[0], None) for row in rows]
-        if any(tokens):
-            columns["tokens"] = tokens
+        calls = [self._calls.pop(row[0], "") for row in rows]
+        if any(calls):
+            columns["calls"] = calls
         more: Dict[str, Any] = {**clock.peaks_of_torch()}
         try:
             # The GPU may be inside the next step. Making it wait here would change the times.
@@ -221,6 +229,12 @@ class Times(Capture):
         self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **more)
 
 
+def _range_name(given: Settings, rule: str, number: int, call: str) -> str:
+    """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps, if known."""
+    is_step = given.module and call.partition(" ")[0] == given.module
+    return f"{ranges.STEP_PREFIX}{rule}:{number}" + (f" {'*' if is_step else ''}{call}" if call else "")
+
+
 class TorchTrace(Capture):
     """One trace of torch.profiler over the chosen steps."""
 
@@ -228,14 +242,27 @@ class TorchTrace(Capture):
         super().__init__(given, record)
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = False
+        #: The number of the last step in the trace.
+        self._last = given.last
         self._range: Any = None
         self._others: Any = None
+        self._flops = FlopStep(record)
+        #: How often the steps so far call what.
+        self._calls: Counter[str] = Counter()
         if given.is_collected:
             self._is_over = True
         else:
             self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
 
-    def begin(self, rule: str, number: int) -> None:
+    def is_complete(self, number: int) -> bool:
+        # The FLOPs are counted in a step after the trace.
+        return number >= self._last + (not self.settings.is_collected)
+
+    def begin(self, rule: str, number: int, call: str) -> None:
+        if number <= self._last:
+            self._calls[call] += 1
+        elif not self.settings.is_collected and [call] == [most for most, _ in self._calls.most_common(1)]:
+            self._flops.begin(number)
         if self._is_over:
             return
         if number == max(0, self.settings.warmup - 1):
@@ -243,23 +270,27 @@ class TorchTrace(Capture):
         if number == self.settings.warmup and self._profile is not None:
             self._start()
         if self._is_on:
-            self._range = sys.modules["torch"].profiler.record_function(f"{ranges.STEP_PREFIX}{rule}:{number}")
+            name = ranges.encode_name(_range_name(self.settings, rule, number, call))
+            self._range = sys.modules["torch"].profiler.record_function(name)
             self._range.__enter__()
 
     def end(self, rule: str, number: int) -> None:
+        self._flops.end()
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
         self._has_step = self._is_on
-        if self._is_on and number >= self.settings.last:
+        if self._is_on and number >= self._last:
             self._export()
 
     def abandon(self) -> None:
         # Without an end it is no event of the trace.
         self._range = None
+        self._flops.abandon()
 
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the chosen steps."""
+        self._flops.abandon()
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()
@@ -326,11 +357,11 @@ class Ranges(Capture):
                 "the package nvtx is missing. Install 'nvtx<0.2.12'"
             )
 
-    def begin(self, rule: str, number: int) -> None:
+    def begin(self, rule: str, number: int, call: str) -> None:
         if number == self.settings.warmup and self._window is not None:
             self._window.begin()
         if self._open is not None and self.settings.warmup <= number <= self.settings.last:
-            self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
+            self._close = self._open(_range_name(self.settings, rule, number, call))
 
     def end(self, rule: str, number: int) -> None:
         if self._close is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import re
 import sys
 import threading
 import types
@@ -210,10 +211,18 @@ class _ModuleWatch:
     def __init__(self, torch: Any, found: Steps) -> None:
         self._kind, self._found, self._calls, self._has_ended = torch.nn.Module, found, _Calls(), False
         self._original, self._is_compiling = self._kind.__call__, _compiling(torch)
+        self._names: Dict[int, Tuple[Any, str]] = {}
         self._call = self._kind.__call__ = self._outermost(self._original)
+        # Where a program replays the calls of its model as a CUDA graph, there are no calls.
+        graph: Any = getattr(torch.cuda, "CUDAGraph", None)
+        if hasattr(graph, "replay"):
+            graph.replay = self._outermost(graph.replay)
 
-    def _outermost(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, a call of a module, with the begin of a step where it is not inside another one."""
+    def _outermost(self, call: Callable[..., Any], owner: Any = None) -> Callable[..., Any]:
+        """Return ``call``, a call of a module, with the begin of a step where it is not inside another one.
+
+        The module is ``owner``, or the first argument.
+        """
         is_compiling, calls, begin = self._is_compiling, self._calls, self._begin
 
         @functools.wraps(call)
@@ -221,7 +230,7 @@ class _ModuleWatch:
             # torch.compile takes the first condition for a constant, and traces nothing of this function.
             if is_compiling() or calls.is_inside:
                 return call(*args, **kwargs)
-            begin(args, kwargs)
+            begin(args if owner is None else (owner, *args), kwargs)
             calls.is_inside = True
             try:
                 return call(*args, **kwargs)
@@ -241,7 +250,7 @@ class _ModuleWatch:
         is_call = getattr(target, "__name__", "") in ("_call_impl", "_wrapped_call_impl", "__call__", "forward")
         if not isinstance(getattr(target, "__self__", None), self._kind) or not is_call:
             return call
-        return self._outermost(call)
+        return self._outermost(call, target.__self__)
 
     def end(self) -> None:
         """Begin no step any more."""
@@ -253,7 +262,29 @@ class _ModuleWatch:
         if _loads_data():
             self.end()  # transforms of images are modules
         if not self._has_ended:
-            self._found.boundary("forward", _tokens(args, kwargs))
+            self._found.boundary("forward", lambda: self._name(args[0]) + _tokens(args[1:], kwargs))
+
+    def _name(self, owner: Any) -> str:
+        """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.
+
+        A number that belonged to a module which is gone is given again: some programs make a module for each call.
+        """
+        if type(owner).__name__ == "OptimizedModule":  # what torch.compile made of a module
+            owner = owner._orig_mod
+        known, name = self._names.get(id(owner), (None, ""))
+        if known is None or known() is not owner:
+            name = re.sub(r"[^\w.]", "_", type(owner).__name__)[:_LONGEST_NAME]
+            self._names = {key: own for key, own in self._names.items() if own[0]() is not None}
+            if len(self._names) < _MOST_NAMES:
+                used = {own[1] for own in self._names.values()}
+                numbered = (f"{name}#{number}" for number in itertools.count(2))
+                name = next(each for each in itertools.chain([name], numbered) if each not in used)
+                self._names[id(owner)] = (weakref.ref(owner), name)
+        return name
+
+
+#: Characters of the name of a class that are kept, and modules that have a number.
+_LONGEST_NAME, _MOST_NAMES = 80, 1000
 
 
 def _loads_data() -> bool:
@@ -262,21 +293,29 @@ def _loads_data() -> bool:
     return data is not None and data.get_worker_info() is not None
 
 
-def _tokens(args: Any, kwargs: Any) -> Optional[Tuple[int, int]]:
-    """Return batch and length of the tokens that a call of a model gets, by its first tensor; None for other inputs.
+def _tokens(args: Any, kwargs: Any) -> str:
+    """Return the tokens that a call of a model gets: `` 8x512`` is a batch of 8 with 512 each; empty for other inputs.
 
-    Token ids are whole numbers (batch, length), embeddings floating-point numbers (batch, length, width).
+    The first tensor decides. Token ids are whole numbers (batch, length), embeddings floating-point numbers (batch,
+    length, width). Servers join the tokens of all sequences: `` 512`` are ids (512,), followed by positions (512,).
     """
     try:
-        for each in itertools.chain(args, kwargs.values()):
-            if hasattr(each, "is_floating_point") and hasattr(each, "ndim"):
-                shape = each.shape if each.ndim == (3 if each.is_floating_point() else 2) else (0, 0)
-                # While torch.jit.trace records, a length is a tensor.
-                is_known = type(shape[0]) is int and type(shape[1]) is int and shape[0] and shape[1]
-                return (shape[0], shape[1]) if is_known else None
+        tensors = (each for each in itertools.chain(args, kwargs.values()) if hasattr(each, "is_floating_point"))
+        first = next(tensors, None)
+        if first is None:
+            return ""
+        shape, is_id = first.shape, not first.is_floating_point()
+        if is_id and first.ndim == 1:
+            second = next(tensors, None)
+            has_positions = second is not None and not second.is_floating_point() and second.shape == shape
+            shape = shape if has_positions else ()
+        elif first.ndim != (2 if is_id else 3):
+            return ""
+        # While torch.jit.trace records, a length is a tensor.
+        is_known = len(shape) and all(type(length) is int and length for length in shape[:2])
+        return " " + "x".join(map(str, shape[:2])) if is_known else ""
     except Exception:  # a tensor of another kind, such as a nested one, may have no such shape
-        return None
-    return None
+        return ""
 
 
 # --- ranges of the program -------------------------------------------------------------------------------------------

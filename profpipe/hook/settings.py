@@ -29,6 +29,8 @@ class Settings:
         self.measure = 1 if self.profiler == "ncu" else int(steps["measure"])
         self.stop = bool(steps["stop"])
         self.forward = bool(steps["forward"])
+        #: The module whose calls are the steps, where plain has shown it.
+        self.module = str(steps.get("module") or "")
         self.range: Optional[Pattern[str]] = re.compile(steps["range"]) if steps.get("range") else None
         torch = given.get("torch") or {}
         self.with_stack = bool(torch.get("with_stack"))

@@ -78,7 +78,8 @@ class _Span:
         @functools.wraps(original)
         def initialize(*args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
-            if self._is_waiting:
+            # torch calls this function again while it initializes, when there is no GPU to record yet.
+            if self._is_waiting and library.is_initialized():
                 self._is_waiting, library._lazy_init = False, original
                 self.start_now()
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 from profpipe import ranges
 from profpipe.hook import captures, record, settings
@@ -87,9 +87,9 @@ class Steps:
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
-    def boundary(self, rule: str, tokens: Optional[Tuple[int, int]] = None) -> None:
-        """End the current step, and begin the next one, which gets ``tokens``: batch and length."""
-        self._guard(lambda: self._boundary(rule, tokens), rule)
+    def boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
+        """End the current step, and begin the next one; ``describe`` says what it calls: ``LlamaModel 1x512``."""
+        self._guard(lambda: self._boundary(rule, describe), rule)
 
     def when_optimizer_steps(self, act: Callable[[], None]) -> None:
         """Have ``act`` called where the first optimizer steps. Until then calls of modules are steps."""
@@ -155,9 +155,11 @@ class Steps:
         """Return True if steps by another rule are found, which says more."""
         return bool(self.rule) and _RULES.index(self.rule) < _RULES.index(rule)
 
-    def _boundary(self, rule: str, tokens: Optional[Tuple[int, int]] = None) -> None:
+    def _boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
         if self._is_inferior(rule):
             return
+        # Modules are numbered from the first call on, under each profiler.
+        call = describe()
         if rule == "forward" and not self._settings.forward and self._calls < ranges.CALLS_BEFORE_STEPS:
             self._calls += 1
             return
@@ -166,6 +168,8 @@ class Steps:
             act()
         if self._capture is None:
             self._begin_recording(rule)
+            # Calls have the same numbers as under a profiler that records the first ones too.
+            self.number += self._calls if rule == "forward" else 0
         elif rule != self.rule:
             self._discard()
         self.rule = rule
@@ -173,9 +177,7 @@ class Steps:
         if not self._stops:
             self.number += 1
             self._is_open = True
-            self._capture.begin(rule, self.number)
-            if tokens is not None and isinstance(self._capture, captures.Times):
-                self._capture.tokens[self.number] = tokens
+            self._capture.begin(rule, self.number, call)
 
     def _close(self) -> None:
         if self.rule == "marker" and self._is_open:
@@ -195,7 +197,7 @@ class Steps:
         self._capture.end(self.rule, self.number)
         # An evaluation before a training is no reason to stop it.
         is_asked_for = self.rule != "forward" or self._settings.forward
-        if self._settings.stop and is_asked_for and self.number >= self._settings.last:
+        if self._settings.stop and is_asked_for and self._capture.is_complete(self.number):
             self._stops = 1
 
     def _discard(self) -> None:

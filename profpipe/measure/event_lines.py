@@ -140,6 +140,10 @@ def _is_list_of(is_valid: _IsValid) -> _IsValid:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
+def _is_mapping_of(is_valid: _IsValid) -> _IsValid:
+    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -176,7 +180,11 @@ def _are_times(value: Any) -> bool:
 
 _is_text, _is_mapping = _is_a(str), _is_a(dict)
 _are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
-_are_pairs = _is_list_of(lambda value: value is None or (_are_numbers(value) and len(value) == 2))
+
+
+def _is_reading(value: Any) -> bool:
+    return value is None or (_are_numbers(value) and len(value) == 2)
+
 
 _Fields = Mapping[str, _IsValid]
 
@@ -203,7 +211,16 @@ _HOOK: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "started": ({}, {"profiler": _is_text, "torch": _is_text, "device_name": _is_text, "warmup": _is_index}),
     "steps": (
         {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
-        {"tokens": _are_pairs, "gpus": _is_index, "energy": lambda value: _are_pairs([value])},
+        {"calls": _are_texts, "gpus": _is_index, "energy": _is_reading},
+    ),
+    "flops": (
+        {},
+        {
+            "by_type": _is_mapping_of(_is_number),
+            "again": _is_number,
+            "unknown": _is_mapping_of(_is_number),
+            "why": _is_text,
+        },
     ),
     "memory": ({}, dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _is_number)),
     "note": ({"text": _is_text}, {}),

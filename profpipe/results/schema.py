@@ -54,6 +54,8 @@ ENERGIES: Final = ("energy_per_token", "energy_per_step")
 ENERGY_WINDOW: Final = "energy_window"
 #: The least time over which energy is measured, in s: the driver renews the counter ten times a second or more.
 LEAST_ENERGY_WINDOW_S: Final = 2.0
+#: The beginning of metrics of the FLOPs of one step: `model_flops.bfloat16`.
+FLOPS: Final = "model_flops"
 #: The number of GPUs of a program with steps.
 GPUS: Final = "gpus_used"
 
@@ -267,6 +269,10 @@ class Check(str, Enum):
 STEP_RANGE: Final = "step_range"
 #: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
 STEP_STRIDE: Final = "step_stride"
+#: The kind of a call of a language model with a prompt.
+PREFILL: Final = "prefill"
+#: Metric with a kind of call that is no step and a kernel as its subject, ``prefill > kernel``: ns in such a call.
+CALL_KERNEL_TIME: Final = "step_call_kernel_time"
 
 
 STEPS: Final = _table(
@@ -282,6 +288,8 @@ STEPS: Final = _table(
                                    or unmatched (some ranks lack the step)
     rule                   str     what says where the step begins: marker, optimizer, forward, framework, range or
                                    pattern
+    kind                   str     where calls of modules are steps, the class of the module, or `prefill`: a call with
+                                   a prompt; else empty
     start_ns               Float64 start of its first GPU operation, since the first one in the file
     wall_ns                Float64 from there to the first GPU operation of what follows
     compute_ns             Float64 part of `wall_ns` in which a kernel runs that is no communication

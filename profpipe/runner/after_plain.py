@@ -33,8 +33,7 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
         return _bounded(_without_hook(job, "the program starts no Python"), plain, seconds)
     if artifacts.imports_no_torch(plain):
         return _bounded(_without_hook(job, "the program imports no torch"), plain, seconds)
-    if (first := artifacts.settled_call(plain)) is not None:
-        steps = {**job.options["steps"], "forward": True, "warmup": first}
+    if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
         return replace(job, options={**job.options, "steps": steps})
     if job.is_hooked and not job.options.get("collect") and not artifacts.has_steps(plain):
         return _bounded(job, plain, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,13 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from profpipe import origins, ranges
+from profpipe.ingest.steps import calls
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
-from profpipe.results import atomic, raw_files
+from profpipe.results import atomic, raw_files, schema
 
 #: Time, size and inode of a file. They change when the file is made again.
 Stamp = tuple[int, int, int]
@@ -216,46 +219,65 @@ def uses_gpu(job: Job) -> bool:
     return any(isinstance(line, dict) and bool(line.get("device_name")) for line in lines)
 
 
-def settled_call(job: Job) -> int | None:
-    """Return after how many calls of a model, from the start, their time has settled; None where they are no steps.
+def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
+    """Return which calls ``profiler`` records as steps, as settings of steps; None where calls are no steps.
 
-    None also where the user asked for calls, and so chose the first steps.
+    None also where the user asked for calls, and so chose the first steps. ``job`` ran under plain.
 
-    The first request of a program that generates tokens takes ten times as long as the others. From the call on, as
-    many as the other profilers record take at most ``_SETTLED`` times the median of all.
+    The first request of a program that generates tokens takes ten times as long as the others. The calls begin where
+    steps take at most ``_SETTLED`` times the median of all on average. Where there are prompts they begin at one.
     """
     found = _step_times(job)
     steps = job.options["steps"] if job.is_hooked else {}
     if steps.get("forward", True) or found.keys() != {"forward"}:
         return None
-    times, measure = np.array(found["forward"]), int(steps["measure"])
-    sums = np.concatenate([[0.0], np.cumsum(times)])
-    means = (sums[measure:] - sums[:-measure]) / measure
-    settled = np.flatnonzero(means[steps["warmup"] :] <= _SETTLED * np.median(times))
-    first = int(settled[0]) + ranges.CALLS_BEFORE_STEPS if len(settled) else 0
-    return int(steps["warmup"]) + first
+    walls, texts = zip(*found["forward"], strict=True)
+    parts = calls.divide(list(map(calls.read, texts)), walls)
+    whole = [part for part in parts if part.is_step]
+    if not whole:
+        return {**steps, "forward": True}
+    size = whole[0].last - whole[0].first + 1
+    measure = int(steps["measure"]) * size
+    time, count = np.zeros(len(walls)), np.zeros(len(walls))
+    for part in whole:
+        time[part.first], count[part.first] = sum(walls[part.first : part.last + 1]), 1
+    sums, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (time, count))
+    time_of, count_of = (each[measure:] - each[:-measure] for each in (sums, counts))
+    is_settled = (time_of <= _SETTLED * np.median(time[count > 0]) * count_of) & (2 * size * count_of >= measure)
+    # ncu records one call.
+    prompts = [part.first for part in parts if part.kind == schema.PREFILL and profiler != "ncu"]
+    firsts = (first for first in [*prompts, *(part.first for part in whole)] if steps["warmup"] <= first < len(time_of))
+    first = next((first + ranges.CALLS_BEFORE_STEPS for first in firsts if is_settled[first]), steps["warmup"])
+    return {
+        **steps,
+        "forward": True,
+        "module": calls.read(texts[whole[0].first]).module,
+        "warmup": first,
+        "measure": measure,
+    }
 
 
-#: In which the mean of some calls may be longer than the median of all: one of them may be a prefill.
+#: In which the mean of some steps may be longer than the median of all.
 _SETTLED = 1.5
 
 
-def _step_times(job: Job) -> dict[str, list[float]]:
-    """Return the times of the steps that plain recorded (ns), by their rule, of the process with the most steps.
+def _step_times(job: Job) -> dict[str, list[tuple[float, str]]]:
+    """Return the times of the steps that plain recorded (ns) and what each calls, by their rule.
 
-    A process that steps an optimizer, or marks its steps, goes before those that only call a model. A job that was
-    killed and resumed has files of several attempts.
+    They are those of the process with the most steps. One that steps an optimizer, or marks its steps, goes before
+    those that only call a model. A job that was killed and resumed has files of several attempts.
     """
-    most: dict[str, list[float]] = {}
+    most: dict[str, list[tuple[float, str]]] = {}
     for path in job.folder.glob("hook.*.jsonl"):
-        found: dict[str, list[float]] = {}
+        found: dict[str, list[tuple[float, str]]] = {}
         for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook"):
             if not isinstance(line, dict):
                 continue
             if line.get("hook") == "restart":
                 found.clear()
             elif line.get("hook") == "steps":
-                found.setdefault(line["rule"], []).extend(line["wall_ns"])
+                texts = itertools.chain(line.get("calls", ()), itertools.repeat(""))
+                found.setdefault(line["rule"], []).extend(zip(line["wall_ns"], texts, strict=False))
         most = max(most, found, key=lambda each: (bool(each.keys() - {"forward"}), sum(map(len, each.values()))))
     return most
 

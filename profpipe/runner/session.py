@@ -338,9 +338,14 @@ class Session:
     def _after_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
         ran = [e for e in self.manifest.jobs_of(job.workload) if e.profiler == "plain" and e.cases == ids]
+        if job.label:
+            # The sides of a pair have other programs: raw/<workload>/pair-03/A-nsys follows raw/<workload>/pair-03/A.
+            side = f"/{job.label.split()[-1]}"
+            own = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
+            ran = [e for e in ran if e.folder == own]
         plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder) if ran else job
-        # The sides of a pair have other programs, and a user may have removed the files.
-        if job.label or not ran or not plain.log.exists():
+        # A user may have removed the files.
+        if not ran or not plain.log.exists():
             return job
         failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
         return after_plain.adapt(job, plain, failure, ran[-1].seconds)
@@ -431,7 +436,7 @@ class Session:
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = job_tables.replace_cases(fresh, job_tables.case_rows(outcome, self.folder.name, fresh.cases))
-        fresh = job_tables.add_up_energy(job_tables.add_process_wall(fresh, outcome, self.folder.name))
+        fresh = job_tables.add_up_costs(job_tables.add_process_wall(fresh, outcome, self.folder.name))
         if job.is_repeated:
             fresh = job_tables.merge_processes(stored, fresh, job.repeat, job.captures)
         expression = self.request.pipeline.workloads[job.workload].items_per_step

@@ -74,6 +74,7 @@ def account(timeline: Timeline, segments: Segments, waits: Union, origin: int) -
         segments.rule.value,
         StepState.OTHER.value,
     )
+    frame["kind"] = "" if segments.kind is None else segments.kind[code[firsts]]
     frame.loc[is_step, "state"] = states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
     if is_step[-1] and not segments.has_last_end:
         frame.loc[len(frame) - 1, "state"] = StepState.LAST.value

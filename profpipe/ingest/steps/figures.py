@@ -69,10 +69,32 @@ def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -
         found.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
         if copied[code]:
             found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
+    found += _of_other_calls(accounts, steps, name, names)
     time = np.where(kernels, duration, 0)
     steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
     found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
     return found
+
+
+#: Kernels of a call that is no step, those with the most time.
+_MOST_KERNELS: Final = 5
+
+
+def _of_other_calls(
+    accounts: Accounts, steps: pd.DataFrame, name: Ints, names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the largest kernels of the calls that are no steps, by kind: ``prefill > kernel``."""
+    line = accounts.line
+    time = np.where(line.is_kernel, line.end - line.start, 0)
+    for kind, of_kind in steps.reset_index(drop=True).groupby("kind"):
+        n = len(of_kind)
+        if kind and (of_kind["state"] == StepState.OTHER.value).all():
+            inside = np.isin(accounts.row, of_kind.index)
+            total = np.bincount(name[inside], weights=time[inside], minlength=len(names)) / n
+            for code in np.argsort(-total, kind="stable")[:_MOST_KERNELS].tolist():
+                if total[code]:
+                    of = {"subject": f"{kind}{schema.PATH_SEPARATOR}{names[code]}", "value": float(total[code]), "n": n}
+                    yield {**of, "metric": schema.CALL_KERNEL_TIME, "unit": "ns"}
 
 
 def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:

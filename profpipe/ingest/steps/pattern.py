@@ -122,7 +122,8 @@ def _segments(begin: Ints, end: Ints, launched: Int64s) -> Segments:
     last[:-1] = np.minimum(last[:-1], first[1:])
     # Copies and sets between two steps that follow each other belong to the second one.
     first[1:] = np.where(begin[1:] == end[:-1], last[:-1], first[1:])
-    return windows.with_gaps(StepRule.PATTERN, first, last, np.arange(len(first)))
+    steps = np.arange(len(first))
+    return windows.with_gaps(windows.Segments(StepRule.PATTERN, first, last, steps, np.ones(len(first), dtype=bool)))
 
 
 def _graph_order(name: Int64s, launched: Int64s) -> Ints:

@@ -16,7 +16,7 @@ from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconci
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.windows import Segments
 from profpipe.results import schema
-from profpipe.results.schema import Check, StepRule
+from profpipe.results.schema import Check, StepRule, StepState
 
 #: Rules whose steps are not compared with the launches that recur: the program or its user says what a step is.
 _SURE = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
@@ -233,6 +233,10 @@ def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], own: str = "") ->
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
-        state = accounting.states(wall.astype(np.float64))
-        found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
+        state = np.full(len(wall), StepState.OTHER.value, dtype=object)
+        state[first.is_step] = accounting.states(wall[first.is_step].astype(np.float64))
+        kind = "" if first.kind is None else first.kind
+        found.append(
+            pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
+        )
     return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True) if found else {}))

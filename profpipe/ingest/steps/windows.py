@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints, count_up_to, groups
 from profpipe.ingest.operations import Spans
+from profpipe.ingest.steps import calls
 from profpipe.results import schema
 from profpipe.results.schema import StepRule
 
@@ -31,6 +33,8 @@ class Segments:
     step: Int64s
     is_step: Bools
     has_last_end: bool = False
+    #: What each part is, as in the column `kind` of `steps`; None by rules that do not know it.
+    kind: npt.NDArray[Any] | None = None
 
     def place(self, launched: Int64s) -> Ints:
         """Return the segment of each launch, -1 for launches outside all of them."""
@@ -54,17 +58,19 @@ def everything(launched: Int64s) -> Segments:
     return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def with_gaps(rule: StepRule, begin: Int64s, end: Int64s, step: Int64s, has_last_end: bool = False) -> Segments:
-    """Return the steps, and the time between two steps as other work."""
+def with_gaps(windows: Segments) -> Segments:
+    """Return the windows, and the time between two of them as other work."""
+    begin, end, step = windows.begin, windows.end, windows.step
     gaps = np.flatnonzero(end[:-1] < begin[1:])
     order = np.argsort(np.concatenate([begin, end[gaps]]), kind="stable")
     return Segments(
-        rule,
+        windows.rule,
         np.concatenate([begin, end[gaps]])[order],
         np.concatenate([end, begin[gaps + 1]])[order],
         np.concatenate([step, step[gaps]])[order],
-        np.repeat([True, False], [len(begin), len(gaps)])[order],
-        has_last_end,
+        np.concatenate([windows.is_step, np.zeros(len(gaps), dtype=bool)])[order],
+        windows.has_last_end,
+        None if windows.kind is None else np.concatenate([windows.kind, np.full(len(gaps), "", dtype=object)])[order],
     )
 
 
@@ -124,7 +130,8 @@ def find(ranges: Spans, unclosed: int | None = None, own: str = "") -> dict[int,
         number_of = {code: int((match.groupdict().get("n") or "-1")[-_DIGITS:]) for code, match in matches.items()}
         number = np.array([number_of[code] for code in ranges.name[rows].tolist()], dtype=np.int64)
         for process, of in groups(ranges.process[rows]):
-            windows = _windows(rule, ranges.start[rows[of]], ranges.end[rows[of]], number[of])
+            called = [matches[code].groupdict().get("call") or "" for code in ranges.name[rows[of]].tolist()]
+            windows = _windows(rule, ranges.start[rows[of]], ranges.end[rows[of]], number[of], called)
             found.setdefault(process, []).append(windows)
     return found
 
@@ -202,15 +209,20 @@ def _have_one_parent(name: str, windows: Segments, others: Mapping[str, Segments
 
 def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
     for rule in (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD):
-        yield rule, re.compile(rf"{_DOMAIN}{re.escape(schema.STEP_PREFIX)}{rule.value}:(?P<n>\d+)")
+        yield rule, re.compile(rf"{_DOMAIN}{re.escape(schema.STEP_PREFIX)}{rule.value}:(?P<n>\d+)(?: (?P<call>.+))?")
         if own and rule is StepRule.MARKER:
             yield rule, re.compile(f"{_DOMAIN}(?:{own})")
     for pattern in _FRAMEWORKS:
         yield StepRule.FRAMEWORK, re.compile(f"{_DOMAIN}{pattern}", re.IGNORECASE)
 
 
-def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Segments:
-    """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads."""
+def _windows(
+    rule: StepRule, start: Int64s, end: Int64s, number: Int64s, called: Sequence[str] | None = None
+) -> Segments:
+    """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads.
+
+    ``called`` says what each range calls, if calls of modules are steps.
+    """
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
     latest = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
@@ -218,7 +230,14 @@ def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Segm
     start, end, number = start[outer], end[outer], number[outer]
     end[:-1] = np.minimum(end[:-1], start[1:])
     counts_up = bool((number >= 0).all() and (np.diff(number) > 0).all())
-    return Segments(rule, start, end, number if counts_up else np.arange(len(start)), np.ones(len(start), dtype=bool))
+    step = number if counts_up else np.arange(len(start))
+    if rule is not StepRule.FORWARD or called is None or not len(start):
+        return Segments(rule, start, end, step, np.ones(len(start), dtype=bool))
+    every = [calls.read(called[i]) for i in order[outer].tolist()]
+    parts = calls.divide(every, (end - start).tolist())
+    first, last = (np.array([getattr(part, name) for part in parts]) for name in ("first", "last"))
+    is_step, kind = np.array([part.is_step for part in parts]), np.array([part.kind for part in parts], dtype=object)
+    return Segments(rule, start[first], end[last], step[first], is_step, kind=kind)
 
 
 def segments_of(windows: Segments, launched: Int64s) -> Segments:
@@ -233,4 +252,4 @@ def segments_of(windows: Segments, launched: Int64s) -> Segments:
     filled = np.unique(gap[between & (launched >= end[gap])])
     if is_loop := 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return with_gaps(windows.rule, windows.begin, end, windows.step, has_last_end=not is_loop)
+    return with_gaps(replace(windows, end=end, has_last_end=not is_loop))

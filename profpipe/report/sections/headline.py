@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words
+from profpipe.analysis.costs import find_costs
 from profpipe.analysis.findings import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import SwitchCost
@@ -17,8 +18,8 @@ from profpipe.report.document import Code, Text
 from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
-from profpipe.results.schema import StepRule
+from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
+from profpipe.results.schema import PREFILL, StepRule
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -139,6 +140,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
         facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
         facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
+        facts += [fill("MFU {} %", percent(cost.mfu)) for cost in find_costs(workload) if cost.mfu]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
@@ -207,13 +209,18 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
         parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
+    what: doc.Text = "step"
+    if own and own.module:
+        # The calls with a prompt are no steps.
+        decodes = (own.table["kind"] == PREFILL).any()
+        what = fill("decode step of {}" if decodes else "call of {}", doc.Code(own.module))
     parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
     if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = own.steady_walls(workload.basis.profiler)
         ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[1:], last=", "))
     else:
-        time = fill("A step takes {} ({})", _duration(workload, case.time.ns), doc.join(parts, last=", "))
+        time = fill("A {} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
     why, share = steps.waiting(own) if own else ("", "")
     if not own or not why:
         return fill("{}.", time)

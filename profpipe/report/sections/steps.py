@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -15,7 +15,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, span, with_share
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
-from profpipe.results.schema import StepRule, StepState
+from profpipe.results.schema import PATH_SEPARATOR, PREFILL, StepRule, StepState
 
 #: Cases that stand side by side; more stand in further tables on the other page.
 _CASES_A_TABLE = 6
@@ -111,6 +111,7 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
     blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
     blocks += [_numbered(where_table(own), own, number) for number, own in enumerate(groups)]
+    blocks += [*other_calls(cases)]
     blocks += [bars(workload, cases), *(_numbered(gains(own), own, number) for number, own in enumerate(groups))]
     blocks += [copies(cases), found_steps(cases)]
     return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
@@ -154,7 +155,10 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
     begins = dict.fromkeys(
-        doc.concat(_RULES[own.rule], (" ", doc.Code(own.range_name)) if own.range_name else "") for own in cases
+        fill("at each call of {}", doc.Code(own.module))
+        if own.module
+        else doc.concat(_RULES[own.rule], (" ", doc.Code(own.range_name)) if own.range_name else "")
+        for own in cases
     )
     text = fill("A step begins {}.", doc.join(begins, last=" or "))
     if left_out:
@@ -297,6 +301,38 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
         ]  # fmt: skip
     cells = tuple(tuple(map(doc.cell, row)) for row in rows)
     return doc.Table("parts", (doc.label("part", ""), *columns), cells, is_divisible=False)
+
+
+def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
+    """Yield the parts of the calls that are no steps, by kind, and the largest kernels of each kind."""
+    every = [(case, kind, n, parts) for case, own, _ in cases for kind, (n, parts) in own.other_calls.items()]
+    unit = step_unit(parts.wall_ns for *_, parts in every)
+    names = [part for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in every)]
+    columns: doc.Columns[tuple[CaseResult, str, int, StepParts]] = [
+        (doc.label("case"), lambda row: case_text(row[0])),
+        (doc.label("call"), lambda row: row[1]),
+        (doc.count("calls", "number"), lambda row: row[2]),
+        (doc.Column("wall", "time", unit), lambda row: row[3].wall_ns),
+        *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
+    ]  # fmt: skip
+    is_prefill = {kind for _, kind, *_ in every} == {PREFILL}
+    title = "Where a prefill goes" if is_prefill else "Where calls between steps go"
+    yield doc.table_of("other_calls", every, columns[len(cases) < 2 :], title)
+    kernels = [
+        (case, *subject.split(PATH_SEPARATOR, 1), number.value, own.other_calls[kind][1])
+        for case, own, _ in cases
+        for subject, number in own.call_kernels.items()
+        if (kind := subject.split(PATH_SEPARATOR, 1)[0]) in own.other_calls
+    ]
+    of_kernels: doc.Columns[Any] = [
+        (doc.label("case"), lambda row: case_text(row[0])),
+        (doc.label("call"), lambda row: row[1]),
+        (doc.label("kernel"), lambda row: doc.Code(row[2])),
+        (doc.Column("ns", "time", unit), lambda row: row[3]),
+        (doc.percent("share", "of the call"), lambda row: row[4].share(row[3])),
+    ]
+    title = "Largest kernels of a prefill" if is_prefill else "Largest kernels of calls between steps"
+    yield doc.table_of("call_kernels", kernels, of_kernels[len(cases) < 2 :], title)
 
 
 def gains(cases: Sequence[_Case]) -> doc.Table:
