@@ -4,6 +4,8 @@ One JSON object a line; ``hook`` names what the line holds:
 
 * ``started``: process id, rank, Python and torch;
 * ``recording``: the first step began;
+* ``flops``: the FLOPs of one step ``by_type`` of data, those of what is computed ``again``, and the calls of operators
+  whose FLOPs are ``unknown``; or ``why`` none were counted;
 * ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), torch's peak memory so far, and where
   calls of modules are steps what each of the ``calls`` is, as in ``profpipe.ingest.steps.calls``; about once a second
   also the number of ``gpus`` and their ``energy``: when the counter was read (ns), and the energy so far (mJ);
@@ -86,7 +88,13 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     return schema.Tables(
         steps=schema.frame(schema.STEPS, steps),
         metrics=schema.frame(
-            schema.METRICS, [*_memory(written, about), *_requests(requests), *_energy(written, about, steps, requests)]
+            schema.METRICS,
+            [
+                *_memory(written, about),
+                *_requests(requests),
+                *_energy(written, about, steps, requests),
+                *_flops(lines, about),
+            ],
         ),
         origin=origin,
     )
@@ -293,6 +301,23 @@ def _windows(written: list[dict[str, Any]]) -> Iterator[tuple[float, float, dict
                 (begin_ns, begin_mj), (end_ns, end_mj) = last["energy"], line["energy"]
                 yield (end_mj - begin_mj) / 1e3, (end_ns - begin_ns) / 1e9, walls
             last, walls = line, {}
+
+
+def _flops(lines: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the FLOPs of a step under torch by type of data, or why none were counted, in the name of the metric."""
+    if about.get("profiler") != "torch" or not any(line["hook"] == "recording" for line in lines):
+        return
+    found: dict[str, Any] = next((line for line in lines if line["hook"] == "flops"), {"why": "ended"})
+    rank = about.get("rank")
+    of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}", "unit": "flop", "n": 1}
+    if found.get("why"):
+        yield {**of, "metric": f"{schema.FLOPS}_missing.{found['why']}", "value": 1.0, "unit": "1"}
+        return
+    for dtype, flops in found.get("by_type", {}).items():
+        yield {**of, "metric": f"{schema.FLOPS}.{dtype}", "value": float(flops)}
+    yield {**of, "metric": f"{schema.FLOPS}_again", "value": float(found.get("again", 0))}
+    for name, number in found.get("unknown", {}).items():
+        yield {**of, "metric": f"{schema.FLOPS}_unknown.{name}", "value": float(number), "unit": "1"}
 
 
 def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:

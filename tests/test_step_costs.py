@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import yaml
+from hooked import ROOT, run_python
 from pair_study import page_of, run_of, tables_of
 from program import profpipe
-from report_study import analyze, metric_row, records
+from report_study import analyze, metric_row, records, written
 from step_study import compiled
 
 from profpipe.analysis import pairs
@@ -186,20 +187,102 @@ def of_ranks(*ranks):
 
 def test_the_energies_of_ranks_add_up():
     own = {"gpus_used": 1.0, "energy_per_step": 30.0, "energy_window": 5e9}
-    found = job_tables.add_up_energy(of_ranks(own, {**own, "energy_per_step": 34.0, "energy_window": 4e9})).metrics
+    found = job_tables.add_up_costs(of_ranks(own, {**own, "energy_per_step": 34.0, "energy_window": 4e9})).metrics
     assert values(found) == {"gpus_used": 2.0, "energy_per_step": 64.0, "energy_window": 4e9}
     assert set(found["subject"]) == {""}
 
 
 def test_a_rank_without_energy_leaves_it_unknown():
     own = {"gpus_used": 1.0, "energy_per_step": 30.0}
-    assert values(job_tables.add_up_energy(of_ranks(own, {"gpus_used": 1.0})).metrics) == {"gpus_used": 2.0}
+    assert values(job_tables.add_up_costs(of_ranks(own, {"gpus_used": 1.0})).metrics) == {"gpus_used": 2.0}
 
 
 def test_which_of_two_processes_works_on_a_token_is_unknown():
     own = {"gpus_used": 1.0, "energy_per_token": 3.0}
-    assert values(job_tables.add_up_energy(of_ranks(own)).metrics)["energy_per_token"] == 3.0
-    assert "energy_per_token" not in values(job_tables.add_up_energy(of_ranks(own, own)).metrics)
+    assert values(job_tables.add_up_costs(of_ranks(own)).metrics)["energy_per_token"] == 3.0
+    assert "energy_per_token" not in values(job_tables.add_up_costs(of_ranks(own, own)).metrics)
+
+
+# --- FLOPs -----------------------------------------------------------------------------------------------------------
+
+#: Counts by hand what a step of a GPT does: 6 N for each token and 12 L H Q T for attention (PaLM, appendix B).
+GPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from gpt import GPT
+from torch.utils.checkpoint import checkpoint
+
+how = sys.argv[2]
+layers, heads, width, vocabulary, length, batch = 2, 4, 64, 500, 64, 2
+model = GPT(vocabulary, length, layers, heads, width)
+if how == "checkpoint":
+    for block in model.blocks:
+        block.forward = (lambda own: lambda x: checkpoint(own, x, use_reentrant=False))(block.forward)
+run = torch.compile(model, backend="aot_eager") if how == "compile" else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+tokens = torch.randint(0, vocabulary, (batch, length))
+for number in range(13):
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        loss = torch.nn.functional.cross_entropy(run(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if how == "compile":
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+assert not torch._C._len_torch_dispatch_stack()
+matrices = [each.numel() for name, each in model.named_parameters() if each.ndim == 2 and "tokens" not in name]
+of_attention = 12 * layers * width * length
+print("hand", batch * length * (6 * (sum(matrices) - model.positions.weight.numel()) + of_attention))
+"""
+
+
+def hook_of_gpt(folder, how, **options):
+    own = [str(ROOT / "examples" / "own_program"), how]
+    return run_python(folder, GPT, *own, profiler="torch", **options)
+
+
+@pytest.mark.parametrize("how", ["eager", "autocast", "compile", "checkpoint"])
+def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
+    done = hook_of_gpt(tmp_path, how)
+    assert done.returncode == 0, done.output
+    by_hand = float(done.output.split("hand ")[1].split()[0])
+    (tables,) = done.tables
+    found = values(tables.metrics)
+    dtype = "bfloat16" if how == "autocast" else "float32"
+    assert found[f"model_flops.{dtype}"] == pytest.approx(by_hand, rel=0.001)
+    # What is computed again is a forward pass of the blocks, or the scores in the backward pass of attention.
+    again = found["model_flops_again"] / by_hand
+    assert 0.15 < again < 0.4 if how == "checkpoint" else again < 0.05
+    assert not [name for name in found if "unknown" in name or "missing" in name]
+    assert len(done.traces) >= 1 and not done.notes
+
+
+def test_a_program_that_ends_too_soon_has_no_flops(tmp_path):
+    (tables,) = hook_of_gpt(tmp_path, "eager", steps={"measure": 10}).tables
+    assert values(tables.metrics) == {"model_flops_missing.ended": 1.0}
+
+
+def test_an_operator_without_a_formula_is_named_and_one_step_is_counted(tmp_path):
+    program = """
+import torch
+
+@torch.library.custom_op("mine::product", mutates_args=())
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+x = torch.ones(8, 8, requires_grad=True)
+optimizer = torch.optim.SGD([x], lr=0.1)
+for number in range(13):
+    (x @ x).sum().backward()
+    product(x.detach())
+    optimizer.step()
+"""
+    done = run_python(tmp_path, program, profiler="torch")
+    (tables,) = done.tables
+    found = values(tables.metrics)
+    assert found["model_flops_unknown.mine.product"] == 1 and found["model_flops.float32"] == 3 * 2 * 8**3
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -228,7 +311,7 @@ def test_the_page_has_energy_and_money_of_a_step():
     # 33.2 ms x 2 GPUs x 2.5 EUR / 3600 s, 8192 tokens a step.
     assert eager["EUR per 1000 steps"] == "0.0461" and eager["EUR per million tokens"] == "0.00563"
     assert eager["J per token"] == "0.00405" and compiled["EUR per 1000 steps"] == "0.0374"
-    summary = str(section.summary)
+    summary = written([section.summary])
     assert "over 7.00 s of steady steps" in summary and "Money: EUR 2.5 for an hour of a GPU." in summary
     case = results_json.document(findings, data, run)["cases"][1]
     assert case["energy"] == {"step": 33.2, "token": None, "item": pytest.approx(33.2 / 8192)}
@@ -237,7 +320,55 @@ def test_the_page_has_energy_and_money_of_a_step():
 
 def test_an_energy_that_is_unknown_has_a_reason():
     section = step_times.costs(study(("energy_window", 1.2e9, "ns"))[0].workloads[0])
-    assert "less than 2 s of steady steps (1.20 s)" in section.summary and "Energy: all" not in section.summary
+    assert "less than 2 s of steady steps (1.20 s)" in written([section.summary]) and "Energy: all" not in written(
+        [section.summary]
+    )
+
+
+FLOPS = [
+    ("model_flops.bfloat16", 6e12, "flop"),
+    ("model_flops.float32", 1e12, "flop"),
+    ("model_flops_again", 7e11, "flop"),
+]
+
+
+def with_flops(*more, gpu="NVIDIA H100 80GB HBM3", **options):
+    data, run = compiled()
+    rows = [metric_row("compile=false", "gpus_used", 2.0, "1")]
+    rows += [metric_row("compile=false", *each, profiler="torch") for each in more]
+    gpus = [{"name": gpu, "sm_count": 132, "compute_capability": [9, 0], "max_sm_clock_hz": 1_980_000_000}] * 2
+    data = replace(data, metrics=pd.concat([data.metrics, schema.frame(schema.METRICS, rows)], ignore_index=True))
+    return analyze(data, {**run, "machine": {"gpus": gpus}, **options}).workloads[0]
+
+
+def test_the_utilisation_is_of_the_named_peak():
+    section = step_times.costs(with_flops(*FLOPS))
+    (row,) = records(section.blocks[0])
+    # 7 TFLOP in 33.2 ms on two GPUs of 989.4 TFLOP/s.
+    assert (row["TFLOP a step"], row["TFLOP/s a GPU"], row["MFU %"]) == ("7.00", "105.4", "10.7")
+    summary = written([section.summary])
+    assert "share of 989.4 TFLOP/s, dense bf16 by the data sheet of NVIDIA H100 80GB HBM3" in summary
+    assert "computes again is not in it: 10.0 % more" in summary
+
+
+def test_an_unknown_card_has_no_utilisation():
+    section = step_times.costs(with_flops(*FLOPS, gpu="Made-up GPU"))
+    (row,) = records(section.blocks[0])
+    assert row["TFLOP/s a GPU"] == "105.4" and "MFU %" not in row
+    assert "The peak of Made-up GPU is not known here, so there is no MFU." in written([section.summary])
+
+
+def test_work_without_a_formula_makes_it_at_least():
+    section = step_times.costs(with_flops(*FLOPS, ("model_flops_unknown.mine.<b>`x", 3.0, "1")))
+    assert "at least so many, for the FLOPs of ``mine.<b>`x`` are unknown" in written([section.summary])
+
+
+@pytest.mark.parametrize("why", ["compiled", "memory", "modes", "ended", "error"])
+def test_flops_that_are_unknown_have_a_reason(why):
+    section = step_times.costs(with_flops((f"model_flops_missing.{why}", 1.0, "1")))
+    assert written([section.summary]).startswith("- FLOPs are unknown: ") and f": {why}." not in written(
+        [section.summary]
+    )
 
 
 def test_neither_energy_nor_price_is_no_section():

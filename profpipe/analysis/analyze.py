@@ -183,6 +183,7 @@ def _workload(
         counters=tuple(itertools.chain.from_iterable(counters.values())),
         targets=targets,
         highest_clock=highest_clock,
+        data_sheet=roofline.data_sheet_of(name, run),
         price=run.pipeline.report.price if run.pipeline else None,
     )
 

@@ -1,14 +1,34 @@
-"""What a step of a program, or a token that it generates, costs: energy and money."""
+"""What a step of a program, or a token that it generates, costs: energy, money and arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from profpipe.analysis import roofline
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.results import schema
 
 _S_PER_HOUR = 3600
+
+#: Names of data types in torch, to those of the rates of a GPU.
+_DTYPES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The FLOPs of the model in one step on all GPUs, counted in a step of its own under torch.
+
+    ``dtype`` is that of the most FLOPs. ``again`` are FLOPs of what the backward pass computes again, which is no work
+    of the model. ``unknown`` are operators whose FLOPs are not known: then there are at least ``flops``. ``missing`` is
+    why nothing is known.
+    """
+
+    flops: float = 0.0
+    dtype: str = ""
+    again: float = 0.0
+    unknown: tuple[str, ...] = ()
+    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,11 +49,24 @@ class Cost:
     euros_per_s: float | None
     #: A language model generates tokens: the price of a step says nothing.
     has_requests: bool = False
+    work: Work | None = None
+    #: The dense FLOP/s of a GPU for the data type of most of the work, by the data sheet.
+    peak: float | None = None
 
     @property
     def power_w(self) -> float | None:
         """The mean power of all GPUs in a steady step."""
         return self.step_j / self.step_s if self.step_j else None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """The FLOP/s of a GPU, as the mean over a step."""
+        return self.work.flops / self.step_s / self.gpus if self.work and self.work.flops else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilisation: the share of the peak FLOP/s."""
+        return self.flops_per_s / self.peak if self.flops_per_s and self.peak else None
 
     @property
     def item_j(self) -> float | None:
@@ -63,6 +96,7 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
         # Which of several processes work on a token is not known.
         is_priced = case.id not in requests or (own is not None and own.processes == 1)
         gpus, window_ns = round(known[schema.GPUS]), known.get(schema.ENERGY_WINDOW)
+        work = None if case.id in requests else _work(workload, case.id)
         token_j, step_j = (known.get(name) for name in schema.ENERGIES)
         yield Cost(
             case,
@@ -74,4 +108,29 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
             items=workload.steps.items.get(case.id),
             euros_per_s=workload.price * gpus / _S_PER_HOUR if workload.price and is_priced else None,
             has_requests=case.id in requests,
+            work=work,
+            peak=workload.data_sheet[1].get(work.dtype) if work else None,
         )
+
+
+def _work(workload: WorkloadFindings, case: str) -> Work | None:
+    """Return the work of a step; None where torch did not record the case."""
+    numbers = workload.recorded.numbers.get((case, "torch", ""), {})
+    found = {
+        name.removeprefix(schema.FLOPS): own.value for name, own in numbers.items() if name.startswith(schema.FLOPS)
+    }
+    if not found:
+        return None
+    why = [name.removeprefix("_missing.") for name in found if name.startswith("_missing.")]
+    own = workload.steps.of(case)
+    if own and "plain" in own.uneven:
+        why.append("uneven")
+    by_type = {name[1:]: flops for name, flops in found.items() if name.startswith(".") and flops}
+    if not by_type and not why:
+        why.append("none")
+    if why:
+        return Work(missing=why[0])
+    dtype = max(by_type, key=lambda name: by_type[name])
+    unknown = tuple(name.removeprefix("_unknown.") for name in found if name.startswith("_unknown."))
+    rate = _DTYPES.get(dtype) or roofline.dtype_of(dtype)
+    return Work(sum(by_type.values()), rate, found.get("_again", 0.0), unknown)

@@ -647,6 +647,8 @@ class WorkloadFindings(Layout):
     targets: Mapping[str, Target] = field(default_factory=dict)
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
+    #: The name of its GPU, and the dense FLOP/s of the data sheet by data type; empty for several kinds of GPUs.
+    data_sheet: tuple[str, Mapping[str, float]] = ("", {})
     #: EUR for an hour of a GPU; None where the user does not say.
     price: float | None = None
 

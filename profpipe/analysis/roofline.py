@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pandas as pd
@@ -11,6 +11,7 @@ import pandas as pd
 from profpipe.analysis.case_index import LOCAL, RULE, CaseIndex, Number
 from profpipe.analysis.findings import CaseResult, Limit, Limiter
 from profpipe.analysis.kernels import ClassTotal, Counters, KernelTotals, Rule
+from profpipe.measure import machine
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest, PeakRates
 
@@ -46,15 +47,26 @@ def rates_of(name: str, run: Manifest) -> tuple[PeakRates, PeakRates]:
 
     The GPU is the one that the jobs name. Jobs that name none have the machine's rates.
     """
-    machine, jobs = run.machine, run.jobs_of(name)
+    described, jobs = run.machine, run.jobs_of(name)
     named = [job for job in jobs if job.devices]
-    stated = [job.peaks or machine.peaks for job in named or jobs] or [machine.peaks]
+    stated = [job.peaks or described.peaks for job in named or jobs] or [described.peaks]
     unknown = PeakRates(source="unknown: its jobs ran on GPUs of different rates")
     peaks = (stated[0] or PeakRates()) if all(one == stated[0] for one in stated) else unknown
-    names = {entry.device for job in named for entry in job.devices} or {gpu.name for gpu in machine.gpus or ()}
-    ceilings = machine.ceilings or PeakRates()
+    names = {entry.device for job in named for entry in job.devices} or {gpu.name for gpu in described.gpus or ()}
+    ceilings = described.ceilings or PeakRates()
     is_same_gpu = ceilings.device is None or names == {ceilings.device}
     return peaks, ceilings if is_same_gpu and set(ceilings.flops.values()) - {None} else peaks
+
+
+def data_sheet_of(name: str, run: Manifest) -> tuple[str, Mapping[str, float]]:
+    """Return the name of a workload's GPU, and the dense FLOP/s by data type of its data sheet.
+
+    Both are empty where the GPUs of the workload's jobs, or else of the machine, are of several kinds.
+    """
+    devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
+    gpus = [gpu for gpu in run.machine.gpus or () if not devices or gpu.name in devices]
+    rates = [(gpu.name, machine.data_sheet_flops(asdict(gpu))) for gpu in gpus]
+    return rates[0] if rates and all(each == rates[0] for each in rates) else ("", {})
 
 
 def flops_rate(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
@@ -80,8 +92,12 @@ def headroom(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, flo
 
 def _named_type(params: Mapping[str, Any]) -> str:
     """Return the data type that a case names as ``dtype`` or ``precision``."""
-    name = str(params.get("dtype") or params.get("precision") or "").lower()
-    return _DTYPES.get(name, name)
+    return dtype_of(str(params.get("dtype") or params.get("precision") or ""))
+
+
+def dtype_of(name: str) -> str:
+    """Return the name of a data type among the machine's rates: ``bf16`` for ``bfloat16``."""
+    return _DTYPES.get(name.lower(), name.lower())
 
 
 def _by_type(work: Mapping[str, float]) -> dict[str, float]:

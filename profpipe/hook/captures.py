@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from typing import Any, Callable, Dict, List, Optional
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
+from profpipe.hook.flops import FlopStep
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -140,6 +142,10 @@ class Capture:
     def __init__(self, given: Settings, record: Record) -> None:
         self.settings, self.record = given, record
 
+    def is_complete(self, number: int) -> bool:
+        """Return True if step ``number`` is the last one to record. All ranks return it at the same step."""
+        return number >= self.settings.last
+
     def begin(self, rule: str, number: int, call: str) -> None:
         """A step begins; ``call`` says which module it calls, and with which tokens. It is empty by other rules."""
 
@@ -236,14 +242,27 @@ class TorchTrace(Capture):
         super().__init__(given, record)
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = False
+        #: The number of the last step in the trace.
+        self._last = given.last
         self._range: Any = None
         self._others: Any = None
+        self._flops = FlopStep(record)
+        #: How often the steps so far call what.
+        self._calls: Counter[str] = Counter()
         if given.is_collected:
             self._is_over = True
         else:
             self._others = torch_profiler.Others(given, record, self._is_own, self._make_room)
 
+    def is_complete(self, number: int) -> bool:
+        # The FLOPs are counted in a step after the trace.
+        return number >= self._last + (not self.settings.is_collected)
+
     def begin(self, rule: str, number: int, call: str) -> None:
+        if number <= self._last:
+            self._calls[call] += 1
+        elif not self.settings.is_collected and [call] == [most for most, _ in self._calls.most_common(1)]:
+            self._flops.begin(number)
         if self._is_over:
             return
         if number == max(0, self.settings.warmup - 1):
@@ -256,19 +275,22 @@ class TorchTrace(Capture):
             self._range.__enter__()
 
     def end(self, rule: str, number: int) -> None:
+        self._flops.end()
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
         self._has_step = self._is_on
-        if self._is_on and number >= self.settings.last:
+        if self._is_on and number >= self._last:
             self._export()
 
     def abandon(self) -> None:
         # Without an end it is no event of the trace.
         self._range = None
+        self._flops.abandon()
 
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the chosen steps."""
+        self._flops.abandon()
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()

@@ -197,7 +197,7 @@ class Steps:
         self._capture.end(self.rule, self.number)
         # An evaluation before a training is no reason to stop it.
         is_asked_for = self.rule != "forward" or self._settings.forward
-        if self._settings.stop and is_asked_for and self.number >= self._settings.last:
+        if self._settings.stop and is_asked_for and self._capture.is_complete(self.number):
             self._stops = 1
 
     def _discard(self) -> None:

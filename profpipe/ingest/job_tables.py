@@ -220,24 +220,26 @@ def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
     return replace(fresh, metrics=pd.concat([own, rates[list(METRICS.names)]], ignore_index=True))
 
 
-def add_up_energy(fresh: Tables) -> Tables:
-    """Return ``fresh`` with the GPUs of each case and their energy in place of those of each process of its program.
+def add_up_costs(fresh: Tables) -> Tables:
+    """Return ``fresh`` with the GPUs of each case, their energy and FLOPs in place of those of each of its processes.
 
     The energy of a step is known where that of each process with a GPU is. Tokens are those of one process: where
     several have GPUs, which of them works on a token is unknown.
     """
     own = fresh.metrics
-    of_energy = own[own["metric"].isin([schema.GPUS, schema.ENERGY_WINDOW, *schema.ENERGIES])]
-    if not len(of_energy):
+    of_energy = own["metric"].isin([schema.GPUS, schema.ENERGY_WINDOW, *schema.ENERGIES])
+    costs = own[of_energy | own["metric"].str.startswith(schema.FLOPS)]
+    if not len(costs):
         return fresh
     found = []
-    for _, rows in of_energy.groupby(_KEY, sort=False):
+    for _, rows in costs.groupby(_KEY, sort=False):
         processes = int((rows["metric"] == schema.GPUS).sum())
         for metric, each in rows.groupby("metric", sort=False):
             value = each["value"].min() if metric == schema.ENERGY_WINDOW else each["value"].sum()
-            if metric == schema.GPUS or (len(each) == processes and (metric != schema.ENERGIES[0] or processes == 1)):
+            is_whole = len(each) == processes and (metric != schema.ENERGIES[0] or processes == 1)
+            if is_whole or str(metric).startswith((schema.GPUS, schema.FLOPS)):
                 found.append({**each.iloc[0].to_dict(), "subject": "", "value": float(value)})
-    return replace(fresh, metrics=_append(own.drop(of_energy.index), schema.frame(METRICS, found)))
+    return replace(fresh, metrics=_append(own.drop(costs.index), schema.frame(METRICS, found)))
 
 
 #: Outliers are steps of one process: the same number names another step in the next process.

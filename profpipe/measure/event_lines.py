@@ -140,6 +140,10 @@ def _is_list_of(is_valid: _IsValid) -> _IsValid:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
+def _is_mapping_of(is_valid: _IsValid) -> _IsValid:
+    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -208,6 +212,15 @@ _HOOK: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "steps": (
         {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_times},
         {"calls": _are_texts, "gpus": _is_index, "energy": _is_reading},
+    ),
+    "flops": (
+        {},
+        {
+            "by_type": _is_mapping_of(_is_number),
+            "again": _is_number,
+            "unknown": _is_mapping_of(_is_number),
+            "why": _is_text,
+        },
     ),
     "memory": ({}, dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _is_number)),
     "note": ({"text": _is_text}, {}),

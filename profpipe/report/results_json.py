@@ -104,6 +104,8 @@ def _case(
         "speedup": case.speedup,
         "is_baseline": case.is_baseline,
         "memory": {name: values.get(name) for name in ("peak_allocated", "peak_reserved")},
+        "model_flops": cost.work.flops or None if cost and cost.work else None,
+        "mfu": cost.mfu if cost else None,
         "energy": {of: getattr(cost, f"{of}_j", None) for of in ("step", "token", "item")},
         "price": {of: getattr(cost, f"euros_{of}", None) for of in ("per_1000_steps", "per_million_items")},
         # An error or a cosine that is not a number is None.

@@ -53,6 +53,8 @@ ENERGIES: Final = ("energy_per_token", "energy_per_step")
 ENERGY_WINDOW: Final = "energy_window"
 #: The least time over which energy is measured, in s: the driver renews the counter ten times a second or more.
 LEAST_ENERGY_WINDOW_S: Final = 2.0
+#: The beginning of metrics of the FLOPs of one step: `model_flops.bfloat16`.
+FLOPS: Final = "model_flops"
 #: The number of GPUs of a program with steps.
 GPUS: Final = "gpus_used"
 

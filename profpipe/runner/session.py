@@ -436,7 +436,7 @@ class Session:
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = job_tables.replace_cases(fresh, job_tables.case_rows(outcome, self.folder.name, fresh.cases))
-        fresh = job_tables.add_up_energy(job_tables.add_process_wall(fresh, outcome, self.folder.name))
+        fresh = job_tables.add_up_costs(job_tables.add_process_wall(fresh, outcome, self.folder.name))
         if job.is_repeated:
             fresh = job_tables.merge_processes(stored, fresh, job.repeat, job.captures)
         expression = self.request.pipeline.workloads[job.workload].items_per_step

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words
+from profpipe.analysis.costs import find_costs
 from profpipe.analysis.findings import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import SwitchCost
@@ -17,7 +18,7 @@ from profpipe.report.document import Code, Text
 from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import Unit, number, size_unit, step_unit, time_unit
+from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import PREFILL, StepRule
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
@@ -139,6 +140,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
         facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
         facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
+        facts += [fill("MFU {} %", percent(cost.mfu)) for cost in find_costs(workload) if cost.mfu]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))

@@ -86,11 +86,21 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
 
 def costs(workload: WorkloadFindings) -> doc.Section:
     """Return the energy and the money of a step or a token; empty without a GPU, and where neither is known."""
-    found = [cost for cost in find_costs(workload) if cost.window_s is not None or cost.euros_per_1000_steps]
+    found = [
+        cost
+        for cost in find_costs(workload)
+        if cost.window_s is not None
+        or cost.euros_per_1000_steps
+        or cost.flops_per_s
+        or (cost.work and cost.work.missing)
+    ]
     item = workload.steps.item_name
     columns: doc.Columns[Cost] = [
         (doc.label("case"), lambda cost: case_text(cost.case)),
         (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
+        (doc.Column("tflop", "TFLOP a step"), lambda cost: _in_tera(cost.work.flops if cost.work else None)),
+        (doc.Column("tflops", "TFLOP/s a GPU"), lambda cost: _in_tera(cost.flops_per_s)),
+        (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
         (doc.Column("energy", "J a step"), lambda cost: cost.step_j),
         (doc.Column("power", "W"), lambda cost: cost.power_w),
         (doc.Column("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
@@ -100,18 +110,66 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     ]
     table = doc.table_of("step_costs", found, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in found) else "What a step costs"
-    return doc.make_section("step_costs", title, [table], _of_costs(found, workload.price), workload.name)
+    note = doc.join([*_of_work(workload, found), *_of_costs(found, workload.price)], separator=" ", last=" ")
+    return doc.make_section("step_costs", title, [table], note, workload.name)
+
+
+def _in_tera(value: float | None) -> float | None:
+    return value / 1e12 if value else None
+
+
+#: Operators without a formula that a sentence names.
+_MOST_UNKNOWN = 4
+
+#: Why FLOPs are unknown.
+_NOT_COUNTED = {
+    "compiled": "the program is compiled, and cannot execute a step without the compiler",
+    "memory": "the program is compiled, and a step without the compiler may not fit the memory",
+    "modes": "the program has a dispatch mode of torch of its own",
+    "ended": "the program ended before the step in which they are counted",
+    "uneven": "steps are uneven, and one step does not stand for the others",
+    "torch": "this release of torch has no flop counter with formulas",
+    "error": "the counting failed, as the warnings say",
+    "none": "no operator of the step has a formula",
+}
+
+
+def _of_work(workload: WorkloadFindings, found: Sequence[Cost]) -> list[doc.Text]:
+    """Return what FLOPs and MFU are of, and why they are unknown."""
+    works = [cost.work for cost in found if cost.work]
+    missing = dict.fromkeys(work.missing for work in works if work.missing)
+    sentences: list[doc.Text] = [f"FLOPs are unknown: {_NOT_COUNTED.get(why, why)}." for why in missing]
+    if any(work.flops for work in works):
+        sentences.append(
+            "FLOPs: matrix products, convolutions and attention (causal attention in full) of one step, counted once"
+            " under torch by the formulas of its flop counter."
+        )
+    peaks = {(cost.work.dtype, cost.peak) for cost in found if cost.work and cost.mfu}
+    name = workload.data_sheet[0]
+    sentences += [
+        f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
+        for dtype, peak in sorted(peaks)
+        if peak
+    ]
+    if any(cost.flops_per_s and not cost.peak for cost in found):
+        sentences.append(f"The peak of {name or 'the GPU'} is not known here, so there is no MFU.")
+    if again := [work.again / work.flops for work in works if work.flops and work.again]:
+        sentences.append(f"What the backward pass computes again is not in it: {span(again, percent)} % more.")
+    if unknown := list(dict.fromkeys(name for work in works for name in work.unknown)):
+        named = doc.join(map(doc.Code, unknown), most=_MOST_UNKNOWN)
+        sentences.append(fill("These are at least so many, for the FLOPs of {} are unknown.", named))
+    return sentences
 
 
 def energies(workload: WorkloadFindings) -> list[tuple[float, str]]:
-    """Return the energy in J of the only case, and what it is of."""
+    """Return the energies in J of the cases, and what they are of."""
     found = list(find_costs(workload))
     return [(j, of) for cost in found for j, of in ((cost.step_j, "step"), (cost.token_j, "token")) if j]
 
 
-def _of_costs(found: Sequence[Cost], price: float | None) -> str:
+def _of_costs(found: Sequence[Cost], price: float | None) -> list[doc.Text]:
     """Return what the energies and prices are of, and why an energy is unknown."""
-    sentences = []
+    sentences: list[doc.Text] = []
     energies = [(cost.window_s, cost.step_j or cost.token_j) for cost in found if cost.window_s is not None]
     if known := [window_s for window_s, energy in energies if energy]:
         sentences.append(
@@ -125,7 +183,7 @@ def _of_costs(found: Sequence[Cost], price: float | None) -> str:
         )
     if any(cost.euros_per_1000_steps for cost in found):
         sentences.append(f"Money: EUR {price:g} for an hour of a GPU.")
-    return " ".join(sentences)
+    return sentences
 
 
 def _singular(items: str) -> str:
