@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote
 
+import numpy as np
 import pandas as pd
 
 from profpipe.job import Status
@@ -555,6 +556,11 @@ def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | 
 
     Raises ValueError for a column that the table does not have.
     """
+    if isinstance(data, Mapping):
+        # pandas would make strings of Arrow of an array of texts, and `_cast` texts of these again.
+        texts = (column.name for column in table.columns if column.dtype == "str")
+        arrays = [name for name in texts if isinstance(data.get(name), np.ndarray)]
+        data = {**data, **{name: pd.Index(data[name], dtype=object) for name in arrays}}
     given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
     if unknown := set(given.columns) - set(table.names):
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
@@ -567,8 +573,8 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
     if column.name not in given.columns:
         return pd.Series("" if is_text else pd.NA, dtype=dtype, index=given.index)
     values = given[column.name].astype(dtype)
-    # In a group-by a missing text would be unequal to itself.
-    return values.where(known, "") if is_text and not (known := values.notna()).all() else values
+    # In a group-by a missing text would be unequal to itself. Categories show it faster than their texts do.
+    return values.where(known, "") if is_text and not (known := given[column.name].notna()).all() else values
 
 
 @dataclass(frozen=True)
