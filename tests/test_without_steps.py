@@ -7,11 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import hooked
 import pytest
 from nsys_exports import Export
 from program import profpipe, rows
 
 from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
+from profpipe.ingest import reader
 from profpipe.job import Case, Job, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
 from profpipe.runner import after_plain, executor
@@ -19,7 +21,6 @@ from profpipe.runner import after_plain, executor
 STEPS = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
 PYTHON_LOADED, TORCH_IMPORTED = "hook.capture.loaded", "hook.capture.torch"
 STEP = '{"hook": "steps", "rule": "optimizer", "clock": "perf_counter", "step": [0], "start_ns": [1], "wall_ns": [5]}\n'
-ON_GPU = '{"hook": "started", "device_name": "H100"}\n'
 
 
 def job_of(folder: Path, profiler: str, path: str = "/opt/tool", **steps: object) -> Job:
@@ -57,8 +58,8 @@ def test_a_program_that_the_user_wants_to_stop_ends_after_the_span(tmp_path: Pat
     assert "--kill=none" not in profile.argv and profile.ends_after_s == 69.0
 
 
-def test_torch_waits_for_the_gpu_where_torch_used_one(tmp_path: Path) -> None:
-    job = adapted(tmp_path, "torch", 15.0, PYTHON_LOADED, TORCH_IMPORTED, record=ON_GPU)
+def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path: Path) -> None:
+    job = adapted(tmp_path, "torch", 15.0, PYTHON_LOADED, TORCH_IMPORTED)
     assert job.options["capture"] == {
         "after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on": True
     }  # fmt: skip
@@ -102,6 +103,37 @@ def test_tensor_code_without_modules_of_a_spawned_process_is_recorded_whole(tmp_
     assert metrics["process_cpu"] > 0 and 50e6 < metrics["peak_host"] < 1e11
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     assert "- CPU time of all processes: " in page and "py-spy" not in page
+
+
+#: On a machine without a GPU: torch takes itself for initialized, as after its first use of one.
+USES_GPU = """
+import sys, torch
+torch.relu(torch.ones(3))
+if sys.argv[1:]:
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_name = lambda device: "H100"
+    torch.cuda._lazy_init()
+for _ in range(7):
+    torch.tanh(torch.ones(3))
+"""
+WHOLE = {"after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on": True}
+
+
+@pytest.mark.slow
+def test_torch_records_from_its_first_use_of_the_gpu(tmp_path: Path) -> None:
+    done = hooked.run_python(tmp_path, USES_GPU, "gpu", profiler="torch", capture=WHOLE)
+    (trace,) = done.traces
+    kernels = reader.parse(reader.choose(trace, reader.parsers()), trace).kernels
+    calls = dict(zip(kernels["kernel"], kernels["calls"], strict=True))
+    assert calls["aten::tanh"] == 7 and "aten::relu" not in calls
+    assert done.returncode == 0 and not done.explanation and not done.notes
+
+
+@pytest.mark.slow
+def test_torch_says_that_no_gpu_was_used(tmp_path: Path) -> None:
+    done = hooked.run_python(tmp_path, USES_GPU, profiler="torch", capture=WHOLE)
+    assert done.returncode == 0 and done.explanation == "nothing was recorded: no process used a GPU through torch."
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from profpipe.hook import clock, record, torch_profiler
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
+_POLL_S = 0.05
 #: How long the end of a process waits for its trace to be written.
 _EXPORT_S = 300.0
 
@@ -33,7 +34,7 @@ def begin(given: Settings) -> None:
     os.register_at_fork(after_in_child=span.after_fork)
     if not span.is_whole:
         span.start()
-    elif given.capture is not None and given.capture["on_gpu"]:
+    elif span.waits_for_gpu:
         span.wait_for_gpu(sys.modules["torch"].cuda)
     else:
         span.start_now()
@@ -52,6 +53,8 @@ class _Span:
             # The program took longer to start than under plain.
             self._end_s = time.monotonic() + self._for_s
         self.is_whole = bool(given.capture.get("whole"))
+        #: profpipe chose the span: a process that uses no GPU has nothing to show on a machine with one.
+        self.waits_for_gpu = given.profiler == "torch" and bool(given.capture.get("on_gpu"))
         self._is_waiting = False
         self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._reset()
@@ -110,6 +113,8 @@ class _Span:
         try:
             if self._is_cut.wait(max(0.0, self._begin_s - time.monotonic())) or time.monotonic() >= self._end_s:
                 return
+            if self.waits_for_gpu and not self._sees_gpu_used():
+                return
             self._has_begun = True
             self._record.write("span")
             if self._settings.profiler == "torch" and not self._settings.is_collected:
@@ -123,6 +128,14 @@ class _Span:
         except Exception as error:  # an error of the hook must not end the program
             self._record.error(error, "capture")
         self._record.write("finished", steps=0, stopped=False)
+
+    def _sees_gpu_used(self) -> bool:
+        """Wait until torch uses a GPU in this process. Return False where the process ends before."""
+        while clock.cuda() is None:
+            if self._is_cut.wait(_POLL_S):
+                return False
+        self._end_s = max(self._end_s, time.monotonic() + self._for_s)
+        return True
 
     def _wait(self) -> None:
         self._is_cut.wait(max(0.0, self._end_s - time.monotonic()))

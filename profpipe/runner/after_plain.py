@@ -30,17 +30,17 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
             job, tool=Missing(job.profiler, f"the program failed under plain: {failure.rstrip('.')}", remedy)
         )
     if artifacts.starts_no_python(plain):
-        return _bounded(_without_hook(job, "the program starts no Python"), plain, seconds)
+        return _bounded(_without_hook(job, "the program starts no Python"), seconds)
     if artifacts.imports_no_torch(plain):
-        return _bounded(_without_hook(job, "the program imports no torch"), plain, seconds)
+        return _bounded(_without_hook(job, "the program imports no torch"), seconds)
     if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
         return replace(job, options={**job.options, "steps": steps})
     if job.is_hooked and not job.options.get("collect") and not artifacts.has_steps(plain):
-        return _bounded(job, plain, seconds)
+        return _bounded(job, seconds)
     return job
 
 
-def _bounded(job: Job, plain: Job, seconds: float) -> Job:
+def _bounded(job: Job, seconds: float) -> Job:
     """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
     span_s = _SPANS_S.get(job.profiler)
     if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
@@ -49,7 +49,7 @@ def _bounded(job: Job, plain: Job, seconds: float) -> Job:
     if seconds <= _WHOLE_S:
         span = {"after_s": 0.0, "for_s": _MOST_S, "whole": True}
     goes_on = bool(span.get("whole")) or not job.options["steps"]["stop"]
-    chosen = {**span, "on_gpu": artifacts.uses_gpu(plain), "goes_on": goes_on}
+    chosen = {**span, "on_gpu": job.on_gpu, "goes_on": goes_on}
     return replace(job, options={**job.options, "capture": chosen})
 
 

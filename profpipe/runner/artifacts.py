@@ -211,14 +211,6 @@ def has_steps(job: Job) -> bool:
     return bool(_step_times(job)) or bool(chosen["range"] or chosen["forward"])
 
 
-def uses_gpu(job: Job) -> bool:
-    """Return True if torch used a GPU in a process of the job's command."""
-    lines = (
-        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
-    )
-    return any(isinstance(line, dict) and bool(line.get("device_name")) for line in lines)
-
-
 def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     """Return which calls ``profiler`` records as steps, as settings of steps; None where calls are no steps.
 
@@ -362,6 +354,8 @@ def _explain_span(job: Job, seconds: float) -> str:
     if why := _explain_short(job, seconds):
         return why
     if not any(map(_has_begun, job.records)):
+        if span.get("on_gpu"):
+            return "no process used a GPU through torch."
         return (
             f"no process with torch ran during the capture, which ended {end_s:g} s after the start. {_LATER} if the "
             "program was still starting."
