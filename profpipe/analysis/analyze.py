@@ -97,7 +97,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = run.is_command(name)
     index = CaseIndex.of(own, is_command)
-    jobs = run.jobs_of(name)
+    jobs, refused = run.jobs_of(name), {file.source for file in run.refused}
     # A span of a program is no iteration of it.
     is_whole = not (declared and declared.capture) and not any(job.span for job in jobs)
     breakdowns = index.breakdowns(once=is_command and is_whole)
@@ -112,7 +112,8 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         **layout,
         name=name,
         declared=declared,
-        jobs=jobs,
+        # A job whose file could not be read says nothing of what the program used.
+        jobs=[job for job in jobs if refused.isdisjoint(file.path for file in job.files)],
         has_no_gpu=run.machine.gpus == (),
         recorded=index,
         breakdowns=breakdowns,

@@ -100,8 +100,10 @@ class Steps:
         atexit.register(self._note_memory, os.getpid())
 
     def _note_memory(self, pid: int) -> None:
-        if pid == os.getpid() and not self.rule:
-            self._record.write("memory", **captures.clock.peaks_on_any_device())
+        peaks = captures.clock.peaks_on_any_device()
+        # torchrun imports torch too, and uses no GPU.
+        if pid == os.getpid() and not self.rule and peaks:
+            self._record.write("memory", **peaks)
 
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""

@@ -281,6 +281,8 @@ def _around(tokens: Tokens, at: Ints, places: Ints, launched: Int64s) -> _Parts:
     # anchor that ends a step.
     reaches_back = ~whole[1:] & (whole[:-1] | (2 * lead > period))
     begin[1:] = np.maximum(begin[1:], np.where(reaches_back, begin[:-1] + period, 0))
+    # One that begins later may pass the next one, which then holds nothing.
+    begin = np.maximum.accumulate(begin)
     reach = np.append(begin[1:], len(tokens))
     window = np.minimum(begin + period, reach)
     joins = shares(tokens, begin, reach, usual) >= 1 - _LONGER
