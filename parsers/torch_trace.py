@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,7 @@ from profpipe.ingest import (
     groupby,
     json_stream,
     kernel_classes,
+    modules,
     operations,
     recording as events,
     torch_events,
@@ -77,7 +77,11 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    return _with_ranks(events.tables(found, step_range), trace)
+    tables = _with_ranks(events.tables(found, step_range), trace)
+    if trace.of_modules is None:
+        return tables
+    of_modules = modules.rows(_read(path, trace.of_modules), trace.of_modules)
+    return replace(tables, modules=of_modules.assign(profiler=tables.origin.tool))
 
 
 def launches(path: Path) -> pd.DataFrame:
@@ -290,14 +294,10 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 def _ranges(trace: Trace) -> operations.Spans:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
-    recorded = [_decoded(text) for text in trace.texts]
+    recorded = [schema.decoded(text) for text in trace.texts]
     names = [trace.rows.step_names.get(text) or _range_name(text) for text in recorded]
     name, process = ranges["name"].astype(int).to_numpy(), trace.process_codes[thread]
     return operations.Spans(start, start + _ns(ranges["dur"]), thread, process, name, names, recorded)
-
-
-def _decoded(text: str) -> str:
-    return unquote(text.removeprefix(schema.ENCODED_PREFIX)) if text.startswith(schema.ENCODED_PREFIX) else text
 
 
 def _range_name(text: str) -> str:

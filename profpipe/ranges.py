@@ -26,6 +26,16 @@ ENCODED_PREFIX = "profpipe%"
 #: The range around step 7 that the optimizer ends is ``profpipe.step:optimizer:7``.
 STEP_PREFIX = "profpipe.step:"
 
+#: The range around a call of a module, by its path and class: ``profpipe.module:GPT.h.0.mlp:MLP``.
+MODULE_PREFIX = "profpipe.module:"
+
+#: Steps that torch.profiler records with the ranges of modules, after the others.
+MODULE_STEPS = 3
+
+#: The range around each of them, as of other steps, and one after each of them that came to its end.
+MODULES_PREFIX = "profpipe.modules:"
+MODULES_END = "profpipe.modules_end"
+
 #: Calls of the outermost module before those that are steps, where no optimizer steps and the user did not ask for
 #: calls. A program that makes no more is no loop.
 CALLS_BEFORE_STEPS = 3

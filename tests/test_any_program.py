@@ -86,11 +86,70 @@ def test_calls_of_the_model_are_the_steps_where_no_optimizer_steps(tmp_path: Pat
     latest = tmp_path / "out" / "latest"
     assert rules(latest) == {"plain": {"forward"}, "torch": {"forward"}}
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
-    assert "A step begins at each call of `Sequential`." in page and "**A decode step of `Sequential` takes " in page
+    assert "A step begins at each call of `Sequential`." in page
     # The first calls of the first request are left out, and so is that request.
     assert "| prompt tokens | requests | batch | output tokens |" in page
     assert re.search(r"^\| 8 \| [123] \| 1 \| 10 \| ", page, re.MULTILINE)
     assert "- Prompt of 8 tokens: first token after " in page
+
+
+#: A model, a module that is made for each call, a loss, and now and then another model of the same class.
+SCORE = """
+import torch
+net, other, loss = torch.nn.Linear(2000, 2000), torch.nn.Linear(4, 4), torch.nn.MSELoss()
+with torch.inference_mode():
+    for n in range(20):
+        scores = torch.nn.Sigmoid()(net(torch.ones(64, 2000)))
+        loss(scores, torch.zeros_like(scores))
+        if n == 12:
+            other(torch.ones(4))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_holds_what_is_called_after_each_call_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(SCORE, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "score.py")
+    found = [(row["step"], row["state"], row["kind"]) for row in rows(tmp_path / "out" / "latest" / "steps.parquet")]
+    name = "Linear + Sigmoid + MSELoss"
+    assert {row[2] for row in found} == {name, "Linear#2", ""}
+    # The first call that is recorded is the fourth one.
+    assert found[0][0] == "3" and [row for row in found if row[1] == "other"] == [
+        ("36", "other", name), ("39", "other", "Linear#2"),
+        # The program ends in the last one.
+        ("58", "other", ""), ("59", "other", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_replay_of_a_cuda_graph_is_a_step(tmp_path: Path) -> None:
+    program = """
+import torch
+class Graph(torch.cuda.CUDAGraph):
+    __new__, __init__ = object.__new__, object.__init__
+graph = Graph()
+for _ in range(9):
+    try:
+        graph.replay()
+    except AttributeError:  # torch has no graphs without CUDA
+        pass
+"""
+    (tmp_path / "replay.py").write_text(program, encoding="utf-8")
+    profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "replay.py")
+    found = rows(tmp_path / "out" / "latest" / "steps.parquet")
+    assert {row["kind"] for row in found} == {"Graph"} and len(found) in (5, 6)
+
+
+@pytest.mark.slow
+def test_captures_of_ab_record_the_calls_that_plain_found(tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(GENERATE, encoding="utf-8")
+    options = ("--aa", "--pairs", "1", "--captures", "1", "-p", "torch")
+    profpipe(tmp_path, "ab", *options, "--", sys.executable, "generate.py", "4")
+    for side in ("A", "B"):
+        (record,) = (tmp_path / "out" / "latest" / "raw" / "generate" / "pair-01" / f"{side}-torch").glob(
+            "hook.*.jsonl"
+        )
+        assert '"rule": "forward"' in record.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     done = run_ddp(tmp_path, 100_000, profiler="torch", steps={"stop": True})
     assert done.returncode == 0 and "is done" not in done.output, done.output
     ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
-    assert [(line["steps"], line["stopped"]) for line in ends] == [(6, True), (6, True)]
+    assert [(line["steps"], line["stopped"]) for line in ends] == [(11, True), (11, True)]
     assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
     parsers = reader.parsers()
     ranges = [reader.parse(reader.choose(trace, parsers), trace).ranges for trace in done.traces]
@@ -119,7 +119,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
 data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(64)]
 arguments = TrainingArguments(
-    "out", max_steps=10, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
+    "out", max_steps=12, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
     save_strategy="no", disable_tqdm=True,
 )
 Trainer(model, arguments, train_dataset=data).train()
@@ -144,7 +144,7 @@ class Model(lightning.LightningModule):
 trainer = lightning.Trainer(
     max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
 )
-trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=4))
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(48, 8), batch_size=4))
 print("trained")
 """
 
@@ -164,7 +164,7 @@ def test_the_loop_of_a_framework(tmp_path, package, program, profiler, stop):
     done = run(tmp_path, sys.executable, "train.py", profiler=profiler, steps={"stop": stop})
     assert done.returncode == 0 and ("trained" in done.output) != stop, done.output
     (end,) = (line for file in done.files for line in done.lines(file) if line["hook"] == "finished")
-    assert end == {"hook": "finished", "steps": 6 if stop else 9, "stopped": stop}
+    assert end == {"hook": "finished", "steps": 11, "stopped": stop}
     assert len(done.traces) == (profiler == "torch")
     if profiler == "plain":
         assert set(done.steps["rule"]) == {schema.StepRule.OPTIMIZER.value}

@@ -134,7 +134,7 @@ def documentation():
     }
     blocks = ["\n".join(["| column | type | meaning | in |", "| --- | --- | --- | --- |", *rows])]
     for table in schema.ALL:
-        head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
+        head = f"| `{table.name}`: {table.row} | type | meaning |\n| --- | --- | --- |"
         own = (column for column in table.columns if tables[column.name, column.meaning] == 1)
         blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in own)]))
     return "\n\n".join(blocks)

@@ -286,23 +286,18 @@ def _lane(events: _Events, shortest: float, kind: LaneKind, number: int | None, 
     order = np.lexsort((at, -np.bincount(of_cell, weights=duration), cell // len(keys)))
     chosen = at[order[np.unique(cell[order] // len(keys), return_index=True)[1]]]
     lasts = np.maximum.reduceat(start + duration, heads) - start[heads]
+    known = events.launched[rows[heads]], events.bytes[rows[heads]]
     columns = (
         start[heads],
         np.where(count == 1, duration[heads], lasts),
         events.name[rows[chosen]],
         events.key[rows[chosen]],
-        *(_with_none(np.where(count == 1, values[rows[heads]], np.nan)) for values in (events.launched, events.bytes)),
+        *(np.where((count == 1) & ~np.isnan(own), own.astype(object), np.array(None)) for own in known),
         count,
         np.add.reduceat(duration, heads),
     )
     boxes = tuple(map(Event, *(column.tolist() for column in columns)))
     return Lane(kind, number, boxes, others, {key: (calls, ns) for key, calls, ns in totals})
-
-
-def _with_none(values: Floats) -> Objects:
-    found = values.astype(object)
-    found[np.isnan(values)] = None
-    return found
 
 
 def _gaps(events: _Events, rows: Ints) -> Iterator[Gap]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from profpipe import stdio
 from profpipe.errors import ConfigError
 from profpipe.results import atomic
+from profpipe.stdio import visible_line
 
 _Number = TypeVar("_Number", int, float)
 
@@ -89,6 +92,25 @@ def write_output_file(option: str, path: Path, text: str) -> None:
         atomic.write_text(path.parent.resolve() / path.name, text)
     except OSError as error:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
+
+
+def print_report(args: argparse.Namespace, summary: Path, first_screen: str, document: Callable[[], Any]) -> None:
+    """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
+    path = shown_path(summary)
+    text = stdio.as_json(document()) if args.json else ""
+    if args.json and args.json != STDOUT:
+        write_output_file("--json", Path(args.json), text + "\n")
+    if args.json == STDOUT:
+        print(text)
+    elif args.quiet:
+        print(path)
+    else:
+        print(f"{first_screen}\n\nTables and details: {shown_path(summary.parent)}\nReport: {path}")
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` as the user would type it. A line end in it is written out: it is no line of this program."""
+    return visible_line(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path)
 
 
 #: Options of a program after ``--``, and what a pipeline file has in their place.

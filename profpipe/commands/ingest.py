@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import importlib
 import sys
@@ -55,6 +56,14 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
     """
+    from profpipe.results import answer
+
+    # Nothing is written through links, except one that the user names.
+    real = out.resolve() if out is not None and out.is_symlink() else out
+    state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
+    if real is not None and state and (known := answer.find(real, state)):
+        print(f"{known.printed}\n{arguments.shown_path(real / 'SUMMARY.md')}")
+        return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
     import pyarrow
@@ -75,6 +84,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     refusals: list[reader.Refusal] = []
     parts: set[Path] = set()
     files: list[FileEntry] = []
+    lines: list[str] = []
     with ThreadPoolExecutor(1) as loader:
         if out is not None:
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
@@ -87,32 +97,35 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             read.append(result.tables)
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-            print("\n".join(map(visible_line, _lines(result))))
+            lines.append("\n".join(map(visible_line, _lines(result))))
+            print(lines[-1])
     if step_range and read:
         _check_range(step_range, read)
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.
     refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
     for refusal in refusals:
         print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
-    if out is not None and read:
+    if out is not None and real is not None and read:
         from profpipe.commands import rendering
 
+        # Of what reading has freed glibc keeps a hundred megabytes, beside which the report would stand.
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
         _make_folder(out)
-        # Nothing is written through links, except one that the user names.
-        out = out.resolve() if out.is_symlink() else out
         data = reader.combine(read)
         refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
-        name = out.resolve().name
+        name = real.resolve().name
         manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
         # Arrow writes without the interpreter's lock, while the report is made.
         with ThreadPoolExecutor(1) as writer:
-            writes = [writer.submit(store.save, out, data, manifest)]
+            writes = [writer.submit(store.save, real, data, manifest)]
             if csv:
-                writes.append(writer.submit(store.save_csv, out, data))
-            written = rendering.write_report(out, data, manifest)
+                writes.append(writer.submit(store.save_csv, real, data))
+            written = rendering.write_report(real, data, manifest)
             for write in writes:
                 write.result()
-        print(rendering.shown_path(written.summary))
+        if state and not refusals and not written.exit_code and not written.is_unmet:
+            answer.keep(real, state, "\n".join(lines), written.first_screen)
+        print(arguments.shown_path(written.summary))
     return errors.SOME_FAILED if refusals else errors.OK
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe import errors, plugins, stdio
+from profpipe import errors, plugins
 from profpipe.analysis import analyze, kernel_differences, pairs
 from profpipe.analysis.findings import Findings
 from profpipe.analysis.pairs import PairFindings
@@ -23,7 +22,6 @@ from profpipe.report.sections import verdicts
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.stdio import visible_line
 
 #: The name of the template of SUMMARY.md in a folder ``templates``.
 TEMPLATE: Final = "SUMMARY.md.j2"
@@ -125,16 +123,7 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
 
     A JSON object may go into a file instead.
     """
-    path = shown_path(result.summary)
-    text = stdio.as_json(as_json(result, exit_code)) if args.json else ""
-    if args.json and args.json != arguments.STDOUT:
-        arguments.write_output_file("--json", Path(args.json), text + "\n")
-    if args.json == arguments.STDOUT:
-        print(text)
-    elif args.quiet:
-        print(path)
-    else:
-        print(f"{result.first_screen}\n\nTables and details: {shown_path(result.summary.parent)}\nReport: {path}")
+    arguments.print_report(args, result.summary, result.first_screen, lambda: as_json(result, exit_code))
     if result.is_unmet:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
@@ -157,8 +146,3 @@ def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     assert result.pairs is not None
     summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
     return results_json.verdict_document(result.pairs, result.data, result.manifest, summary, code)
-
-
-def shown_path(path: Path) -> str:
-    """Return ``path`` as the user would type it. A line end in it is written out: it is no line of this program."""
-    return visible_line(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path)

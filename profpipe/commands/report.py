@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
+from profpipe import errors
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import LOG
+from profpipe.results import answer
 
 EXAMPLES = """\
   profpipe report out/latest
@@ -29,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    # Without templates of the user's, the pages that `ingest` has written are those that would be written now.
+    has_templates = args.template is not None or Path("templates").exists()
+    given = Path(args.run).resolve()
+    if not has_templates and not args.csv and (known := answer.find(given)):
+        page, results = given / "SUMMARY.md", given / "results.json"
+        arguments.print_report(args, page, known.first_screen, lambda: json.loads(results.read_bytes()))
+        return errors.OK
     from profpipe.commands import rendering
     from profpipe.results import folders, store
 

@@ -59,7 +59,6 @@ class _File:
 
 
 def main(args: argparse.Namespace) -> int:
-    from profpipe.commands import rendering
     from profpipe.results import folders, store
     from profpipe.traces import write
 
@@ -74,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     atomic.write(target, partial(_write, writer, processes, target.name.endswith(".gz")))
     slices, size = sum(process.slices for process in processes), target.stat().st_size / 1e6
     of = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
-    print(f"{rendering.shown_path(target)}: {slices} slices of {of}, {size:.1f} MB. Open it in ui.perfetto.dev.")
+    print(f"{arguments.shown_path(target)}: {slices} slices of {of}, {size:.1f} MB. Open it in ui.perfetto.dev.")
     if args.out is None and _is_json(target):
         print("With `pip install 'profpipe[perfetto]'` it has Perfetto's own format, which loads faster.")
     return OK

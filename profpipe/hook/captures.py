@@ -18,6 +18,7 @@ from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
+from profpipe.hook.modules import ModuleRanges
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -236,14 +237,22 @@ def _range_name(given: Settings, rule: str, number: int, call: str) -> str:
 
 
 class TorchTrace(Capture):
-    """One trace of torch.profiler over the chosen steps."""
+    """One trace of torch.profiler over the chosen steps, and over a few more with ranges around calls of modules.
+
+    These ranges cost time of the host, so the chosen steps have none. They are in the same trace: where one
+    profiler sees the beginning of a range of the program and the next one its end, torch writes into freed memory.
+    """
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
         self._profile: Any = None
-        self._is_on = self._is_over = self._has_step = False
-        #: The number of the last step in the trace.
+        self._is_on = self._is_over = self._has_step = self._has_all = False
+        self._modules = ModuleRanges(sys.modules.get("torch"), record)
+        #: The number of the last step in the trace. The ranges of modules begin inside the first step that has some, so
+        #: that it does not count.
         self._last = given.last
+        if self._modules.are_possible and not given.is_collected:
+            self._last += 1 + min(ranges.MODULE_STEPS, given.measure)
         self._range: Any = None
         self._others: Any = None
         self._flops = FlopStep(record)
@@ -270,8 +279,11 @@ class TorchTrace(Capture):
         if number == self.settings.warmup and self._profile is not None:
             self._start()
         if self._is_on:
-            name = ranges.encode_name(_range_name(self.settings, rule, number, call))
-            self._range = sys.modules["torch"].profiler.record_function(name)
+            name = _range_name(self.settings, rule, number, call)
+            if number > self.settings.last:
+                name = name.replace(ranges.STEP_PREFIX, ranges.MODULES_PREFIX, 1)
+                self._modules.install()
+            self._range = sys.modules["torch"].profiler.record_function(ranges.encode_name(name))
             self._range.__enter__()
 
     def end(self, rule: str, number: int) -> None:
@@ -279,7 +291,12 @@ class TorchTrace(Capture):
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
+            if number > self.settings.last:
+                # The step in which the program ends has an end in the trace too.
+                with sys.modules["torch"].profiler.record_function(ranges.MODULES_END):
+                    pass
         self._has_step = self._is_on
+        self._has_all = self._is_on and number >= self.settings.last
         if self._is_on and number >= self._last:
             self._export()
 
@@ -288,14 +305,21 @@ class TorchTrace(Capture):
         self._range = None
         self._flops.abandon()
 
+    def discard(self) -> None:
+        self._calls.clear()
+        self._flops.abandon()
+        if self._has_all:
+            self._export()
+
     def finish(self) -> None:
-        """Export what was recorded, if the program ends inside the chosen steps."""
+        """Export what was recorded, if the program ends inside the steps to record."""
         self._flops.abandon()
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()
         elif self._is_on:
-            self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
+            if not self._has_all:
+                self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
             self._export()
         self._is_over = True
         if self._others is not None:
@@ -321,7 +345,8 @@ class TorchTrace(Capture):
 
     def _export(self) -> None:
         library, profile = clock.cuda(), self._profile
-        self._is_on, self._is_over, self._profile = False, True, None
+        self._is_on, self._is_over, self._has_all, self._profile = False, True, False, None
+        self._modules.remove()
         if library is not None:
             library.synchronize()
         profile.stop_trace()
@@ -334,7 +359,8 @@ class TorchTrace(Capture):
         """End the trace for the program's own profiler. Return whether there is none of profpipe's."""
         was_over, self._is_over = self._is_over, True
         if self._is_on:
-            self.record.note("the program uses torch.profiler itself, which ended profpipe's trace")
+            if not self._has_all:
+                self.record.note("the program uses torch.profiler itself, which ended profpipe's trace")
             self._export()
             return False
         return not was_over

@@ -64,7 +64,7 @@ class FlopStep:
         """Count no more: the step has no end."""
         if self._count is not None:
             self._count.end()
-            self._count = None
+            self._count, self._number = None, -1
 
 
 def why_not(torch: Any) -> str:

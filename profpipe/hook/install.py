@@ -10,9 +10,9 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Tuple
 
-from profpipe.hook import settings, span, steps
+from profpipe.hook import modules, settings, span, steps
 from profpipe.hook.steps import Steps
 
 # --- functions of torch.compile --------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _watch_optimizers(torch: Any, found: Steps) -> None:
     if register is None:
         found.note(f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()")
         return
-    is_compiling = _compiling(torch)
+    is_compiling = modules.compiling(torch)
     seen = OptimizerWatch(torch, is_compiling, functools.partial(found.call, "optimizer"))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -186,12 +186,6 @@ def _watch_skipped_steps(torch: Any, found: Steps, seen: OptimizerWatch) -> None
     scaler._maybe_opt_step = maybe_step
 
 
-def _compiling(torch: Any) -> Callable[[], bool]:
-    """Return ``torch.compiler.is_compiling``, which torch.compile knows to be constant."""
-    found: Optional[Callable[[], bool]] = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    return found or (lambda: False)
-
-
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +204,7 @@ class _ModuleWatch:
 
     def __init__(self, torch: Any, found: Steps) -> None:
         self._kind, self._found, self._calls, self._has_ended = torch.nn.Module, found, _Calls(), False
-        self._original, self._is_compiling = self._kind.__call__, _compiling(torch)
+        self._original, self._is_compiling = self._kind.__call__, modules.compiling(torch)
         self._names: Dict[int, Tuple[Any, str]] = {}
         self._call = self._kind.__call__ = self._outermost(self._original)
         # Where a program replays the calls of its model as a CUDA graph, there are no calls.

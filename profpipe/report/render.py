@@ -20,6 +20,7 @@ from profpipe.report.sections import (
     kernel_differences,
     kernel_share,
     kernels,
+    modules,
     phases,
     plots,
     recording,
@@ -112,7 +113,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
     found = steps.steps(workload), recording.recording(workload), timeline.timeline(workload)
-    return (step_times.requests(workload), *found)
+    return (step_times.requests(workload), *found, modules.modules(workload))
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

@@ -14,12 +14,14 @@ from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
+from profpipe.analysis.modules import ModuleTime, find_modules
 from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.measure.tolerance import worst
 from profpipe.report import document as doc
 from profpipe.report.sections.kernel_differences import explain, variation
+from profpipe.report.sections.modules import MOST_MODULES
 from profpipe.report.sections.verdicts import foreign_modules, name, write_verdict
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
@@ -117,6 +119,7 @@ def _case(
         or None,
         "is_accurate": None if case.accuracy is None else not case.accuracy.mark,
         "kernels": _kernels(case),
+        "modules": _modules(workload, case.id),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
         "flags": list(case.marks),
         "grades": {name: grade.value for name, grade in case.grades.items()},
@@ -153,6 +156,26 @@ def _kernels(case: CaseResult) -> dict[str, Any] | None:
         "launches": own.total.calls,
         "idle_share": own.idle_share,
         "shares": {name: part.ns / own.total.ns for name, part in own.classes.items()},
+    }
+
+
+def _modules(workload: WorkloadFindings, case: str) -> dict[str, Any] | None:
+    """Return the time of a step by class of modules, and of the modules with the most time."""
+    own = find_modules(workload.recorded.tables.modules, case)
+    if own is None:
+        return None
+
+    def times(each: ModuleTime) -> dict[str, Any]:
+        return {"count": each.count, "forward": each.forward_ns, "backward": each.backward_ns,
+                "own": each.own_ns, "is_compiled": each.is_compiled}  # fmt: skip
+
+    return {
+        "steps": own.steps,
+        "time": own.total_ns,
+        "optimizer": own.optimizer_ns,
+        "outside": times(own.outside),
+        "types": {each.name: times(each) for each in own.types},
+        "largest": [{"module": each.name, "type": each.type, **times(each)} for each in own.modules[:MOST_MODULES]],
     }
 
 

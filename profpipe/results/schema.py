@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
+from urllib.parse import unquote
 
+import numpy as np
 import pandas as pd
 
 from profpipe.job import Status
@@ -25,6 +27,14 @@ STEP_PREFIX: Final = "profpipe.step:"
 
 #: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
 CASE_PREFIX: Final = "profpipe:"
+
+#: The range around a call of a module, by its path and class: ``profpipe.module:GPT.h.0.mlp:MLP``.
+MODULE_PREFIX: Final = "profpipe.module:"
+
+#: The range around a step whose modules have ranges: ``profpipe.modules:optimizer:25``. Only the modules count there.
+MODULES_PREFIX: Final = "profpipe.modules:"
+#: A range after each of these steps that came to its end.
+MODULES_END: Final = "profpipe.modules_end"
 
 #: A range with this prefix has a percent-encoded name, because torch's traces change some characters.
 ENCODED_PREFIX: Final = "profpipe%"
@@ -91,7 +101,7 @@ class Table:
     """One table: its name, what a row is, and its columns in order.
 
     Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that
-    ``is_picture`` holds what a picture shows: it is never written as CSV, and the database leaves it out.
+    ``is_picture`` holds what one picture or section shows: it is written as Parquet only, and only with rows.
     """
 
     name: str
@@ -351,6 +361,37 @@ TIMELINE: Final = _table(
 )
 
 
+class Pass(str, Enum):
+    """Which part of a step a row of `modules` is."""
+
+    FORWARD = "forward"
+    #: With the forward pass that is computed again.
+    BACKWARD = "backward"
+    #: Outside all modules: an optimizer, or neither.
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+MODULES: Final = _table(
+    "modules",
+    "the forward or backward pass of one module in a step of a program, by process",
+    _ORIGIN
+    + """
+    module      str     path of the module, such as `GPT.h.0.mlp`; empty: outside all modules
+    type        str     class of the module
+    part        str     forward, backward, optimizer or other
+    self_ns     Float64 time of its kernels in a step, of CPU operators without a GPU; without modules that it calls
+    total_ns    Float64 the same with the modules that it calls
+    compiled_ns Float64 part of `self_ns` in functions of torch.compile, whose modules cannot be told apart
+    launches    Float64 number of the kernels behind `self_ns`
+    steps       Int64   number of steps behind the means
+    """,
+    part=_values(Pass),
+    is_new=True,
+    is_picture=True,
+)
+
+
 class Verdict(str, Enum):
     """Whether B is faster than A, by interleaved pairs of processes."""
 
@@ -415,7 +456,7 @@ VERDICTS: Final = _table(
     is_new=True,
 )
 
-ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE)
+ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE, MODULES)
 
 #: Figures of single processes and devices, of which the reader makes metrics. No file holds them.
 STEP_FIGURES: Final = _table(
@@ -515,6 +556,11 @@ def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | 
 
     Raises ValueError for a column that the table does not have.
     """
+    if isinstance(data, Mapping):
+        # pandas would make strings of Arrow of an array of texts, and `_cast` texts of these again.
+        texts = (column.name for column in table.columns if column.dtype == "str")
+        arrays = [name for name in texts if isinstance(data.get(name), np.ndarray)]
+        data = {**data, **{name: pd.Index(data[name], dtype=object) for name in arrays}}
     given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
     if unknown := set(given.columns) - set(table.names):
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
@@ -527,8 +573,8 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
     if column.name not in given.columns:
         return pd.Series("" if is_text else pd.NA, dtype=dtype, index=given.index)
     values = given[column.name].astype(dtype)
-    # In a group-by a missing text would be unequal to itself.
-    return values.where(known, "") if is_text and not (known := values.notna()).all() else values
+    # In a group-by a missing text would be unequal to itself. Categories show it faster than their texts do.
+    return values.where(known, "") if is_text and not (known := given[column.name].notna()).all() else values
 
 
 @dataclass(frozen=True)
@@ -542,6 +588,7 @@ class Tables:
     steps: pd.DataFrame = field(default_factory=lambda: empty(STEPS))
     verdicts: pd.DataFrame = field(default_factory=lambda: empty(VERDICTS))
     timeline: pd.DataFrame = field(default_factory=lambda: empty(TIMELINE))
+    modules: pd.DataFrame = field(default_factory=lambda: empty(MODULES))
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
 
@@ -566,6 +613,11 @@ def concat(parts: Sequence[Tables]) -> Tables:
         table.name: concat_rows(table, [getattr(part, table.name) for part in parts]) for table in PARSED
     }
     return Tables(**merged)
+
+
+def decoded(text: str) -> str:
+    """Return the name of a range as the program gave it, from its name in a trace of torch."""
+    return unquote(text.removeprefix(ENCODED_PREFIX)) if text.startswith(ENCODED_PREFIX) else text
 
 
 def range_name(text: str) -> str:

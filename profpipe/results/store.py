@@ -177,7 +177,9 @@ def _read_parquet(path: Path, table: schema.Table) -> pd.DataFrame:
             # More cells than fit into memory: a million equal ones take a few bytes of the file.
             described = parquet.read_metadata(stream)
             budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
-            return _checked(table, pd.read_parquet(stream))
+            # Each distinct text once: kernels have a hundred rows for each name.
+            texts = [column.name for column in table.columns if column.dtype == "str"]
+            return _checked(table, parquet.read_table(stream, read_dictionary=texts).to_pandas())
     # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
     except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
         remedy = "Remove it: the report is then without it." if table.is_picture else _REMEDY

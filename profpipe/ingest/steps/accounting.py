@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest.groupby import Int64s, Ints, Union
+from profpipe.ingest.groupby import Int64s, Ints, Union, count_up_to
 from profpipe.ingest.operations import Timeline
 from profpipe.ingest.steps.windows import Segments
 from profpipe.results.schema import StepState
@@ -138,7 +138,7 @@ def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> 
     """Return by period the idle time before late launches, and that which began while the host waited."""
     start, end, cause = gaps(timeline, anything, waits)
     # A period begins with an operation, so no gap reaches over its ends.
-    period = np.searchsorted(bounds, start, side="right") - 1
+    period = count_up_to(bounds, start) - 1
     periods = len(bounds) - 1
     known = (period >= 0) & (period < periods)
     weights = (end - start)[known]

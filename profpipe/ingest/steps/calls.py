@@ -76,11 +76,11 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     found, at = [], 0
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
-        kind = kinds.get(at, calls[at].module if calls[at].module != module else "")
+        kind = kinds.get(at, calls[at].module if calls[at].module not in (module, *usual) else "")
         found.append(Part(at, last, kind, at in kinds and kind != PREFILL))
         at = last + 1
-    followed = zip(found, [*found[1:], None], strict=False)
-    return [replace(part, is_step=part.is_step and (after is None or after.is_step)) for part, after in followed]
+    ends = [after.is_step or (calls[after.first].module == module and not after.kind) for after in found[1:]]
+    return [replace(part, is_step=part.is_step and end) for part, end in zip(found, [*ends, True], strict=False)]
 
 
 def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:

@@ -216,8 +216,9 @@ def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFram
     code, firsts = _combinations(timeline, _CASE)
     cases = timeline[_CASE].iloc[firsts].itertuples(index=False, name=None)
     has_steps = np.array([case in with_steps for case in cases], dtype=bool)
-    if has_steps.any():
-        timeline = timeline[timeline["step"].notna().to_numpy() | ~has_steps[code]]
+    kept = timeline["step"].notna().to_numpy() | ~has_steps[code]
+    if not kept.all():
+        timeline = timeline[kept]
     return _with_ranks(timeline, schema.TIMELINE)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints
+from profpipe.ingest.groupby import Bools, Int64s, Ints, count_up_to
 from profpipe.ingest.operations import Timeline
 from profpipe.ingest.steps import windows
 from profpipe.ingest.steps.windows import Segments
@@ -429,7 +429,7 @@ def count(tokens: Tokens, begin: Ints, end: Ints, which: Tokens) -> Ints:
     column = np.full(int(tokens.max()) + 1, -1)
     column[which] = np.arange(len(which))
     place = np.flatnonzero(column[tokens] >= 0)
-    part = np.searchsorted(begin, place, side="right") - 1
+    part = count_up_to(begin, place) - 1
     inside = (part >= 0) & (place < np.append(end, 0)[part])
     cells = part[inside] * len(which) + column[tokens[place[inside]]]
     return np.bincount(cells, minlength=len(begin) * len(which)).reshape(len(begin), len(which))

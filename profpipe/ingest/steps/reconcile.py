@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, count_up_to, groups
 from profpipe.ingest.operations import Timeline
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.windows import Segments
@@ -49,7 +49,7 @@ def clip_late_ends(start: Int64s, end: Int64s, place: Sequence[Ints], launch: In
         call = np.where(launch[rows] > 0, launch[rows], -1 - np.arange(len(rows)))
         first = np.flatnonzero(call[1:] != call[:-1]) + 1
         here = rows[: first[-1] if len(first) else 0]
-        following = rows[first[np.searchsorted(first, np.arange(len(here)), side="right")]]
+        following = rows[first[count_up_to(first, np.arange(len(here)))]]
         late = (end[here] > end[following]) & (start[following] > start[here])
         found.append(here[late])
         end[here[late]] = start[following[late]]
@@ -148,7 +148,7 @@ def of_windows(accounts: Accounts, origin: int) -> Iterator[Row]:
     begin = steps["start_ns"].to_numpy() + origin
     chosen = np.flatnonzero(line.is_kernel & (accounts.row >= 0))
     duration = (line.end - line.start)[chosen]
-    ran = np.searchsorted(begin, line.start[chosen], side="right") - 1
+    ran = count_up_to(begin, line.start[chosen]) - 1
     # Of a kernel that ran after the last step had ended, -1.
     ran[line.start[chosen] >= begin[-1] + steps["wall_ns"].iloc[-1]] = -1
     by_launch = steps["kernel_ns"].to_numpy()[:-1]

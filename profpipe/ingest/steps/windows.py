@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.ingest.groupby import Bools, Int64s, Ints, count_up_to, groups
 from profpipe.ingest.operations import Spans
 from profpipe.ingest.steps import calls
 from profpipe.results import schema
@@ -38,7 +38,7 @@ class Segments:
 
     def place(self, launched: Int64s) -> Ints:
         """Return the segment of each launch, -1 for launches outside all of them."""
-        at = np.searchsorted(self.begin, launched, side="right") - 1
+        at = count_up_to(self.begin, launched) - 1
         return np.where((at >= 0) & (launched < self.end[at]), at, -1)
 
     @property
