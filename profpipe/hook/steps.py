@@ -96,14 +96,16 @@ class Steps:
         self._when_optimizer_steps = act
 
     def note_memory_at_exit(self) -> None:
-        """Write the peaks of the GPU memory when the process ends, where it made no step."""
+        """Write the peaks of torch's memory when the process ends, where it used a GPU and made no step."""
         atexit.register(self._note_memory, os.getpid())
 
     def _note_memory(self, pid: int) -> None:
-        peaks = captures.clock.peaks_on_any_device()
-        # torchrun imports torch too, and uses no GPU.
-        if pid == os.getpid() and not self.rule and peaks:
-            self._record.write("memory", **peaks)
+        try:
+            # torchrun imports torch too, and uses no GPU.
+            if pid == os.getpid() and not self.rule and captures.clock.cuda() is not None:
+                self._record.write("memory", **captures.clock.peaks_on_any_device())
+        except Exception as error:  # at the exit nothing else can be done with it
+            self._record.error(error, "exit")
 
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""
