@@ -588,6 +588,8 @@ PATTERNS: dict[str, tuple[list[str], list[int], list[tuple[int, int]] | None]] =
     "the layers of a step, 3": (layered(3) * 12, [14 * 3 + 5] * 12, None),
     "the layers of a step, 12": (layered(12) * 12, [14 * 12 + 5] * 12, None),
     "the layers of a step, 40": (layered(40) * 12, [14 * 40 + 5] * 12, None),
+    # No model has so many layers: each of these epochs ends with an evaluation.
+    "epochs of 300 steps": (([f"k{n}" for n in range(14)] * 300 + ["norm", "head", "argmax"]) * 4, [14] * 1200, None),
     "communication anywhere in a step": (
         repeated(15, lambda _: with_communication(DICE)),
         [len(TRAINING) + 12] * 15,

@@ -78,6 +78,8 @@ _LEAST_MORE: Final = 0.05
 #: kernels of the step itself, or all grids are others if its batches have another size.
 _OTHER_NAMES: Final = (0.3, np.inf, np.inf)
 _OTHER_SHAPES: Final = (0.1, 0.75, 0.25)
+#: A step has at most so many equal layers or micro-batches. What comes after more parts is an evaluation.
+_MOST_PARTS: Final = 256
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -500,7 +502,7 @@ def _has_more(tokens: Tokens, length: Ints, least: float, largest: float, most: 
     stride = distance[first + np.maximum(size - 2, 0) // 2]
     equal = np.add.reduceat((distance == np.repeat(stride, size)).astype(np.int64), first)
     rare = (size >= _LEAST_PARTS) & (size <= (parts + 1) / 2) & (stride > 1) & (equal >= _STRIDES * (size - 1))
-    rare &= size * stride >= _STRIDES * parts
+    rare &= (size * stride >= _STRIDES * parts) & (stride <= _MOST_PARTS)
     end = np.cumsum(length)
     for each in np.unique(stride[rare]).tolist():
         group = np.flatnonzero(rare & (stride == each))
