@@ -208,6 +208,7 @@ def test_which_of_two_processes_works_on_a_token_is_unknown():
 #: Counts by hand what a step of a GPT does: 6 N for each token and 12 L H Q T for attention (PaLM, appendix B).
 GPT = """
 import sys
+sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
 import torch
 from gpt import GPT
