@@ -93,7 +93,7 @@ def statuses(project):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A project with one run that nobody changes, and what the command printed."""
+    """A project with one run, which no test changes, and what the command printed."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "sums.py").write_text(WORKLOAD)
     (folder / "pipeline.yaml").write_text(PIPELINE)

@@ -491,3 +491,11 @@ def test_a_profiler_that_makes_the_loop_many_times_as_long_is_shown_as_a_factor(
     rows = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1e5), ("torch", 12e5))]
     (found,) = analyze(tables(metrics=[*rows, metric_row("impl=a", "time", 1e5)]), {}).workloads
     assert "12.0x the time" in write_table(agreement.overheads(found))
+
+
+@pytest.mark.parametrize(("calls", "number"), [(100, 1), (90, 0)])
+def test_a_program_that_launches_less_under_a_profiler_is_not_compared_by_its_time(calls: int, number: int) -> None:
+    """As a benchmark does that runs for a time: its whole recordings hold other work."""
+    rows = [kernel_row("", "k", n, 1e6 * n, profiler=name) for name, n in (("nsys", 100), ("torch", calls))]
+    run = {"name": "w", "pipeline": {"workloads": {"w": {"command": ["./bench"]}}}}
+    assert len(only(tables(kernels=rows), run).agreements) == number

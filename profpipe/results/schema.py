@@ -382,7 +382,7 @@ MODULES: Final = _table(
     part        str     forward, backward, optimizer or other
     self_ns     Float64 time of its kernels in a step, of CPU operators without a GPU; without modules that it calls
     total_ns    Float64 the same with the modules that it calls
-    compiled_ns Float64 part of `self_ns` in functions of torch.compile, whose modules cannot be told apart
+    compiled_ns Float64 part of `self_ns` in functions of torch.compile, which show no modules
     launches    Float64 number of the kernels behind `self_ns`
     steps       Int64   number of steps behind the means
     """,

@@ -61,7 +61,7 @@ def main() -> None:
     cpu_s, peak, ended = 0.0, 0, 0
     while ended != command.pid:
         ended, status, used = os.wait3(0)
-        # Those of a process and of its own children. A process that lost its parent is a child of this one.
+        # wait3(2) counts a process with the children that it waited for. This one adopts those that lost their parent.
         cpu_s, peak = cpu_s + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss)
     # getrusage(2) counts KiB on Linux and bytes on macOS.
     peak *= 1 if sys.platform == "darwin" else 1024

@@ -242,7 +242,7 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
     """Return the launches of a capture whose iterations are unknown, and the two classes with the most time.
 
-    Where no kernel has a class, as in a program with kernels of its own, the largest kernels are named.
+    Where no kernel has a class, the largest kernels are named.
     """
     total = breakdown.total
     launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)

@@ -125,7 +125,7 @@ _MOST_UNKNOWN = 4
 _NOT_COUNTED = {
     "compiled": "the program is compiled, and cannot execute a step without the compiler",
     "memory": "the program is compiled, and a step without the compiler may not fit the memory",
-    "modes": "the program has a dispatch mode of torch of its own",
+    "modes": "the program uses a dispatch mode of torch",
     "ended": "the program ended before the step in which they are counted",
     "uneven": "steps are uneven, and one step does not stand for the others",
     "torch": "this release of torch has no flop counter with formulas",
