@@ -34,6 +34,8 @@ from profpipe.results.schema import StepState
 FORMATS = ("steps of profpipe's start-up hook (JSON lines)",)
 
 _RULES = {rule.value for rule in schema.StepRule}
+#: A part of the calls, the number of its first one, and what that is.
+_Part = tuple[calls.Part, int, calls.Call]
 _RERUN = "Run the command again; the file was changed or damaged after it was written."
 
 
@@ -83,8 +85,9 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
         device=str(about.get("device_name") or ""),
         notes=tuple(notes),
     )
-    steps = _steps(written, about)
-    requests = [] if about.get("rank") else list(_settled_requests(written, steps))
+    parts = _parts(written)
+    steps = _steps(written, about, parts)
+    requests = [] if about.get("rank") else list(_settled_requests(parts, steps))
     return schema.Tables(
         steps=schema.frame(schema.STEPS, steps),
         metrics=schema.frame(
@@ -92,7 +95,7 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
             [
                 *_memory(written, about),
                 *_requests(requests),
-                *_energy(written, about, steps, requests),
+                *_energy(written, about, steps, parts, requests),
                 *_flops(lines, about),
             ],
         ),
@@ -100,7 +103,7 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     )
 
 
-def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[str, Any]]:
+def _steps(written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Part]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"step": int(number), "start_ns": float(start), "wall_ns": float(wall), "rule": schema.StepRule(line["rule"])}
         for line in written
@@ -109,7 +112,7 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
     ]
     if not rows:
         return []
-    if parts := _parts(written):
+    if parts:
         rows = [
             {**rows[part.first], "kind": part.kind, "is_step": part.is_step,
              "wall_ns": sum(row["wall_ns"] for row in rows[part.first : part.last + 1])}
@@ -161,13 +164,13 @@ class _Request:
         return 1e9 * self.batch * self.output / (self.prefill_ns + sum(known) + float(np.median(known)))
 
 
-def _settled_requests(written: list[dict[str, Any]], steps: list[dict[str, Any]]) -> Iterator[_Request]:
+def _settled_requests(parts: list[_Part], steps: list[dict[str, Any]]) -> Iterator[_Request]:
     """Yield the requests without those, such as the first of a process, of which few calls after the prompt are steady.
 
     At least half of these calls are steady steps in the others.
     """
     steady = {row["step"] for row in steps if row["state"] == StepState.STEADY.value}
-    for request in _split(written, [row["wall_ns"] for row in steps]):
+    for request in _split(parts, [row["wall_ns"] for row in steps]):
         decode = request.decode[: len(request.decode_ns) - 1]
         if 2 * sum(step in steady for step in decode) >= len(decode):
             yield request
@@ -194,10 +197,6 @@ def _requests(requests: list[_Request]) -> Iterator[dict[str, Any]]:
             yield {**of, "value": float(np.median(values))}
 
 
-#: A part of the calls, the number of its first one, and what that is.
-_Part = tuple[calls.Part, int, calls.Call]
-
-
 def _parts(written: list[dict[str, Any]]) -> list[_Part]:
     """Return the calls of modules of a process as steps and parts between steps; empty where steps are no calls."""
     own = [line for line in written if line["hook"] == "steps"]
@@ -210,7 +209,7 @@ def _parts(written: list[dict[str, Any]]) -> list[_Part]:
     return [(part, numbers[part.first], every[part.first]) for part in calls.divide(every, walls)]
 
 
-def _split(written: list[dict[str, Any]], walls: Sequence[float]) -> list[_Request]:
+def _split(parts: list[_Part], walls: Sequence[float]) -> list[_Request]:
     """Return the requests of a process, by the batches and lengths of tokens with which it called its model.
 
     A call with the last token only, or without a cache with one token more than the call before, is decoding; any other
@@ -219,7 +218,6 @@ def _split(written: list[dict[str, Any]], walls: Sequence[float]) -> list[_Reque
     """
     found: list[_Request] = []
     last, expected = (0, 0), 0
-    parts = _parts(written)
     names = {part.kind for part, *_ in parts if part.is_step} | {schema.PREFILL}
     for (part, step, call), wall in zip(parts, walls, strict=False):
         is_known = part.kind in names and call.batch > 0 and call.length > 0
@@ -254,7 +252,11 @@ _LEAST_FILLED = 0.9
 
 
 def _energy(
-    written: list[dict[str, Any]], about: dict[str, Any], steps: list[dict[str, Any]], requests: list[_Request]
+    written: list[dict[str, Any]],
+    about: dict[str, Any],
+    steps: list[dict[str, Any]],
+    parts: list[_Part],
+    requests: list[_Request],
 ) -> Iterator[dict[str, Any]]:
     """Yield the energy in J of a steady step, or of a token where there are requests, on the GPUs of this process.
 
@@ -274,7 +276,7 @@ def _energy(
         tokens = ((request.batch, step) for request in requests for step in (request.step, *request.decode))
         metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens}
     # The other calls of a step take time, and are in its count.
-    inner = [(step, step + n) for part, step, _ in _parts(written) for n in range(1, part.last - part.first + 1)]
+    inner = [(step, step + n) for part, step, _ in parts for n in range(1, part.last - part.first + 1)]
     counts |= {other: 0 for step, other in inner if step in counts}
     joules = seconds = counted_s = 0.0
     amount = 0
