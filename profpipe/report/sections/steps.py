@@ -500,7 +500,8 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 
 def _warnings_of_case(own: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str) -> Iterator[doc.Text]:
-    if own.uneven:
+    # Where plain timed even steps, their time is the median.
+    if own.uneven and ("plain" in own.uneven or "plain" not in own.times):
         profiler = next(iter(own.uneven))
         walls = own.steady_walls(profiler)
         unit = step_unit([walls.median(), walls.max()])
