@@ -129,3 +129,13 @@ def test_no_answer_is_kept_where_a_file_is_refused(recording):
 
 def test_the_answer_holds_no_path(recording):
     assert str(Path.cwd()) not in json.dumps(json.loads(Path("seen/.answer.json").read_text()))
+
+
+def test_an_answer_that_somebody_wrote_gives_no_command_to_the_terminal(recording, reads, capsys):
+    kept = json.loads(Path("seen", answer.FILE).read_bytes())
+    changed = {**kept, "printed": "\x1b]0;title\x07", "first_screen": "\x1b[2J\u202e"}
+    Path("seen", answer.FILE).write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert _ingest() == errors.OK and cli.main(["report", "seen"]) == errors.OK and reads == []
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "<U+001B>]0;title<U+0007>" in printed and "<U+001B>[2J<U+202E>" in printed

@@ -12,13 +12,14 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import profpipe
 from profpipe import masking, plugins
 from profpipe.results import atomic
+from profpipe.stdio import visible
 
 FILE: Final = ".answer.json"
 #: Bytes: a folder may come from somebody else.
@@ -77,7 +78,10 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     is_known = found.folder == _state_of_folder(folder) and (files is None or found.files == files != "")
-    return found if is_known else None
+    # The folder may be somebody else's, whose text may hold commands for the terminal.
+    return (
+        replace(found, printed=visible(found.printed), first_screen=visible(found.first_screen)) if is_known else None
+    )
 
 
 def _state_of_folder(folder: Path) -> str:
