@@ -272,9 +272,10 @@ def _energy(
     yield {**of, "metric": schema.GPUS, "value": float(max(line["gpus"] for line in readings)), "unit": "1", "n": 1}
     metric, counts = schema.ENERGIES[1], {row["step"]: 1 for row in steps if row["state"] == StepState.STEADY.value}
     if requests:
-        # Each call gives one token of each sequence.
+        # Each call gives one token of each sequence. As in the times, outliers do not count.
+        outliers = {row["step"] for row in steps if row["state"] == StepState.OUTLIER.value}
         tokens = ((request.batch, step) for request in requests for step in (request.step, *request.decode))
-        metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens}
+        metric, counts = schema.ENERGIES[0], {step: batch for batch, step in tokens if step not in outliers}
     # The other calls of a step take time, and are in its count.
     inner = [(step, step + n) for part, step, _ in parts for n in range(1, part.last - part.first + 1)]
     counts |= {other: 0 for step, other in inner if step in counts}

@@ -173,6 +173,19 @@ def test_the_energy_of_a_token_is_that_of_whole_requests(tmp_path):
     assert found["energy_per_token"] == pytest.approx(12.5) and "energy_per_step" not in found
 
 
+def test_a_token_that_took_long_is_in_no_energy(tmp_path):
+    tokens = ["LM 4x64", *["LM 4x1"] * 99] * 4
+    lines = windows(*[(100, 10.0, 0)] * 4, tokens=tokens)
+    slow = lines[2]["wall_ns"]
+    # One call takes 50 ms longer, and the driver counts in that time too.
+    slow[50] += 50e6
+    for line in lines[2:]:
+        line["energy"] = [line["energy"][0] + 50_000_000, line["energy"][1] + 25_000]
+    found = values(read(tmp_path, lines))
+    # 500 W over 10 ms for 4 tokens.
+    assert found["energy_per_token"] == pytest.approx(1.25, rel=1e-3)
+
+
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
