@@ -87,7 +87,7 @@ def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
 
 def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
     if not findings.is_complete:
-        yield "The run has not ended: `profpipe resume` runs the pairs that are missing."
+        yield fill("The run has not ended: {} runs the pairs that are missing.", doc.Code("profpipe resume"))
     if findings.gate is not None:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
@@ -96,9 +96,10 @@ def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Itera
     if differing := [f"{name} {a[name] or 'missing'} in A and {b.get(name) or 'missing'} in B" for name in a]:
         listed = doc.join(differing, "; ", "; ", most=_MOST_VERSIONS)
         yield fill("Versions that differ and may explain a difference: {}.", listed)
+    planned = "" if findings.is_complete else " are planned"
     yield (
-        f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
-        f" (seed {settings.seed})."
+        f"{plural(settings.pairs, 'pair')} of processes{planned}, one right after the other. The order in each pair is"
+        f" drawn (seed {settings.seed})."
     )
     yield from _further_facts(findings, run, settings)
     if overall := _overall(findings):
