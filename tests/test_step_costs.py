@@ -273,6 +273,34 @@ def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
     assert len(done.traces) >= 1 and not done.notes
 
 
+def test_heads_that_share_keys_count_as_all_heads_with_the_formulas_of_older_torch(tmp_path):
+    program = """
+import torch, torch.utils.flop_counter as counter
+
+def equal(original):
+    def count(*shapes):
+        assert len({shape[1] for shape in shapes}) == 1, "torch 2.11 wants equal heads"
+        return original(*shapes)
+    return count
+
+for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+    setattr(counter, name, equal(getattr(counter, name)))
+q = torch.ones(2, 8, 16, 32, requires_grad=True)
+k = torch.ones(2, 2, 16, 32, requires_grad=True)
+optimizer = torch.optim.SGD([q, k], lr=0.1)
+for number in range(13):
+    torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True).sum().backward()
+    optimizer.step()
+"""
+    done = run_python(tmp_path, program, profiler="torch")
+    assert done.returncode == 0, done.output
+    (tables,) = done.tables
+    found = values(tables.metrics)
+    # Two products forward and four backward, of 2 x 8 heads.
+    assert found["model_flops.float32"] == 6 * 2 * (2 * 8) * 16 * 16 * 32
+    assert not [name for name in found if "unknown" in name or "missing" in name] and not done.notes
+
+
 def test_a_program_that_ends_too_soon_has_no_flops(tmp_path):
     (tables,) = hook_of_gpt(tmp_path, "eager", steps={"measure": 10}).tables
     assert values(tables.metrics) == {"model_flops_missing.ended": 1.0}

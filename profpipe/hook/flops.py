@@ -187,7 +187,7 @@ class FlopCount:
             if _HEAVY.search(name) if namespace == "aten" else namespace not in _LIGHT:
                 self.unknown[packet] += 1
             return
-        flops = formula(*args, **kwargs, out_val=result)
+        flops = formula(*_with_equal_heads(name, args), **kwargs, out_val=result)
         if "attention" in name and "backward" in name:
             self.again += (1 - _OF_BACKWARD) * flops
             flops *= _OF_BACKWARD
@@ -203,6 +203,22 @@ class FlopCount:
         dtype = str(next(each.dtype for each in args if isinstance(each, torch.Tensor))).replace("torch.", "")
         is_tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
         return "tf32" if is_tf32 else dtype
+
+
+def _with_equal_heads(name: str, args: Any) -> Any:
+    """Return the arguments of attention with as many heads of keys and values as of queries.
+
+    Where several heads share keys and values (grouped-query attention), the formulas of torch 2.11 and before raise
+    AssertionError. The work is that of all heads of the queries.
+    """
+    first = 1 if "backward" in name else 0
+    query, shared = args[first : first + 1], args[first + 1 : first + 3]
+    if not name.startswith("_scaled_dot_product") or any(each.ndim != 4 for each in (*query, *shared)):
+        return args
+    heads = query[0].shape[1]
+    # The formulas read shapes only: a view without the memory of its heads will do.
+    shared = [each[:, :1].expand(-1, heads, -1, -1) for each in shared]
+    return (*args[: first + 1], *shared, *args[first + 3 :])
 
 
 def _mode(dispatch: Callable[..., Any]) -> Any:
