@@ -11,6 +11,7 @@ from profpipe import cli, errors
 
 DATA = Path(__file__).parent / "data"
 LLM = Path("rocprof", "jyohukuchan__sLLM")
+RECORDING = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
 
 
 def ingested(folder: Path, *paths: Path) -> int:
@@ -58,3 +59,18 @@ def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_an
         assert f"| {name}/564735_kernel_trace.csv | rocprof v3 | not named | 319 | 105.7 |" in section
     assert ingested(tmp_path / "alone", rocm) == errors.OK
     assert "side by side" not in (tmp_path / "alone" / "read" / "SUMMARY.md").read_text(encoding="utf-8")
+
+
+def test_the_answer_is_printed_beside_what_the_file_holds_and_quietly_the_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ingest", str(RECORDING), "--out", "read"]) == 0
+    held, answer, *_ = capsys.readouterr().out.split("\n\n")
+    assert held.endswith("380 kernel launches, 18.238 ms") and answer.startswith("In 23.8 ms the GPU computed 76.5 %")
+    # The first look, and the second one from the folder.
+    for out in ("other", "read"):
+        assert cli.main(["ingest", str(RECORDING), "--out", out, "-q"]) == 0
+        assert capsys.readouterr().out == f"{out}/SUMMARY.md\n"
+    assert cli.main(["ingest", str(RECORDING), "--quiet"]) == 2
+    assert "Add --out DIR." in capsys.readouterr().err

@@ -53,9 +53,13 @@ STDOUT: Final = "-"
 
 def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
-    formats.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
+    add_quiet(formats)
     formats.add_argument("--json", action="store_const", const=STDOUT, help="print the results as one JSON object")
     add_csv(parser)
+
+
+def add_quiet(parser: Any) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the path of SUMMARY.md")
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
@@ -96,16 +100,19 @@ def write_output_file(option: str, path: Path, text: str) -> None:
 
 def print_report(args: argparse.Namespace, summary: Path, first_screen: str, document: Callable[[], Any]) -> None:
     """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
-    path = shown_path(summary)
     text = stdio.as_json(document()) if args.json else ""
     if args.json and args.json != STDOUT:
         write_output_file("--json", Path(args.json), text + "\n")
     if args.json == STDOUT:
         print(text)
-    elif args.quiet:
-        print(path)
     else:
-        print(f"{first_screen}\n\nTables and details: {shown_path(summary.parent)}\nReport: {path}")
+        print_answer(summary, first_screen, args.quiet)
+
+
+def print_answer(summary: Path, first_screen: str, is_quiet: bool) -> None:
+    """Print the first screen of a report and where it is, or its path alone."""
+    path = shown_path(summary)
+    print(path if is_quiet else f"{first_screen}\n\nTables and details: {shown_path(summary.parent)}\nReport: {path}")
 
 
 def shown_path(path: Path) -> str:

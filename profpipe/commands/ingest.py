@@ -43,15 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
     parser.add_argument("--step-range", type=arguments.regex, metavar="REGEX", help=arguments.STEP_RANGE)
+    arguments.add_quiet(parser)
     arguments.add_csv(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    return read_files(args.files, args.out, args.step_range or "", csv=args.csv)
+    if args.quiet and args.out is None:
+        raise ConfigError("--quiet", "prints only the path of SUMMARY.md, and none is written.", "Add --out DIR.")
+    return read_files(args.files, args.out, args.step_range or "", csv=args.csv, is_quiet=args.quiet)
 
 
-def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *, csv: bool = False) -> int:
+def read_files(
+    paths: Sequence[Path], out: Path | None, step_range: str = "", *, csv: bool = False, is_quiet: bool = False
+) -> int:
     """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
+
+    What each file holds is printed, and the first screen of the report; ``is_quiet``: only the path of SUMMARY.md.
 
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
@@ -62,7 +69,8 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
     real = out.resolve() if out is not None and out.is_symlink() else out
     state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
     if real is not None and state and (known := answer.find(real, state)):
-        print(f"{known.printed}\n{arguments.shown_path(real / 'SUMMARY.md')}")
+        _print_held(known.printed, is_quiet)
+        arguments.print_answer(real / "SUMMARY.md", f"\n{known.first_screen}", is_quiet)
         return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
@@ -98,7 +106,7 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
             lines.append("\n".join(map(visible_line, _lines(result))))
-            print(lines[-1])
+            _print_held(lines[-1], is_quiet)
     if step_range and read:
         _check_range(step_range, read)
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.
@@ -125,8 +133,13 @@ def read_files(paths: Sequence[Path], out: Path | None, step_range: str = "", *,
                 write.result()
         if state and not refusals and not written.exit_code and not written.is_unmet:
             answer.keep(real, state, "\n".join(lines), written.first_screen)
-        print(arguments.shown_path(written.summary))
+        arguments.print_answer(written.summary, f"\n{written.first_screen}", is_quiet)
     return errors.SOME_FAILED if refusals else errors.OK
+
+
+def _print_held(text: str, is_quiet: bool) -> None:
+    if not is_quiet:
+        print(text)
 
 
 def _check_range(step_range: str, read: Sequence[Tables]) -> None:

@@ -304,7 +304,7 @@ def _tokens(args: Any, kwargs: Any) -> str:
             second = tensors[1] if len(tensors) > 1 else None
             if second is None or second.is_floating_point() or second.shape != shape:
                 return ""
-            lengths = (shape[0],)
+            lengths: Tuple[Any, ...] = (shape[0],)
         elif number == (2 if is_id else 3):
             lengths = (shape[0], shape[1])
         else:
