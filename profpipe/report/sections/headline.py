@@ -211,9 +211,9 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
     what: doc.Text = "step"
     if own and own.module:
-        # The calls with a prompt are no steps.
+        # The calls with a prompt are no steps. What runs between two calls, such as an update by hand, is in the time.
         decodes = (own.table["kind"] == PREFILL).any()
-        what = fill("decode step of {}" if decodes else "call of {}", doc.Code(own.module))
+        what = fill("decode step of {}" if decodes else "step from one call of {} to the next", doc.Code(own.module))
     parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
     if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = own.steady_walls(workload.basis.profiler)
