@@ -17,7 +17,7 @@ _DTYPES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 @dataclass(frozen=True)
 class Work:
-    """The FLOPs of the model in one step on all GPUs, counted in a step of its own under torch.
+    """The FLOPs of the model in one step on all GPUs. torch counts them in a step that is not recorded.
 
     ``dtype`` is that of the most FLOPs. ``again`` are FLOPs of what the backward pass computes again, which is no work
     of the model. ``unknown`` are operators whose FLOPs are not known: then there are at least ``flops``. ``missing`` is

@@ -2,7 +2,7 @@
 
 The driver counts from Volta on, in mJ since it was loaded, and renews the counter every 20 to 100 ms
 (``nvmlDeviceGetTotalEnergyConsumption`` of nvml.h). So energy is known for spans of seconds only. The counter is that
-of the whole GPU: what other processes draw there counts too. A part of a GPU (MIG) has no counter of its own.
+of the whole GPU and includes what other processes draw. A MIG instance has no counter.
 """
 
 from __future__ import annotations

@@ -211,14 +211,13 @@ def _with_equal_heads(name: str, args: Any) -> Any:
     Where several heads share keys and values (grouped-query attention), the formulas of torch 2.11 and before raise
     AssertionError. The work is that of all heads of the queries.
     """
-    first = 1 if "backward" in name else 0
-    query, shared = args[first : first + 1], args[first + 1 : first + 3]
-    if not name.startswith("_scaled_dot_product") or any(each.ndim != 4 for each in (*query, *shared)):
+    if not name.startswith("_scaled_dot_product"):
         return args
-    heads = query[0].shape[1]
-    # The formulas read shapes only: a view without the memory of its heads will do.
-    shared = [each[:, :1].expand(-1, heads, -1, -1) for each in shared]
-    return (*args[: first + 1], *shared, *args[first + 3 :])
+    first = 1 if "backward" in name else 0
+    query, *shared = args[first : first + 3]
+    # The formulas read shapes only, so a view that takes no memory will do.
+    shared = [each[:, :1].expand(-1, query.shape[1], -1, -1) for each in shared]
+    return (*args[:first], query, *shared, *args[first + 3 :])
 
 
 def _mode(dispatch: Callable[..., Any]) -> Any:
