@@ -324,7 +324,8 @@ def _explain(job: Job) -> str:
         return f"no optimizer of torch stepped. {by_hand} For inference: steps: {{forward: true}}.{whole}"
     most, warmup = max(counts), job.options["steps"]["warmup"]
     if most <= (0 if job.profiler == "plain" else warmup):
-        which = f"and the first {warmup} are warm-up. Set steps.warmup lower" if most else "which did not end"
+        remedy = "Set --warmup-steps or steps.warmup lower"
+        which = f"and the first {warmup} are warm-up. {remedy}" if most else "which did not end"
         return f"the program made {most or 'one'} step{'s' * (most > 1)}, {which}."
     return ""
 

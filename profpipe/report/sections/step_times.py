@@ -111,6 +111,9 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     table = doc.table_of("step_costs", found, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in found) else "What a step costs"
     note = doc.join([*_of_work(workload, found), *_of_costs(found, workload.price)], separator=" ", last=" ")
+    if all(column.id in ("case", "gpus") for column in table.columns):
+        # Only the reasons are known.
+        return doc.make_section("step_costs", title, [doc.Paragraph(note)], workload=workload.name)
     return doc.make_section("step_costs", title, [table], note, workload.name)
 
 
