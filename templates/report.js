@@ -297,6 +297,7 @@
 
   for (const each of all(".scripted")) each.hidden = false;
   if (matchMedia("(max-width: 960px)").matches) document.querySelector("nav details").open = false;
+  addEventListener("beforeprint", () => { for (const each of all("details.fold")) each.open = true; });
   addEventListener("hashchange", show);
   addEventListener("popstate", show);
   show();
