@@ -129,7 +129,7 @@ def _write_process(
         drawn = "(i * 2654435761 % 1009)"
         name = f"{first_name} + {NAMES} * {drawn} * {drawn} / {1009**2}"
     work = {
-        "start": f"{call} + 10000", "end": f"{call} + 12000 + i * 2654435761 % 9000", "deviceId": str(process),
+        "start": f"{call} + 10000", "end": f"{call} + 12000 + i * 2654435761 % 3900", "deviceId": str(process),
         "contextId": "1", "streamId": "7", "correlationId": "i + 1", "globalPid": str(pid), "demangledName": name,
         "shortName": name, "mangledName": name,
     }  # fmt: skip
