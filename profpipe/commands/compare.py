@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
   profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower
-  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels"""
+  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels
+  profpipe compare out/before latest --html ab.html # both on one page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 4 if a case of B is slower by more, with 5 if that is undecided",
     )
+    page = "write both on one page, bars, cases and kernels included"
+    parser.add_argument("--html", type=arguments.html_file, metavar="FILE", help=page)
     arguments.add_json_file(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.analysis.compare_recordings import compare_recordings
     from profpipe.analysis.compare_runs import Comparison
     from profpipe.results import noise
 
     if args.json and not arguments.prints_json(args):
         arguments.check_output_file("--json", Path(args.json))
+    if args.html:
+        arguments.check_output_file("--html", args.html)
     if args.program is not None or len(args.runs) > 2:
         what = "compares one run A with one run B."
         raise ConfigError("profpipe compare", what, "`profpipe ab` decides over several runs of A and B.")
@@ -57,7 +63,12 @@ def main(args: argparse.Namespace) -> int:
     (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
-    found = compare((a, manifest_a), (b, manifest_b), known)
+    both = (a, manifest_a), (b, manifest_b)
+    found = compare(*both, known)
+    if args.html:
+        recorded = compare_recordings(*both) if isinstance(found, Comparison) else found
+        if recorded.changes or isinstance(found, Comparison):
+            _write_html(args, found, recorded)
     return _end(args, found, manifest_b) if isinstance(found, Comparison) else _end_recordings(args, found)
 
 
@@ -72,6 +83,16 @@ def compare(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
         if not (a[1].is_run and b[1].is_run) or (recorded.changes and not found.absent):
             return recorded
     return found
+
+
+def _write_html(
+    args: argparse.Namespace, found: Comparison | RecordingComparison, recorded: RecordingComparison
+) -> None:
+    from profpipe.commands import rendering
+    from profpipe.report import comparison, html_page
+
+    page = comparison.page(found, args.runs, recorded)
+    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
 
 
 def _load(name: str, out: Path) -> Run:

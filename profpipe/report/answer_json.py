@@ -18,7 +18,7 @@ from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import StepParts
 from profpipe.report import comparison, document as doc, pages
 from profpipe.report.labels import short_names
-from profpipe.report.sections import steps, warnings
+from profpipe.report.sections import headline, steps, warnings
 from profpipe.report.text import write_text
 from profpipe.report.units import Unit
 from profpipe.results.answer import fit
@@ -71,9 +71,9 @@ def of_report(
     where = _places(document)
     if isinstance(findings, PairFindings):
         assert full is not None
-        headline = [each for section in document.sections if section.id == "headline" for each in _sentences(section)]
+        said = [each for section in document.sections if section.id == "headline" for each in _sentences(section)]
         found = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
-                 for i, text in enumerate(headline)]  # fmt: skip
+                 for i, text in enumerate(said)]  # fmt: skip
         return _document("ab", run, document, found, full["warnings"], list(judged(full["cases"])),
                          {"gate": full["gate"], "counts": full["counts"], "exit_code": full["exit_code"]})  # fmt: skip
     by_rank: list[tuple[int, dict[str, Any]]] = []
@@ -184,14 +184,26 @@ def _of_workload(
     name = workload.name
     win = workload.largest.win if workload.largest else None
     best = win.best if win else workload.cases[0] if len(workload.cases) == 1 else None
-    answer, *remarks = list(_sentences(document.section("headline", name))) or [""]
-    yield 0, _answer(workload, best, answer, at("headline"))
+    answer, said = write_text(headline.answer(workload)), list(_sentences(document.section("headline", name)))
+    # Of several workloads, the answers stand together.
+    yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
+    remarks = [text for text in said if text != answer]
     remark = write_text(steps.remark(workload, best)) if best else ""
     own = workload.steps.of(best.id) if best else None
     if own and own.parts_without_profiler:
         parts = own.parts_without_profiler
-        said = remark if remark in remarks else ""
-        yield 1, _finding(f"{name}.step", said, at("steps"), parts.wall_ns, "ns", profiler=own.profiler, table="steps")
+        yield (
+            1,
+            _finding(
+                f"{name}.step",
+                remark if remark in remarks else "",
+                at("steps"),
+                parts.wall_ns,
+                "ns",
+                profiler=own.profiler,
+                table="steps",
+            ),
+        )
         yield from ((1, each) for each in _parts(f"{name}.step", parts))
     elif best and len(recorded := workload.steps.recordings.get(best.id, {})) == 1:
         (whole,) = recorded.values()
@@ -202,9 +214,8 @@ def _of_workload(
     if best:
         yield from ((3, each) for each in _kernels(workload, best, at("kernels")))
     for id in _FINDINGS:
-        said = next(_sentences(document.section(id, name)), "")
-        if said:
-            yield 4, _finding(f"{name}.{id}", said, at(id))
+        if text := next(_sentences(document.section(id, name)), ""):
+            yield 4, _finding(f"{name}.{id}", text, at(id))
 
 
 def _answer(workload: WorkloadFindings, best: CaseResult | None, sentence: str, at: str | None) -> dict[str, Any]:

@@ -97,7 +97,7 @@ _FOUND: Mapping[StepState, str] = {
     StepState.LAST: "last, its end is unknown",
 }
 
-#: A case with its steps and their parts.
+#: A case with its steps and their parts, without the time that the profiler adds where that is known.
 _Case: TypeAlias = "tuple[CaseResult, CaseSteps, StepParts]"
 
 
@@ -105,7 +105,9 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     """Return where a step goes, as a table and as bars; empty where no profiler recorded the parts of a step."""
     # The baseline first, then the fastest.
     ordered = sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0))
-    cases = [(case, own, own.parts) for case in ordered if (own := workload.steps.of(case.id)) and own.parts]
+    found = [(case, own) for case in ordered if (own := workload.steps.of(case.id))]
+    # The parts of the headline's time.
+    cases = [(case, own, parts) for case, own in found if (parts := own.parts_without_profiler)]
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
@@ -134,17 +136,21 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
     exposed = [sentence for part, sentence in _EXPOSED_MEANS.items() if any(parts.ns[part] for *_, parts in cases)]
     text = " ".join([f"{mean}{over} ({profiler}); the parts add up to the step.", *exposed])
-    added = [(share, own) for own in every if (share := own.overheads.get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
-    if added:
-        longest = percent_text(max(share for share, _ in added))
-        text += f" Under {profiler} a step takes {'up to ' if len(cases) > 1 else ''}{longest} % longer than"
-        is_measured = any(own.has_measured_overhead(own.profiler) for _, own in added)
-        text += " without a profiler, "
-        text += "because the host launches later." if is_measured else "which is within the uncertainty of both."
-        if all(own.parts_without_profiler is not own.parts for _, own in added):
-            waiting = " and the waiting" if any(parts.waiting_ns for *_, parts in cases) else ""
-            text += f" Speed-ups do not count the idle time{waiting} that the profiler adds."
-    return doc.concat(f"{text} ", found_text(every))
+    added = {own.case: share for own in every if (share := own.overheads.get(profiler, 0.0)) >= _LEAST_OVERHEAD}
+    if not added:
+        return doc.concat(f"{text} ", found_text(every))
+    most = max((own for own in every if own.case in added), key=lambda own: added[own.case])
+    wall_ns = most.parts.wall_ns if most.parts else 0.0
+    longer = f"{'up to ' if len(cases) > 1 else ''}{percent_text(added[most.case])} % longer than without a profiler"
+    is_measured = any(own.has_measured_overhead(profiler) for own in every if own.case in added)
+    why = "because the host launches later." if is_measured else "which is within the uncertainty of both."
+    if not any(_is_recorded(case) for case in cases if case[0].id in added):
+        is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
+        why += f" {'Idle time and waiting leave' if is_waiting else 'Idle time leaves'} this out."
+    under = fill(
+        f"{text} Under {profiler} a step takes {{}}, {longer}, {why} ", duration(wall_ns, step_unit([wall_ns]))
+    )
+    return doc.concat(under, found_text(every))
 
 
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
@@ -243,7 +249,7 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _without(*IDLE_PARTS), f"without idle time{for_it}",
                is_shown_without_time=True)  # fmt: skip
     yield from (_Row(PART_NAMES[part], _of(part), _without(part)) for part in IDLE_PARTS)
-    yield _Row(doc.Strong("step (mean)"), lambda parts: parts.wall_ns, is_shown_without_time=True)
+    yield _Row(doc.Strong("step"), lambda parts: parts.wall_ns, is_shown_without_time=True)
 
 
 def _of(part: StepPart) -> Callable[[StepParts], float]:
@@ -274,6 +280,19 @@ def _without_kernels(of: Callable[[StepParts], float]) -> Callable[[CaseSteps, S
     return removes
 
 
+def _is_recorded(case: _Case) -> bool:
+    """Return True where the parts are those under the profiler, since the step without it is unknown or too short."""
+    _, own, parts = case
+    return parts is own.parts
+
+
+def _heading(case: _Case, cases: Sequence[_Case], otherwise: doc.Text = "") -> doc.Text:
+    """Return the case in words, with the profiler where its parts alone are those under it."""
+    text = marked_text(case[0], otherwise)
+    is_other = _is_recorded(case) and not all(map(_is_recorded, cases))
+    return doc.concat(text, f" (under {case[1].profiler})") if is_other else text
+
+
 def where_table(cases: Sequence[_Case]) -> doc.Table:
     """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
     unit = step_unit(parts.wall_ns for *_, parts in cases)
@@ -284,16 +303,15 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
     rows: list[tuple[doc.Content, ...]]
     if len(cases) == 1:
         ((_, own, parts),) = cases
-        unprofiled = own.parts_without_profiler or parts
         columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
         columns.append(doc.ratio("gain", "speed-up without it, at most"))
         rows = [
             (row.name, doc.Cell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
-             doc.Cell(row.gain(own, unprofiled)))
+             doc.Cell(row.gain(own, parts)))
             for row in shown
         ]  # fmt: skip
     else:
-        columns = [doc.Column(case.id, fill(f"{{}}: {unit.name}", marked_text(case))) for case, *_ in cases]
+        columns = [doc.Column(each[0].id, fill(f"{{}}: {unit.name}", _heading(each, cases))) for each in cases]
         rows = [
             (row.name, *(with_share(ns, parts.share(ns), unit, row.is_part)
                          for *_, parts in cases for ns in [row.of(parts)]))
@@ -337,8 +355,8 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
 
 def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
-    columns = [doc.label("part", ""), *(doc.ratio(case.id, marked_text(case)) for case, *_ in cases)]
-    every = [(own, own.parts_without_profiler or parts) for _, own, parts in cases]
+    columns = [doc.label("part", ""), *(doc.ratio(each[0].id, _heading(each, cases)) for each in cases)]
+    every = [(own, parts) for _, own, parts in cases]
     found = [(row.improvement, [row.gain(*each) for each in every]) for row in _improvements(every)]
     rows = [
         (name, *speedups) for name, speedups in found
@@ -366,29 +384,36 @@ def class_label(name: str) -> str:
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
     every = [parts for *_, parts in cases]
-    unit, names = step_unit(parts.wall_ns for parts in every), classes(every)
-    pieces = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
-    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
-    pieces.append(("other kernels" if names else "compute", "rest", left))
-    pieces += [
-        (name, f"step_{part.value}", [parts.ns[part] for parts in every])
-        for part, name in PART_NAMES.items()
-        if part is not StepPart.COMPUTE
-    ]
-    series = tuple(
-        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
-        for name, key, values in pieces
-        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
-    )
-    labels = tuple(doc.plain(marked_text(case, workload.name)) for case, *_ in cases)
+    unit = step_unit(parts.wall_ns for parts in every)
+    labels = tuple(doc.plain(_heading(each, cases, workload.name)) for each in cases)
+    under = f", under {cases[0][1].profiler}" if all(map(_is_recorded, cases)) else ""
     return doc.Chart(
         plots.chart_id(workload.name, "step"),
-        "Where a step goes",
+        f"Where a step goes{under}",
         doc.ChartKind.STACKED_BARS,
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
-        doc.Axis(f"{unit.name} of a steady step ({cases[0][1].profiler})", unit, quantity="ns"),
-        {"": series},
+        doc.Axis(f"{unit.name} of a steady step", unit, quantity="ns"),
+        {"": bar_series(every)},
         subtitle=plots.fixed(workload),
+    )
+
+
+def pieces(every: Sequence[StepParts]) -> list[tuple[str, str, list[float]]]:
+    """Return the pieces of bars from left to right: name, key of the colour, and ns in each bar."""
+    names = classes(every)
+    found = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
+    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
+    found.append(("other kernels" if names else "compute", "rest", left))
+    others = ((part, name) for part, name in PART_NAMES.items() if part is not StepPart.COMPUTE)
+    return [*found, *((name, f"step_{part.value}", [parts.ns[part] for parts in every]) for part, name in others)]
+
+
+def bar_series(every: Sequence[StepParts]) -> tuple[doc.Series, ...]:
+    """Return the pieces of a bar for each of ``every`` that are large enough to see."""
+    return tuple(
+        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
+        for name, key, values in pieces(every)
+        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
     )
 
 
