@@ -1,6 +1,6 @@
 """Measure time and memory of `profpipe ingest` beside `nsys stats` on the same nsys export.
 
-    python benchmarks/ingest.py [--kernels 10000 100000 1000000] [--nsys PATH] [--rounds 3] [--folder DIR]
+    python benchmarks/ingest.py [--kernels 10000 100000 1000000] [--nsys PATH] [--tracelens PATH] [--rounds 3]
 
 Each round runs its processes one after the other, start-up included: the parser alone, without and with the search for
 steps; `profpipe ingest FILE`, and `profpipe ingest FILE --out DIR` as users type it (tables, analysis, pages), twice,
@@ -13,11 +13,15 @@ The exports are grown from the recorded one in tests/data: four processes that u
 names, ranges step > layer_N > attention | mlp | norm of 40 kernels each. Steps have 42 or 55 layers, and a few kernels
 run most often, in any order. `--regular` makes all steps alike, which is twice as fast to read. `--cases` adds ranges
 `profpipe:impl=N` around regular steps, which give SUMMARY.md a chapter for each case.
+
+`--tracelens PATH`, TraceLens_generate_perf_report_rocprof of https://github.com/AMD-AGI/TraceLens, adds a line on a
+JSON file of rocprofv3 with 60,000 kernels (39 MB).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sqlite3
@@ -62,7 +66,8 @@ print(parsed.origin.launches, int(parsed.origin.total_ns), int(parsed.origin.att
 #: Leaves out the search for steps.
 WITHOUT_STEPS = """
 from profpipe.ingest.steps import search
-search.find = lambda *given: search.Found()
+from profpipe.results import schema
+search.find = lambda *given: schema.Tables()
 """
 CODES = {"plain": WITHOUT_STEPS + READ, "parser": READ}
 
@@ -124,7 +129,7 @@ def _write_process(
         drawn = "(i * 2654435761 % 1009)"
         name = f"{first_name} + {NAMES} * {drawn} * {drawn} / {1009**2}"
     work = {
-        "start": f"{call} + 10000", "end": f"{call} + 12000 + i * 2654435761 % 9000", "deviceId": str(process),
+        "start": f"{call} + 10000", "end": f"{call} + 12000 + i * 2654435761 % 3900", "deviceId": str(process),
         "contextId": "1", "streamId": "7", "correlationId": "i + 1", "globalPid": str(pid), "demangledName": name,
         "shortName": name, "mangledName": name,
     }  # fmt: skip
@@ -161,6 +166,37 @@ def truth(export: Path, has_cases: bool) -> str:
     with closing(sqlite3.connect(export)) as database:
         row = database.execute('SELECT count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchone()
     return f"{row[0]} {row[1]} {row[1] if has_cases else 0} "
+
+
+def write_rocprof(out: Path, kernels: int) -> None:
+    """Write the JSON of rocprofv3 of a process with ``kernels`` kernels of 120 names, each with its HIP call."""
+    dispatches, calls, at = [], [], 1_000_000
+    for i in range(kernels):
+        length = 2000 + i * 2654435761 % 28000
+        common = {"thread_id": 70, "correlation_id": {"internal": i + 1, "external": 0, "ancestor": 0}}
+        info = {
+            "size": 136, "agent_id": {"handle": 20}, "queue_id": {"handle": 1}, "kernel_id": i % 120,
+            "dispatch_id": i + 1, "private_segment_size": 0, "group_segment_size": 0,
+            "workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 65536, "y": 1, "z": 1},
+        }  # fmt: skip
+        times = {"start_timestamp": at + 8000, "end_timestamp": at + 8000 + length}
+        stream = {"stream_id": {"handle": 0}}
+        dispatches.append({"size": 176, "kind": 2, "operation": 1, **common, **times, "dispatch_info": info, **stream})
+        calls.append(
+            {"size": 56, "kind": 1, "operation": 1, **common, "start_timestamp": at, "end_timestamp": at + 4000}
+        )
+        at += length + 1500
+    names = (f"Cijk_Ailk_Bljk_HHS_BH_MT{16 * (i % 9 + 1)}x128x32_SN_{i}" for i in range(120))
+    symbols = [{"kernel_id": i, "kernel_name": name, "formatted_kernel_name": name} for i, name in enumerate(names)]
+    kinds = [{"kind": "NONE", "operations": []}, {"kind": "HIP_RUNTIME_API", "operations": ["", "hipLaunchKernel"]}]
+    agent = {"id": {"handle": 20}, "type": 2, "node_id": 1, "logical_node_id": 1, "name": "gfx942"}
+    process = {
+        "metadata": {"pid": 70, "init_time": 1, "fini_time": at, "command": ["python"]},
+        "agents": [agent], "counters": [], "strings": {"buffer_records": kinds}, "kernel_symbols": symbols,
+        "callback_records": {"counter_collection": []},
+        "buffer_records": {"kernel_dispatch": dispatches, "hip_api": calls, "memory_copy": []},
+    }  # fmt: skip
+    out.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -218,6 +254,24 @@ def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def rocprof_row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
+    given, out = folder / f"{kernels}_results.json", folder / "rocprof"
+    write_rocprof(given, kernels)
+    ours = [sys.executable, "-m", "profpipe", "ingest", str(given), "--out", str(out)]
+    theirs = [options.tracelens, "--profile_json_path", str(given), "--output_csvs_dir", str(folder / "tracelens")]
+    costs: tuple[list[Cost], list[Cost]] = ([], [])
+    for _ in range(options.rounds):
+        shutil.rmtree(out, ignore_errors=True)
+        for command, found in zip((ours, theirs), costs, strict=True):
+            found.append(measure(command))
+    wall, cpu, _ = _ratios(*costs)
+    size = f"{given.stat().st_size / 1e6:,.0f} MB"
+    return (
+        f"rocprofv3 JSON, {kernels:,} kernels, {size}: profpipe ingest --out {_cost(costs[0])};"
+        f" TraceLens {_cost(costs[1])}: {wall:.2f} of its time ({cpu:.2f} by CPU time)"
+    )
+
+
 def _ratios(over: list[Cost], under: list[Cost]) -> list[float]:
     """Return the median ratios of wall time, CPU time and memory."""
     ratios = ([a / b for a, b in zip(x[:3], y[:3], strict=True)] for x, y in zip(over, under, strict=True))
@@ -233,6 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure `profpipe ingest` on nsys exports of growing size.")
     parser.add_argument("--kernels", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--nsys", default=shutil.which("nsys"), help="nsys to compare with (default: the one in PATH)")
+    parser.add_argument("--tracelens", help="TraceLens_generate_perf_report_rocprof to compare with")
     parser.add_argument("--rounds", type=int, default=3, help="how often each process runs (default: 3)")
     parser.add_argument("--cases", action="store_true", help="put the kernels into ranges of cases")
     parser.add_argument("--regular", action="store_true", help="make all steps alike")
@@ -247,6 +302,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for kernels in options.kernels:
             print(row(kernels, Path(folder), options), flush=True)
+        if options.tracelens:
+            print(rocprof_row(60_000, Path(folder), options))
 
 
 if __name__ == "__main__":

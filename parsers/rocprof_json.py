@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _GPU = re.compile(r"^GPU\d+$")
 _LABEL = re.compile(rb'"process_name",\s*"sort_index"')
 
 Record = Mapping[str, Any]
+_NONE: Record = {}
 
 
 def sniff(path: Path) -> bool:
@@ -72,12 +73,14 @@ def _v3(processes: Any, step_range: str) -> schema.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
-    launches = _rows((*rocprof.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
-    markers = _rows(rocprof.RANGE, rows := [row for part in parts for row in part.markers()])
+    found = _joined([columns for part in parts for columns in part.launches()])
+    launches = rocprof.records((*rocprof.LAUNCH, "dispatch"), found)
+    marked = _joined([part.markers() for part in parts])
+    markers = rocprof.records(rocprof.RANGE, marked)
     for name in ("domain", "operation"):
-        markers[name] = pd.Series([row[name] for row in rows], index=markers.index, dtype=object)
+        markers[name] = pd.Series(marked.get(name, []), index=markers.index, dtype=object)
     ranges = rocprof.marker_ranges(markers)
-    calls = _rows(rocprof.CALL, (row for part in parts for row in part.calls()))
+    calls = rocprof.records(rocprof.CALL, _joined([part.calls() for part in parts]))
     devices = dict.fromkeys(name for part in parts for name in part.devices())
     origin = schema.Origin(
         format="rocprofv3 JSON",
@@ -89,6 +92,16 @@ def _v3(processes: Any, step_range: str) -> schema.Tables:
     counted = pd.DataFrame(rows, columns=["space", "dispatch", "subject", "metric", "value"])
     keys = {name: pd.array(counted[name], dtype="Int64") for name in ("space", "dispatch")}
     return rocprof.tables(origin, launches, ranges, calls, step_range, counted.assign(**keys), [*keys])
+
+
+def _joined(parts: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the columns of ``parts`` one below the other."""
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]} if parts else {}
+
+
+def _name(symbol: Record) -> str:
+    spellings = ("formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name")
+    return next((symbol[key] for key in spellings if symbol.get(key)), rocprof.UNNAMED)
 
 
 class _Process:
@@ -104,7 +117,8 @@ class _Process:
         self._ordinals = {handle: ordinal for ordinal, handle in enumerate(gpus)}
         symbols = given.get("kernel_symbols", [])
         listed = symbols.values() if isinstance(symbols, dict) else symbols
-        self._kernels = {symbol.get("kernel_id", place): symbol for place, symbol in enumerate(listed)}
+        self._kernels = {symbol.get("kernel_id", place): _name(symbol) for place, symbol in enumerate(listed)}
+        self._operations: dict[tuple[Any, Any], str] = {}
         self._used: set[Any] = set()
 
     def version(self) -> str:
@@ -121,45 +135,42 @@ class _Process:
     def _records(self, *names: str) -> list[Record]:
         return next((self._buffers[name] for name in names if self._buffers.get(name)), [])
 
-    def launches(self) -> Iterator[Record]:
-        dispatches = self._records("kernel_dispatch", "kernel_dispatches")
+    def launches(self) -> list[dict[str, list[Any]]]:
+        """Return the columns of the kernels and those of the copies."""
         counted = [record.get("dispatch_data", {}) for record in self._counter_records()]
-        for record in dispatches or counted:
-            info = record["dispatch_info"]
-            device = info.get("agent_id", {}).get("handle")
-            self._used.add(device)
-            yield {
-                **self._common(record),
-                "name": self._name(info["kernel_id"]),
-                "kind": "kernel",
-                "device": self._ordinals.get(device),
-                "dispatch": info.get("dispatch_id"),
-            }
-        for record in self._records("memory_copy", "memory_copies"):
-            ends = [record.get(end, {}).get("handle") for end in ("dst_agent_id", "src_agent_id")]
-            name = self._operation(record)
-            yield {
-                **self._common(record),
-                "name": name or "MEMORY_COPY",
-                "kind": "memcpy",
-                "device": next((self._ordinals[end] for end in ends if end in self._ordinals), None),
-            }
-
-    def _common(self, record: Record) -> dict[str, Any]:
-        return {
-            "start": record.get("start_timestamp"),
-            "end": record.get("end_timestamp"),
-            "space": self._number,
-            "process": self.pid,
-            "thread": record.get("thread_id"),
-            "stream": record.get("stream_id", {}).get("handle"),
-            "correlation": record.get("correlation_id", {}).get("internal"),
+        dispatches = self._records("kernel_dispatch", "kernel_dispatches") or counted
+        infos = [record["dispatch_info"] for record in dispatches]
+        devices = [info.get("agent_id", {}).get("handle") for info in infos]
+        self._used.update(devices)
+        kernels = {
+            **self._common(dispatches),
+            "name": [self._kernels.get(info["kernel_id"], rocprof.UNNAMED) for info in infos],
+            "kind": ["kernel"] * len(infos),
+            "device": [self._ordinals.get(device) for device in devices],
+            "dispatch": [info.get("dispatch_id") for info in infos],
         }
+        copies = self._records("memory_copy", "memory_copies")
+        ends = ([record.get(end, {}).get("handle") for end in ("dst_agent_id", "src_agent_id")] for record in copies)
+        copied = {
+            **self._common(copies),
+            "name": [self._operation(record) or "MEMORY_COPY" for record in copies],
+            "kind": ["memcpy"] * len(copies),
+            "device": [next((self._ordinals[end] for end in pair if end in self._ordinals), None) for pair in ends],
+            "dispatch": [None] * len(copies),
+        }
+        return [kernels, copied]
 
-    def _name(self, kernel_id: Any) -> str:
-        symbol = self._kernels.get(kernel_id, {})
-        spellings = ("formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name")
-        return next((symbol[key] for key in spellings if symbol.get(key)), rocprof.UNNAMED)
+    def _common(self, records: Sequence[Record]) -> dict[str, list[Any]]:
+        """Return the columns that all records have."""
+        return {
+            "start": [record.get("start_timestamp") for record in records],
+            "end": [record.get("end_timestamp") for record in records],
+            "space": [self._number] * len(records),
+            "process": [self.pid] * len(records),
+            "thread": [record.get("thread_id") for record in records],
+            "stream": [record.get("stream_id", _NONE).get("handle") for record in records],
+            "correlation": [record.get("correlation_id", _NONE).get("internal") for record in records],
+        }
 
     def _kind(self, record: Record) -> Record:
         kinds = self._strings.get("buffer_records", [])
@@ -167,22 +178,29 @@ class _Process:
         return kinds[kind] if isinstance(kind, int) and kind < len(kinds) else {}
 
     def _operation(self, record: Record) -> str:
-        operations, operation = self._kind(record).get("operations", []), record.get("operation")
-        return operations[operation] if isinstance(operation, int) and operation < len(operations) else ""
+        key = record.get("kind"), record.get("operation")
+        if key not in self._operations:
+            operations, operation = self._kind(record).get("operations", []), key[1]
+            is_known = isinstance(operation, int) and operation < len(operations)
+            self._operations[key] = operations[operation] if is_known else ""
+        return self._operations[key]
 
-    def calls(self) -> Iterator[Record]:
+    def calls(self) -> dict[str, list[Any]]:
         # HIP first: a HIP call makes HSA calls, and the user's launch is the HIP call.
-        for record in (*self._records("hip_api"), *self._records("hsa_api")):
-            yield {**self._common(record), "name": self._operation(record)}
+        records = [*self._records("hip_api"), *self._records("hsa_api")]
+        return {**self._common(records), "name": list(map(self._operation, records))}
 
-    def markers(self) -> Iterator[Record]:
+    def markers(self) -> dict[str, list[Any]]:
         messages = {entry["key"]: entry["value"] for entry in self._strings.get("marker_api", [])}
-        for record in self._records("marker_api"):
-            common = self._common(record)
-            message = messages.get(common["correlation"])
-            if message is not None:
-                domain, operation = self._kind(record).get("kind", ""), self._operation(record)
-                yield {**common, "name": message, "domain": domain, "operation": operation}
+        named = [(record, messages.get(record.get("correlation_id", _NONE).get("internal"))) for record in
+                 self._records("marker_api")]  # fmt: skip
+        records = [record for record, message in named if message is not None]
+        return {
+            **self._common(records),
+            "name": [message for _, message in named if message is not None],
+            "domain": [self._kind(record).get("kind", "") for record in records],
+            "operation": list(map(self._operation, records)),
+        }
 
     def _counter_records(self) -> list[Record]:
         return self._given.get("callback_records", {}).get("counter_collection", [])
@@ -197,7 +215,7 @@ class _Process:
                 name = names.get(value["counter_id"]["handle"], "")
                 sums[name] = sums.get(name, 0.0) + value["value"]
             for name, total in sums.items():
-                subject = kernel_classes.normalise(self._name(info["kernel_id"]))
+                subject = kernel_classes.normalise(self._kernels.get(info["kernel_id"], rocprof.UNNAMED))
                 key = {"space": self._number, "dispatch": info["dispatch_id"]}
                 yield {**key, "subject": subject, "metric": name, "value": total}
 

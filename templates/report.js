@@ -261,6 +261,7 @@
       const [kind, ...rest] = key.split(".");
       const element = byId(rest.join("."));
       if (!element) continue;
+      unfold(element);
       if (kind === "sort" && orderOf(text)) sort(element, ...orderOf(text));
       if (kind === "filter") {
         const field = document.querySelector(`[data-filter="${CSS.escape(element.id)}"]`);
@@ -273,9 +274,15 @@
     if (target?.matches("dialog.page")) { open(target); return; }
     for (const dialog of all("dialog[open]")) dialog.close();
     if (target) {
-      for (let each = target; each; each = each.parentElement) if (each.matches("details")) each.open = true;
+      unfold(target);
       target.scrollIntoView();
     }
+  }
+
+  /** Open what an element is folded in; of a section, its own fold. */
+  function unfold(element) {
+    for (const fold of all(":scope > details.fold", element)) fold.open = true;
+    for (let each = element; each; each = each.parentElement) if (each.matches("details")) each.open = true;
   }
 
   /** Return the column and the direction of a sorting, or null for another text. */
@@ -297,6 +304,7 @@
 
   for (const each of all(".scripted")) each.hidden = false;
   if (matchMedia("(max-width: 960px)").matches) document.querySelector("nav details").open = false;
+  addEventListener("beforeprint", () => { for (const each of all("details.fold")) each.open = true; });
   addEventListener("hashchange", show);
   addEventListener("popstate", show);
   show();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from profpipe.commands import ingest
 from profpipe.results.schema import KernelChange
 
 DATA = Path(__file__).parent / "data"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 #: One kernel takes 80 us in A and 60 us in B; everything else is the same.
 A, B = (DATA / "reported" / f"compare_{side}" / "trace.json" for side in ("before", "after"))
 LM = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
@@ -158,6 +160,24 @@ def test_a_gate_is_refused_because_single_recordings_have_no_verdict(capsys: pyt
     assert "single recordings cannot tell a difference from noise" in capsys.readouterr().err
 
 
+def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "both.html"
+    text = compared(capsys, A, B, "--html", str(page))
+    shown = page.read_text(encoding="utf-8").partition("<main")[2]
+    answer = html.escape(text.splitlines()[0])
+    places = [shown.index(part) for part in (answer, "<svg", "compute: add", "vectorized_elementwise_kernel")]
+    assert places == sorted(places)
+    assert cli.main(["compare", str(EXAMPLES / "two_gpus"), str(EXAMPLES / "own_program"), "--html", str(page)]) == 0
+    shown = page.read_text(encoding="utf-8").partition("<main")[2]
+    places = [
+        shown.index(part) for part in ("2 without a verdict", "<svg", "gpt/compile=false</code>", "<details class")
+    ]
+    assert places == sorted(places) and "nvjet" in shown
+    assert cli.main(["compare", str(A), str(B), "--html", str(tmp_path / "none" / "both.html")]) == 2
+
+
 def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +188,7 @@ def test_files_match_by_name_and_the_last_one_left_on_each_side_matches_too(
         assert cli.main(["ingest", *copies, "--out", str(tmp_path / f"{folder}.out")]) == 0
     capsys.readouterr()
     text = compared(capsys, tmp_path / "a.out", tmp_path / "b.out")
-    assert "\nold.json → new.json\n" in text and "\nx.json\n" in text and "Only" not in text
+    assert "\nold.json → new.json\n" in text and text.startswith("x.json: A step takes") and "Only" not in text
     assert cli.main(["compare", str(tmp_path / "a.out"), str(tmp_path / "c.out")]) == 2
     assert "A holds x.json, old.json; B holds y.json, z.json" in capsys.readouterr().err
     shutil.copy(B, tmp_path / "c" / "x.json")

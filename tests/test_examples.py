@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -76,9 +77,22 @@ def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_pat
         page.unlink()
     # 1: a case failed; 4: the gate of an `ab` run failed.
     assert cli.main(["report", str(copy), "--quiet"]) in ((4,) if example.name == "regression_check" else (0, 1))
+    assert_begins_with_its_answer(copy)
     committed = [path for path in example.iterdir() if path.suffix in (".md", ".txt", ".html")]
     differing = [path.name for path in committed if path.read_bytes() != (copy / path.name).read_bytes()]
     assert not differing, f"render them again: profpipe report examples/{example.name}"
+
+
+def assert_begins_with_its_answer(folder: Path) -> None:
+    """Assert that both pages begin with the answer in bold type; of several workloads with one in a line for each."""
+    first = (folder / "SUMMARY.md").read_text(encoding="utf-8").split("\n\n")[1]
+    answer = re.compile(r"\*\*.+\*\*|- `.+`: \*\*.+\*\*")
+    assert all(map(answer.fullmatch, first.splitlines())), first
+    main = (folder / "report.html").read_text(encoding="utf-8").partition("<main")[2]
+    shown = html.unescape(re.sub(r"<[^>]*>", "", main[main.index("<strong>") : main.index("</strong>")]))
+    bold = first.splitlines()[0].partition("**")[2].rpartition("**")[0]
+    assert shown == html.unescape(re.sub(r"[`\\]", "", bold))
+    assert not {"<table", "<figure", "<details"} & set(re.findall(r"<\w+", main[: main.index("<strong>")]))
 
 
 #: A path below a home or a work folder, anywhere in a text.

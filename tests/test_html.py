@@ -268,10 +268,13 @@ def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> Non
     assert [words for words in words_of(made) if visible(words).replace(f"in{SUMMARY}", "") not in text] == []
 
 
-def test_the_answer_and_the_warnings_stand_first() -> None:
+def test_the_answer_its_picture_and_the_times_stand_first_and_the_rest_is_folded() -> None:
     data, run = store.load(ROOT / "examples" / "scenarios")
     made = build(analyze.analyze(data, run), data, run)
-    shown = Elements(page.render(made, rendering.find_templates().page)).values("id")
-    assert [id for id in shown if id in ("scenarios-headline", "warnings", "scenarios-times")] == [
-        "scenarios-headline", "warnings", "scenarios-times",
-    ]  # fmt: skip
+    text = page.render(made, rendering.find_templates().page).partition("<main")[2].partition("<dialog")[0]
+    seen, *folded = text.split('<details class="fold"><summary>')
+    places = [seen.index(part) for part in ("<strong>Fastest", "<figure", 'id="scenarios-times"', 'id="warnings"')]
+    assert places == sorted(places) and seen.count("<figure") == 1
+    assert {"Charts", "Kernel share", "Study tables", "Environment"} <= {
+        own.partition("</h2>")[0].partition(">")[2] for own in folded
+    }

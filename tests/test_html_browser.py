@@ -204,6 +204,7 @@ def test_the_figures_are_those_of_the_tables(
 def attention(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> Any:
     page = new_page()
     page.goto(address(reports("h200-attention")))
+    page.evaluate("for (const fold of document.querySelectorAll('details.fold')) fold.open = true")
     return page
 
 
@@ -296,6 +297,14 @@ def test_an_address_brings_back_the_whole_view(attention: Any, new_page: Callabl
     assert other.locator(".legend button[aria-pressed=true]").count() > 0
 
 
+def test_a_link_opens_the_section_that_is_folded(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    page.goto(address(reports("h200-attention")))
+    assert page.locator("#attention-cases table:visible").count() == 0
+    page.locator("nav a[href='#attention-cases']").click()
+    assert page.locator("#attention-cases table:visible").count() > 0
+
+
 WRONG = (
     "?sort.attention-times-table-fastest=99.descending",
     "?show.attention-explorer-choice-view=7",
@@ -356,7 +365,7 @@ def test_a_picture_of_the_summary_follows_the_scheme_of_colours(
         assert [page.evaluate(fill, name) for name in (".ground", ".title")] == colours
         piece, text = (page.locator(name).first.bounding_box() for name in (".piece", ".title"))
         assert piece["width"] > 5 and text["width"] > 100
-    assert len(files) == 4
+    assert len(files) == 5
 
 
 def test_a_phone_shows_the_page_without_scrolling_to_the_side(
@@ -393,6 +402,7 @@ def test_without_a_script_every_chart_and_every_case_can_be_read(
 ) -> None:
     page = new_page(java_script_enabled=False)
     page.goto(address(reports("h200-attention")))
+    page.locator("#attention-explorer > .fold > summary").click()
     options = page.locator("#attention-explorer .option")
     assert options.count() > 5 and page.locator("#attention-explorer .option:visible").count() == options.count()
     page.locator(f"{TIMES} a", has_text="xformers").first.click()

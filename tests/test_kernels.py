@@ -328,7 +328,7 @@ def test_experts_exchange_is_communication_and_none_of_it_is_hidden(tmp_path: Pa
     assert "**A step takes 825.0 us" in page
     rows = dict(re.findall(r"^\| \*\*(.+?)\*\* \| \*\*([\d.]+)\*\* \|", page, re.MULTILINE))
     assert (rows["compute"], rows["exposed communication"]) == ("440.0", "360.0")
-    assert "Classified: 100 % of kernel time (torch)." in page
+    assert "Classified: 100 % of kernel time (torch)." in (tmp_path / "out" / "details.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,14 @@ def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
 
 def test_the_first_screen_is_what_summary_md_begins_with() -> None:
     sections = (
-        Section("first_studies", "", (table(1.0, title="asked for first"),), workload="w"),
         Section("headline", "", (Paragraph(("fastest is ", Code("fa2"))),), workload="w"),
+        Section("first_studies", "", (table(1.0, title="asked for first"),), workload="w"),
         Section("times", "", (table(1.0, title="by case"),), workload="w"),
         Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
         Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
     )
     screen = pages.first_screen(Document("run", sections))
-    assert screen.startswith("asked for first\n\ncase ")
-    assert "\n\nfastest is fa2\n\nby case\n\ncase " in screen
+    assert screen.startswith("fastest is fa2\n\nasked for first\n\ncase ") and "\n\nby case\n\ncase " in screen
     assert screen.endswith("Warnings\n========\n\n- too few samples")
 
 
@@ -249,10 +248,10 @@ def test_two_thousand_cases_keep_the_summary_short_and_lose_no_row() -> None:
 def test_thirty_workloads_keep_the_most_important_sections_of_each() -> None:
     each = (Section(id, id, (rows(12),), workload=f"w{i}") for i in range(30) for id in ("kernel_share", "times"))
     repeat = Section("commands", "Repeat", (Paragraph("profpipe run"),))
-    summary, details = paginate(Document("run", (Section("overview", "", (rows(30),)), *each, repeat)))
+    summary, details = paginate(Document("run", (Section("answers", "", (rows(30),)), *each, repeat)))
     assert lines(summary) <= MOST_LINES
     kept = ids(summary)
-    assert kept[0] == ("", "overview") and kept[-2:] == [("", "commands"), ("", "details")]
+    assert kept[0] == ("", "answers") and kept[-2:] == [("", "commands"), ("", "details")]
     assert {id for _, id in kept[1:-2]} == {"times"}
     assert cases_of(summary) + cases_of(details) == 30 + 30 * 24
 

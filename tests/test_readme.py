@@ -37,14 +37,14 @@ def example_results():
     for summary in sorted(EXAMPLES.glob("*/SUMMARY.md")):
         text, name = summary.read_text(encoding="utf-8"), summary.parent.name
         run = " · ".join(re.sub(r" \d\d:\d\d UTC$", "", text.splitlines()[0]).split(" · ")[-3:])
-        answer = "<br>".join(_overview(text)) if "\n## Overview\n" in text else _answer(text)
+        answer = "<br>".join(line.removeprefix("- ") for line in text.split("\n\n")[1].splitlines())
         rows.append(f"| [{name}]({name}/SUMMARY.md) | {run} | {answer.replace('**', '')} |")
     return "\n".join(rows)
 
 
 def _answer(text):
-    """Return the first paragraph in bold type, which is the answer to the question of the run."""
-    return next(line for line in text.splitlines() if re.match(r"\*\*.*\.\*\*$", line))
+    """Return the first bold sentence, which is the answer to the question of the first workload."""
+    return re.search(r"\*\*.*\.\*\*$", text, re.MULTILINE)[0]
 
 
 def _table(text, heading):
@@ -52,21 +52,6 @@ def _table(text, heading):
     lines = text[text.index(f"\n{heading}\n") :].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|"))
     return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
-
-
-def _overview(text):
-    """Yield the answer for each workload of a run that has several."""
-    head, _, *rows = _table(text, "## Overview").split("\n")
-    for line in rows:
-        row = dict(zip(_cells(head), _cells(line), strict=True))
-        place = f"at {row['at']}: " if row["at"] else ""
-        ratio = row.get("over baseline", "–")
-        time = f"{row['time']}, {ratio} over the baseline" if ratio != "–" else row["time"]
-        yield f"{row['workload']}: " + " · ".join(filter(None, [row["fastest"], place + time]))
-
-
-def _cells(line):
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def pipeline_keys():

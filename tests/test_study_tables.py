@@ -410,7 +410,7 @@ def test_only_the_first_table_of_a_study_is_open() -> None:
     assert [isinstance(block, Details) for block in blocks] == [False, True, True]
 
 
-def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: Path) -> None:
+def test_a_table_that_the_study_is_about_follows_the_answer(example: Any, tmp_path: Path) -> None:
     data, run = example
     entries = [
         {"title": "Second", "rows": ["impl"], "columns": [], "value": ["memory"]},
@@ -419,9 +419,9 @@ def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: 
     options = {**run, "pipeline": {**run["pipeline"], "tables": entries}}
     page = write_page(analyze(data, options), data, options, tmp_path, TEMPLATE).read_text(encoding="utf-8")
     headings = [line for line in page.splitlines() if line.startswith("#")]
-    assert headings[1:3] == ["## The question", "## Answer"]
+    assert headings[1:3] == ["## The question", "## Times"]
     assert "### Second" in headings and page.count("## The question\n") == 1
-    assert page.index("## The question") < page.index("**Fastest: `xformers`") < page.index("## Study tables")
+    assert page.index("**Fastest: `xformers`") < page.index("## The question") < page.index("## Study tables")
 
 
 def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path) -> None:

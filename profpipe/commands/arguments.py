@@ -75,6 +75,13 @@ def add_json_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
 
 
+def html_file(text: str) -> Path:
+    """Return the file of `--html`: `--html bench.yaml` must not replace the pipeline file."""
+    if text.endswith(".html"):
+        return Path(text)
+    raise argparse.ArgumentTypeError(f"{text!r} does not end in .html")
+
+
 def _json_file(text: str) -> str:
     # `--json bench.yaml` must not replace the pipeline file.
     if text == STDOUT or text.endswith(".json"):

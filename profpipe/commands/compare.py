@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
   profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower
-  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels"""
+  profpipe compare before.nsys-rep after.nsys-rep   # two recordings: parts of a step, and kernels
+  profpipe compare out/before latest --html ab.html # both on one page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 4 if a case of B is slower by more, with 5 if that is undecided",
     )
+    page = "write both on one page, bars, cases and kernels included"
+    parser.add_argument("--html", type=arguments.html_file, metavar="FILE", help=page)
     arguments.add_json_file(parser)
     arguments.add_out(parser)
 
@@ -48,6 +51,8 @@ def main(args: argparse.Namespace) -> int:
 
     if args.json and args.json != arguments.STDOUT:
         arguments.check_output_file("--json", Path(args.json))
+    if args.html:
+        arguments.check_output_file("--html", args.html)
     if args.program is not None or len(args.runs) > 2:
         what = "compares one run A with one run B."
         raise ConfigError("profpipe compare", what, "`profpipe ab` decides over several runs of A and B.")
@@ -57,12 +62,26 @@ def main(args: argparse.Namespace) -> int:
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
     found = compare_runs(a, b, manifest_a, manifest_b, known)
-    if not (found.changes or found.lost or found.changed_params):
+    is_empty = not (found.changes or found.lost or found.changed_params)
+    if is_empty or args.html:
         of_runs = manifest_a.is_run and manifest_b.is_run
         recorded = compare_recordings((a, manifest_a), (b, manifest_b))
-        if not of_runs or (recorded.changes and not found.absent):
+        are_recordings = is_empty and (not of_runs or (recorded.changes and not found.absent))
+        if args.html and (recorded.changes or not are_recordings):
+            _write_html(args, recorded if are_recordings else found, recorded)
+        if are_recordings:
             return _end_recordings(args, recorded)
     return _end(args, found, manifest_b)
+
+
+def _write_html(
+    args: argparse.Namespace, found: Comparison | RecordingComparison, recorded: RecordingComparison
+) -> None:
+    from profpipe.commands import rendering
+    from profpipe.report import comparison, html_page
+
+    page = comparison.page(found, args.runs, recorded)
+    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
 
 
 def _load(name: str, out: Path) -> Run:

@@ -5,6 +5,7 @@ Tables are trusted only where their rows agree with the sums of the file.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import os
@@ -109,13 +110,25 @@ def parse(parser: ModuleType, path: Path, step_range: str | None = "") -> Tables
     ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps. With None launches
     that recur are no steps.
     """
-    with _blame(parser, path):
+    with _blame(parser, path), _without_collector():
         finds_steps = step_range != "" and "step_range" in inspect.signature(parser.parse).parameters
         parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
         wrong = _contradiction(parsed)
     if wrong:
         raise _wrong(parser, path, f"contradicts itself: {wrong}")
     return parsed
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector from visiting the records of a JSON file again and again: they have no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def launches(parser: ModuleType, path: Path) -> pd.DataFrame:

@@ -18,32 +18,63 @@ from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.sections.kernel_differences import kernel_rows
-from profpipe.report.sections.steps import PART_NAMES, class_label, classes
-from profpipe.report.text import column_width, write_section
+from profpipe.report.sections.steps import bar_series, pieces
+from profpipe.report.text import write_section
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
 
 #: What a difference of two runs is worth, by whether it is beyond the noise.
-_NOTES: Final = {True: "  beyond the noise", False: "  within the noise", None: "  no verdict"}
+_NOTES: Final = {True: "beyond the noise", False: "within the noise", None: "no verdict"}
 
 
 def text(found: Comparison | RecordingComparison) -> str:
-    """Return one line for each case, what hinders a verdict, and one line for each difference between the runs.
+    """Return the page as text."""
+    made = sections(found) if isinstance(found, RecordingComparison) else run_sections(found)
+    return "\n\n".join(filter(None, map(write_section, made)))
 
-    Of recordings, return the parts and the kernels of their differences.
-    """
-    if isinstance(found, RecordingComparison):
-        return "\n\n".join(filter(None, map(write_section, sections(found))))
-    same = "is the same" if found.changed_params else "has a time"
-    lines = _run_table(found.changes) if found.changes else [f"No case {same} in both runs."]
-    lines += missing(found)
+
+def page(found: Comparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison) -> doc.Document:
+    """Return the page of two runs or recordings, which are called ``names``. ``recorded`` are the kernels of runs."""
+    made = sections(found) if isinstance(found, RecordingComparison) else run_sections(found, recorded.changes)
+    a, b = names
+    return doc.Document(f"B compared with A · A: {a} · B: {b}", tuple(made))
+
+
+def run_sections(found: Comparison, recorded: Sequence[RecordingChange] = ()) -> Iterator[doc.Section]:
+    """Yield the answer, a row for each case, and the recordings of both runs, whose bars follow the answer."""
+    shown = _by_size(recorded)
+    facts: list[doc.Text] = [*missing(found), *differences(found)]
     if any(change.is_beyond_noise is None for change in found.changes):
-        lines.append(
-            "no verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
-            f" {FEWEST_RUNS} runs of the same code in this results folder show it. `profpipe ab` needs none."
-        )
-    return "\n".join([*lines, *differences(found)])
+        why = "No verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
+        how = f" {FEWEST_RUNS} runs of the same code in this results folder show it. {{}} needs none."
+        facts.append(fill(why + how, doc.Code("profpipe ab")))
+    strong, pictures = doc.Paragraph(doc.Strong(run_headline(found))), [bars(own) for own in shown[:1] if own.has_times]
+    yield doc.make_section("headline", "", [strong, *pictures, doc.Bullets(tuple(facts))])
+    yield doc.make_section("times", "", [_run_table(found.changes)])
+    for number, change in enumerate(shown[:_MOST_SECTIONS]):
+        yield doc.Section("recording_change", _title(change), tuple(_blocks(change, has_bars=number > 0)))
+
+
+def run_headline(found: Comparison) -> str:
+    """Return ``B compared with A, 3 cases: 2 slower, ...; B - A from -1.0 % to +9.9 %.``; of one case its times."""
+    changes = found.changes
+    if not changes:
+        return f"No case {'is the same' if found.changed_params else 'has a time'} in both runs."
+    if len(changes) == 1:
+        (only,), unit = changes, time_unit([changes[0].a_ns, changes[0].b_ns])
+        times = [unit.with_name(ns) for ns in (only.a_ns, only.b_ns)]
+        note = _NOTES[only.is_beyond_noise]
+        return f"{only.name} takes {times[0]} in A and {times[1]} in B: {signed_percent(only.percent / 100)}, {note}."
+    kinds = {True: "slower", False: "faster"}
+    verdicts = [
+        kinds[change.percent > 0] if change.is_beyond_noise else _NOTES[change.is_beyond_noise] for change in changes
+    ]
+    order = {**dict.fromkeys((*kinds.values(), _NOTES[False])), _NOTES[None]: "without a verdict"}
+    counts = [f"{verdicts.count(kind)} {words or kind}" for kind, words in order.items() if kind in verdicts]
+    counts += [f"{len(found.lost)} failed in B"] if found.lost else []
+    ends = [signed_percent(end(change.percent for change in changes) / 100) for end in (min, max)]
+    return f"B compared with A, {count_cases(len(changes))}: {', '.join(counts)}; B - A from {ends[0]} to {ends[1]}."
 
 
 def missing(found: Comparison) -> Iterator[str]:
@@ -65,17 +96,17 @@ def differences(found: Comparison) -> Iterator[str]:
         yield "B has not ended: `profpipe resume` continues it."
 
 
-def _run_table(changes: Sequence[Change]) -> list[str]:
-    width = column_width(change.name for change in changes)
+def _run_table(changes: Sequence[Change]) -> doc.Table:
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
-    lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
-    for change in changes:
-        note = _NOTES[change.is_beyond_noise]
-        if change.inaccurate_in:
-            note += f"  inaccurate in {' and '.join(change.inaccurate_in)}"
-        times = f"{unit.of(change.a_ns):>9}  {unit.of(change.b_ns):>9}"
-        lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{note}")
-    return lines
+    columns: doc.Columns[Change] = [
+        (doc.label("case"), lambda change: doc.Code(change.name)),
+        (doc.Column("a", "A", unit), lambda change: change.a_ns),
+        (doc.Column("b", "B", unit), lambda change: change.b_ns),
+        (doc.signed_percent("percent", "B - A"), lambda change: change.percent / 100),
+        (doc.words("verdict"), lambda change: _NOTES[change.is_beyond_noise]),
+        (doc.words("accuracy", "inaccurate in"), lambda change: " and ".join(change.inaccurate_in)),
+    ]
+    return doc.table_of("cases", changes, columns)
 
 
 #: Why B does not pass a gate. A pair of words in it is chosen by the number of cases: of one case, and of several.
@@ -125,30 +156,36 @@ _WORDS: Final = {
 }
 _CHANGES: Final = {KernelChange.EXCHANGED: "other name", KernelChange.UNCHANGED: ""}
 
-NO_VERDICT = (
-    "No verdict: one recording of each side cannot tell a difference from noise. `profpipe ab` runs both sides in turns"
-    " and gives a verdict: profpipe ab --a git:REVISION -- PROGRAM"
-)
+NO_VERDICT = fill(
+    "No verdict: one recording of each side cannot tell a difference from noise. {} runs both sides in turns and gives"
+    " a verdict.", doc.Code("profpipe ab --a git:REVISION -- PROGRAM"),
+)  # fmt: skip
 
 
 def sections(found: RecordingComparison) -> Iterator[doc.Section]:
-    """Yield a table of all recordings where there are several, and those with the largest differences by part."""
-
-    def size(change: RecordingChange) -> float:
-        return abs(change.difference_ns) / max(change.a.parts.wall_ns, 1.0) if change.has_times else 0.0
-
-    changes = sorted(found.changes, key=size, reverse=True)
+    """Yield the largest difference, a table of all recordings where there are several, and the others by part."""
+    changes = _by_size(found.changes)
     several = len(changes) > 1
-    if several:
-        yield doc.make_section("recordings", "", [_overview(found.changes)])
-    for change in changes[:_MOST_SECTIONS]:
-        yield _section(change, _title(change) if several else "")
+    for number, change in enumerate(changes[:_MOST_SECTIONS]):
+        id = "recording_change" if number else "headline"
+        yield doc.Section(id, _title(change) if number else "", tuple(_blocks(change, several and not number)))
+        if several and not number:
+            yield doc.make_section("recordings", "", [_overview(found.changes)])
     if left := changes[_MOST_SECTIONS:]:
         text = (
             f"Not shown: {plural(len(left), 'recording')} with smaller differences. `--json FILE` has the parts of all."
         )
         yield doc.make_section("others", "", [doc.Paragraph(text)])
     yield doc.make_section("notes", "", [doc.Paragraph(line) for line in notes(found)])
+
+
+def _by_size(changes: Iterable[RecordingChange]) -> list[RecordingChange]:
+    """Return the recordings, that with the largest difference in percent first."""
+
+    def size(change: RecordingChange) -> float:
+        return abs(change.difference_ns) / max(change.a.parts.wall_ns, 1.0) if change.has_times else 0.0
+
+    return sorted(changes, key=size, reverse=True)
 
 
 def notes(found: RecordingComparison) -> Iterator[doc.Text]:
@@ -176,14 +213,33 @@ def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
     return doc.make_table("recordings", columns, rows)
 
 
-def _section(change: RecordingChange, title: str) -> doc.Section:
-    blocks: list[doc.Block] = [doc.Paragraph(doc.Strong(headline(change)))]
-    if not change.is_same:
-        blocks += [doc.Paragraph(sentence) for sentence in sentences(change)]
-        if change.has_times:
-            blocks += [_parts_table(change), _ranks_table(change)]
-        blocks.append(_kernels_table(change))
-    return doc.make_section("recording_change", title, blocks)
+def _blocks(change: RecordingChange, is_named: bool = False, has_bars: bool = True) -> Iterator[doc.Block]:
+    """Yield the sentence, the bars of both sides, the parts, the ranks and the kernels."""
+    name = (doc.Code(_title(change)), ": ") if is_named else ""
+    yield doc.Paragraph(doc.Strong(doc.concat(name, headline(change))))
+    if change.is_same:
+        return
+    if change.has_times and has_bars:
+        yield bars(change)
+    yield from map(doc.Paragraph, sentences(change))
+    tables = [_parts_table(change), _ranks_table(change)] if change.has_times else []
+    yield from (table for table in (*tables, _kernels_table(change)) if table.rows)
+
+
+def bars(change: RecordingChange) -> doc.Chart:
+    """Return a bar for each side, in one scale."""
+    both = change.a.parts, change.b.parts
+    unit, of = step_unit(own.wall_ns for own in both), _WORDS[change.extent][1]
+    return doc.Chart(
+        "sides",
+        f"Where the time {of} goes, under {change.a.profiler}",
+        doc.ChartKind.STACKED_BARS,
+        doc.Axis("", labels=("A", "B")),
+        doc.Axis(f"{unit.name} {of}", unit, quantity="ns"),
+        {"": bar_series(both)},
+        placement=doc.Placement.HTML,
+        subtitle=_title(change),
+    )
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -279,14 +335,11 @@ def _whole(own: Side, has_times: bool) -> doc.Text:
 
 def _leaves(change: RecordingChange) -> list[tuple[str, float, float]]:
     """Return (name, ns on A, ns on B) of the parts that add up to the times of both sides."""
-    both = change.a.parts, change.b.parts
-    shown = classes(both) if any(own.classes for own in both) else []
-    prefix = "compute: " if change.a.ranks else ""
-    times = {f"{prefix}{class_label(name)}": [own.classes.get(name, 0.0) for own in both] for name in shown}
-    rest = [own.ns[StepPart.COMPUTE] - sum(own.classes.get(name, 0.0) for name in shown) for own in both]
-    times[f"{prefix}other kernels" if shown else "compute"] = rest
-    times |= {PART_NAMES[part]: [own.ns[part] for own in both] for part in StepPart if part is not StepPart.COMPUTE}
-    return [(name, a_ns, b_ns) for name, (a_ns, b_ns) in times.items() if a_ns or b_ns]
+    found = []
+    for name, key, (a_ns, b_ns) in pieces((change.a.parts, change.b.parts)):
+        is_class = change.a.ranks and not key.startswith("step_") and name != "compute"
+        found.append((f"compute: {name}" if is_class else name, a_ns, b_ns))
+    return [each for each in found if any(each[1:])]
 
 
 def _parts_table(change: RecordingChange) -> doc.Table:

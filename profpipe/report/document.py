@@ -460,7 +460,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Choice:
-    """Views of which a reader sees one.
+    """Views of which a reader sees one. SUMMARY.md shows the first, and details.md the others, unless it is for HTML.
 
     ``dimensions`` are the questions, such as metric and profiler. ``options`` are the blocks by the answers.
     """
@@ -470,6 +470,20 @@ class Choice:
     options: Mapping[tuple[str, ...], tuple[Block, ...]]
     title: Text = ""
     placement: Placement = Placement.HTML
+
+    def views(self) -> Iterator[Block]:
+        """Yield the blocks of all options, those after the first for details.md; none of a choice for HTML alone."""
+        if self.placement is not Placement.HTML:
+            for i, blocks in enumerate(self.options.values()):
+                yield from (replace(block, placement=Placement.DETAILS) if i else block for block in blocks)
+
+
+def choose_table(id: str, dimension: str, tables: Sequence[Table]) -> Block | None:
+    """Return tables with rows as a choice by their titles; a single one as it is."""
+    options: dict[tuple[str, ...], tuple[Block, ...]] = {(plain(t.title),): (t,) for t in tables if t.rows}
+    if len(options) > 1:
+        return Choice(id, (dimension,), options, placement=Placement.SUMMARY)
+    return next((block for (block,) in options.values()), None)
 
 
 #: Tables longer than this are folded.

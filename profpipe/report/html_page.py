@@ -37,8 +37,9 @@ REPORT = "report.html"
 _TEMPLATE, _STYLES, _SCRIPTS = "report.html.j2", (STYLE, "report.css"), ("report.js", "timeline.js")
 FILES = (_TEMPLATE, *_STYLES, *_SCRIPTS)
 
-#: Sections that stand first, whatever their place in the document.
-_FIRST = ("overview", "warnings")
+#: Sections that a reader sees at once; the others are folded below their titles.
+_OPEN = ("answers", "headline", "timeline", "first_studies", "times", "recordings", "requests", "warnings", "failures",
+         "unfinished", "forest", "verdicts")  # fmt: skip
 
 
 def write(document: doc.Document, folder: Path, files: Mapping[str, Path], name: str = REPORT) -> None:
@@ -50,7 +51,10 @@ def render(
     document: doc.Document, files: Mapping[str, Path], exists: Callable[[str], bool] = lambda path: False
 ) -> str:
     """Return the page. Raise ProfpipeError where a template of the user is wrong or out of date."""
-    sections = list(_section_ids(_ordered(document)))
+    # The charts of the plots are among those to choose from.
+    chosen = {section.workload for section in document.sections if section.id == "explorer"}
+    shown_sections = [s for s in document.sections if not (s.id == "plots" and s.workload in chosen)]
+    sections = list(_section_ids(shown_sections))
     anchors = {(section.workload, section.id): id for section, id in reversed(list(_all_ids(sections)))}
     cases = {(case.workload, case.id): anchor("case", case.workload, case.id) for case in document.cases}
     html = Html(
@@ -64,11 +68,13 @@ def render(
     # What stands inside a page of a case has short ids: nothing leads there.
     alone = replace(html, cases={}, contents={})
 
-    def entry(writer: Html, section: doc.Section, id: str, content_id: str) -> dict[str, str]:
+    def entry(writer: Html, section: doc.Section, id: str, content_id: str, is_folded: bool = False) -> dict[str, str]:
         names = {"id": id, "workload": flat(section.workload), "title": flat(write_text(section.title))}
-        return {**names, "content": writer.section(section, content_id)}
+        return {**names, "content": writer.section(section, content_id, is_folded=is_folded)}
 
-    entries = [entry(html, section, id, id) for section, id in sections]
+    entries = [
+        entry(html, section, id, id, bool(section.title) and section.id not in _OPEN) for section, id in sections
+    ]
     keys = [(case.workload, case.id) for case in document.cases]
     pages = [entry(alone, case, cases[key], html.contents[key])
              for case, key in zip(document.cases, keys, strict=True)]  # fmt: skip
@@ -81,16 +87,6 @@ def render(
         "policy": policy(style, script), "style": Markup(style), "script": Markup(script), "name": name, "facts": facts,
         "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": legend,
     }, autoescape=True)  # fmt: skip
-
-
-def _ordered(document: doc.Document) -> list[doc.Section]:
-    """Return the sections with the answer and the warnings first."""
-    # The charts of the plots are among those to choose from.
-    chosen = {section.workload for section in document.sections if section.id == "explorer"}
-    sections = [s for s in document.sections if not (s.id == "plots" and s.workload in chosen)]
-    lone = () if any(section.id == "overview" for section in document.sections) else ("headline",)
-    ranks = {id: i for i, id in enumerate((*lone, *_FIRST))}
-    return sorted(sections, key=lambda section: ranks.get(section.id, len(ranks)))
 
 
 def policy(style: str, script: str) -> str:
@@ -121,7 +117,7 @@ _MOST_LISTED = 100
 #: The files that have all rows of a section's tables; those of others are in metrics.
 _FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
 #: Sections that the style sheet shows in their own way.
-_STYLED = ("headline", "warnings")
+_STYLED = ("answers", "headline", "warnings")
 
 
 @dataclass(frozen=True)
@@ -197,8 +193,8 @@ class Html:
 
     # --- sections and blocks -----------------------------------------------------------------------------------------
 
-    def section(self, section: doc.Section, id: str, level: int = 2) -> Markup:
-        """Return the section with its heading; empty where the section holds nothing."""
+    def section(self, section: doc.Section, id: str, level: int = 2, is_folded: bool = False) -> Markup:
+        """Return the section with its heading, which alone is seen of a folded one; empty where it holds nothing."""
         if not section:
             return Markup("")
         own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
@@ -206,7 +202,7 @@ class Html:
         heading = join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if is_named else ""])
         classes = " ".join(("section", *(id for id in _STYLED if id == section.id)))
         inner, children = replace(own, names_workloads=False), _children_ids(section, id)
-        return _write("section", own, section, id, level, classes, heading, inner, children)
+        return _write("section", own, section, id, level, classes, heading, inner, children, is_folded)
 
     def block(self, block: doc.Block) -> Markup:
         match block:

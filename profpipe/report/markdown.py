@@ -140,7 +140,9 @@ class Markdown:
             case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
-            case doc.Choice() | doc.Timeline():
+            case doc.Choice():
+                return "\n\n".join(map(self.block, block.views()))
+            case doc.Timeline():
                 return ""
 
     def table(self, table: doc.Table) -> str:

@@ -6,6 +6,7 @@ sections first; a table that is too long leaves its first rows.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ MOST_LINES = 150
 
 #: Sections by importance, which is not the order on the page. Others follow in the order of the document.
 IMPORTANCE = (
-    "overview", "recordings", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished",
+    "answers", "recordings", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished",
     "first_studies", "failed_captures", "studies", "study_plots", "skipped", "requests", "steps", "recording",
     "step_costs", "step_ranks", "step_outliers", "step_times", "classification", "kernel_share", "switch_cost",
     "limits", "targets", "accuracy", "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
@@ -38,7 +39,7 @@ IMPORTANCE = (
 FINDINGS = ("accuracy", "agreement")
 
 #: The sections that a run prints when it ends.
-FIRST_SCREEN = ("first_studies", "overview", "headline", "times", "flags", "warnings")
+FIRST_SCREEN = ("answers", "headline", "first_studies", "times", "flags", "warnings")
 
 #: The rows of a table where the page is too short for all: tried in this order until every block finds room.
 _ROWS = (None, 24, 12)
@@ -89,9 +90,9 @@ def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.
 def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -> list[_Divided]:
     """Divide the sections, which take their lines in the order of their importance."""
     rank = {id: i for i, id in enumerate(IMPORTANCE)}
-    if any(section.id == "overview" for section in sections):
-        # The overview has the times of each workload: the requested tables come before the others.
-        rank |= dict.fromkeys(("headline", "times"), rank["study_plots"])
+    if any(section.id == "answers" for section in sections):
+        # The answers have the best time of each workload: the requested tables come before the others.
+        rank["times"] = rank["study_plots"]
     found: dict[int, _Divided] = {}
     for i in sorted(range(len(sections)), key=lambda i: (rank.get(sections[i].id, len(rank)), i)):
         found[i] = _divide(sections[i], room, most_rows)
@@ -105,7 +106,8 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     kept: list[doc.Block] = []
     moved: list[doc.Block] = []
     used, overflows = head, False
-    for block in section.blocks:
+    views = (block.views() if isinstance(block, doc.Choice) else (block,) for block in section.blocks)
+    for block in itertools.chain.from_iterable(views):
         if isinstance(block, doc.Table) and not block.rows:
             continue
         if overflows or block.placement is doc.Placement.DETAILS or isinstance(block, doc.Details):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import pages, selection, text_files
-from profpipe.report.document import Document, Section
+from profpipe.report.document import Chart, Document, Section
 from profpipe.report.labels import has_no_gpu
 from profpipe.report.sections import (
     agreement,
@@ -71,28 +71,30 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
-    """Return the document of a run: its sections in the order of the page."""
-    first = tuple(replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.entry.first)
-    answer = "Answer" if first or len(findings.workloads) > 1 else ""
+    """Return the document of a run: its sections in the order of the page, which begins with the answer."""
+    first = [replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.entry.first]
     is_alone = len(findings.workloads) == 1
-    answers = {
-        workload.name: (headline.headline(workload, answer), times.times(workload, has_no_gpu(run), is_alone))
-        for workload in findings.workloads
-    }
+    answers: list[Section] = [headline.answers(findings.workloads), *(() if is_alone else first)]
+    others: list[Section] = []
+    for number, workload in enumerate(findings.workloads):
+        picture, own = _take_picture((*_where_time_goes(workload), *_workload_sections(workload, findings)))
+        has_answer = is_alone or number >= headline.MOST_ANSWERS
+        answers += [
+            headline.headline(workload, picture, "" if is_alone else "At a glance", has_answer),
+            timeline.timeline(workload),
+            *(first if is_alone else ()),
+            times.times(workload, has_no_gpu(run), is_alone),
+        ]
+        others += own
     sections = (
-        *first,
-        headline.overview(findings.workloads),
+        *answers,
         recording.recordings(findings, run),
-        *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (times.flags(findings.workloads),)),
         warnings.warnings(findings, run),
-        *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
         kernels.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.entry.first]),
         studies.study_plots(findings.plots),
-        *(section for workload in findings.workloads
-          for section in (*(() if is_alone else (*answers[workload.name], *_where_time_goes(workload))),
-                          *_workload_sections(workload, findings))),
+        *others,
         warnings.failures(findings),
         warnings.unfinished(findings),
         warnings.skipped(findings),
@@ -101,7 +103,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
         environment.environment(run),
         environment.commands(run),
         case_pages.logs(run, raw),
-    )  # fmt: skip
+    )
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
     return Document(
         title,
@@ -112,8 +114,18 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
-    found = steps.steps(workload), recording.recording(workload), timeline.timeline(workload)
-    return (step_times.requests(workload), *found, modules.modules(workload))
+    found = step_times.requests(workload), steps.steps(workload), recording.recording(workload)
+    return (*found, modules.modules(workload))
+
+
+def _take_picture(sections: Iterable[Section]) -> tuple[Chart | None, list[Section]]:
+    """Return the first chart of a step, else of the plots, and the sections without it."""
+    found = list(sections)
+    charts = (block for id in ("steps", "plots") for each in found if each.id == id for block in each.blocks)
+    picture = next((block for block in charts if isinstance(block, Chart)), None)
+    if picture is not None:
+        found = [replace(each, blocks=tuple(plots.without_chart(each.blocks, picture))) for each in found]
+    return picture, found
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

@@ -105,8 +105,10 @@ def write_block(block: doc.Block) -> str:
             return "\n".join(f"    {visible(line)}" for line in block.text.splitlines())
         case doc.Table():
             return write_table(block)
-        case doc.Chart() | doc.Choice() | doc.Timeline():
+        case doc.Chart() | doc.Timeline():
             return ""
+        case doc.Choice():
+            return "\n\n".join(map(write_block, block.views()))
         case doc.Details():
             return "\n\n".join(filter(None, [write_text(block.summary), *map(write_block, block.blocks)]))
 

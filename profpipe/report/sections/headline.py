@@ -21,6 +21,9 @@ from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import PREFILL, StepRule
 
+#: Workloads whose answers the page begins with; of more, each stands in the section of its workload.
+MOST_ANSWERS = 8
+
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
 
@@ -40,54 +43,23 @@ _FEWEST_STEPS = 5
 _MOST_SLOWER_CALLS = 3
 
 
-def headline(workload: WorkloadFindings, title: str = "") -> doc.Section:
-    """Return the answer to the workload's question, then remarks on it."""
-    blocks = (doc.Paragraph(doc.Strong(answer(workload))), doc.Bullets(tuple(_remarks(workload))))
+def headline(
+    workload: WorkloadFindings, picture: doc.Block | None = None, title: str = "", has_answer: bool = True
+) -> doc.Section:
+    """Return the answer to the workload's question, its picture, then remarks on it."""
+    strong = doc.Paragraph(doc.Strong(answer(workload))) if has_answer else None
+    blocks = (strong, picture, doc.Bullets(tuple(_remarks(workload))))
     return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
-def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
-    """Return a table with a row for each workload; empty for one workload."""
-    if len(workloads) < 2:
-        return doc.Section("overview", "")
-    columns = (doc.label("workload"), doc.count("cases"), doc.label("fastest"), doc.label("shape", "at"),
-               doc.Column("time", "time"), doc.ratio("speedup", "over baseline"),
-               doc.words("lowest_memory", "lowest memory"))  # fmt: skip
-    table = doc.make_table("overview", columns, map(_overview_row, workloads))
-    return doc.make_section("overview", "Overview", [table])
-
-
-def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
-    """Return what wins most shapes and how often the winner of the largest one wins; its time there, and memory."""
-    name, cases, shape = doc.Code(workload.name), float(len(workload.cases)), workload.largest
-    win = shape.win if shape else None
-    if shape is None or win is None or win.best.ns is None:
-        return name, cases, "no times", "", None, None, ""
-    unit = time_unit([win.best.ns])
-    fastest = _most_wins(workload.shapes, win) if _has_comparison(workload) else doc.concat()
-    time = doc.Cell(win.best.ns, unit=unit, note=unit.name)
-    lowest = shape.lowest_memory if _has_comparison(workload) else ()
-    memory = fill("{} {}", names([case.variant for case in lowest], MOST_NAMES), _peak(lowest[0])) if lowest else ""
-    return name, cases, fastest, in_words(shape.axes), time, win.best.speedup, memory
-
-
-def _most_wins(shapes: Sequence[Shape], largest: Win) -> doc.Text:
-    """Return what wins most shapes, and beside it the outcome of the largest shape where that is another one."""
-    best, is_clear = doc.Code(largest.best.variant), largest.verdict == WinVerdict.CLEAR
-    won = {variant: len(own) for variant, own in _by_variant(shapes, WinVerdict.CLEAR).items()}
-    if not won:
-        return fill("tie: {}", tied_names(largest)) if largest.tied else (largest.verdict.value,)
-    most = max(won.values())
-    winners = [variant for variant, times in won.items() if times == most]
-    each = " each" if len(winners) > 1 else ""
-    fastest = fill(f"{{}} in {most} of {len(shapes)} shapes{each}", names(winners, MOST_NAMES))
-    if largest.tied:
-        return doc.concat(fastest, fill("; here a tie of {}", tied_names(largest)))
-    if not is_clear:
-        return doc.concat(fastest, fill(f"; here {{}}, {largest.verdict.value}", best))
-    if largest.best.variant in winners:
-        return fastest
-    return doc.concat(fastest, fill(f", {{}} in {won[largest.best.variant]}", best))
+def answers(workloads: Sequence[WorkloadFindings]) -> doc.Section:
+    """Return the answer of each of several workloads, of the first ``MOST_ANSWERS``."""
+    found: list[doc.Text] = [
+        fill("{}: {}", Code(each.name), doc.Strong(answer(each))) for each in workloads[:MOST_ANSWERS]
+    ]
+    if (more := len(workloads) - MOST_ANSWERS) > 0:
+        found.append(f"{plural(more, 'more workload')}: the answer stands above the times of each.")
+    return doc.make_section("answers", "", [doc.Bullets(tuple(found))] if len(workloads) > 1 else [])
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:

@@ -36,7 +36,7 @@ _Row: TypeAlias = "tuple[doc.Text, list[doc.Cell]]"
 
 
 def kernel_share(workload: WorkloadFindings) -> doc.Section:
-    """Return a table for each shape, that of the largest first; without a comparison, tables by kernel class."""
+    """Return the table of the largest shape, and the others to choose from; without a comparison, by kernel class."""
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     if workload.compare:
         tables = [by_category(shape, per_iteration(workload)) for shape in shapes]
@@ -45,10 +45,10 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
         starts = range(0, len(cases), _CASES_A_TABLE)
         make = _of_steps if workload.iteration is Iteration.STEP else by_class
         tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
-        tables = [table if i else replace(table, title="") for i, table in enumerate(tables)]
-    tables = [replace(table, placement=doc.Placement.DETAILS) if i else table for i, table in enumerate(tables)]
-    notes = [means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
-    blocks: list[doc.Block] = [*map(doc.Paragraph, notes), *tables]
+        tables = tables if len(tables) > 1 else [replace(table, title="") for table in tables]
+    choice = doc.choose_table("share", "shape" if workload.compare else "cases", tables)
+    notes = [means_note(workload), _context(workload)] if choice else []
+    blocks = [*map(doc.Paragraph, notes), choice]
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)
 
 
@@ -201,13 +201,12 @@ _Change = tuple[str, float, float]
 
 
 def switch_cost(workload: WorkloadFindings) -> doc.Section:
-    """Return a table for each shape, that of the largest first."""
+    """Return the table of the largest shape, and the others to choose from."""
     shapes = sorted((s for s in workload.shapes if s.switch_costs), key=lambda shape: shape is not workload.largest)
     if not shapes:
         return doc.Section("switch_cost", "", workload=workload.name)
     noun, of = "operator" if any(case.is_on_cpu for case in workload.shapes[0].cases) else "kernel", iteration(workload)
-    pages = (doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS for shape in shapes)
-    tables = [table(shape, placement, of) for shape, placement in zip(shapes, pages, strict=True)]
+    tables = [table(shape, of) for shape in shapes]
     is_measured = any(cost.measured_call is not None for shape in workload.shapes for cost in shape.switch_costs)
     measured = f" measured {of}: without a profiler." if is_measured else ""
     context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
@@ -216,11 +215,12 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
         context += f" Other changes: from {100 * CHANGE:g} % of the shorter {of} on, the {_MOST_CHANGES} largest."
     if any(name == "copies" for cost in changes for name, _, _ in cost.changes):
         context += f" {PART_NAMES['copies'].capitalize()} are memcpy and memset."
-    blocks: list[doc.Block] = [doc.Paragraph(means_note(workload)), doc.Paragraph(context), *tables]
+    choice = doc.choose_table("switch", "shape", tables)
+    blocks = (doc.Paragraph(means_note(workload)), doc.Paragraph(context), choice)
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: str = "call") -> doc.Table:
+def table(shape: Shape, of: str = "call") -> doc.Table:
     """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
@@ -242,7 +242,7 @@ def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: st
          lambda c: _changes_text(_changes(c, before, breakdowns), is_cpu)),
     ]  # fmt: skip
     costs, title = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
-    return doc.table_of(f"switch {title}".strip(), costs, columns, title, placement)
+    return doc.table_of(f"switch {title}".strip(), costs, columns, title)
 
 
 def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:

@@ -223,6 +223,9 @@ def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
 
 # --- classification ---------------------------------------------------------------------------------------------------
 
+#: From this classified share on, SUMMARY.md says nothing of it.
+_COVERED = 0.99
+
 #: Names of kernels without a class in a sentence.
 _NAMED = 3
 
@@ -238,7 +241,11 @@ def classification(findings: Findings) -> doc.Section:
     title = (f"{what}; a rule under ", doc.Code("kernel_classes"), f" in the pipeline file gives {them}")
     table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
-    return doc.make_section("classification", "Classification", [doc.Paragraph(sentences), table])
+    # Where almost every kernel has a class, the reader learns nothing that changes a number. Families that did not run,
+    # and a coverage that limits a conclusion, are warnings.
+    has_news = any(each.classified < _COVERED for each in findings.coverage if _is_enough(each))
+    placement = doc.Placement.SUMMARY if has_news else doc.Placement.DETAILS
+    return doc.make_section("classification", "Classification", [doc.Paragraph(sentences, placement), table])
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:

@@ -341,6 +341,16 @@ def explorer(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
+def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
+    """Yield ``blocks`` without ``chart``, also where it is one of those to choose from."""
+    for block in blocks:
+        if isinstance(block, doc.Choice):
+            options = {key: tuple(without_chart(own, chart)) for key, own in block.options.items()}
+            yield replace(block, options={key: own for key, own in options.items() if own})
+        elif not (isinstance(block, doc.Chart) and block.id == chart.id):
+            yield block
+
+
 def _views(workload: WorkloadFindings) -> Iterator[_View]:
     """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)

@@ -392,20 +392,7 @@ def class_label(name: str) -> str:
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
     every = [parts for *_, parts in cases]
-    unit, names = step_unit(parts.wall_ns for parts in every), classes(every)
-    pieces = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
-    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
-    pieces.append(("other kernels" if names else "compute", "rest", left))
-    pieces += [
-        (name, f"step_{part.value}", [parts.ns[part] for parts in every])
-        for part, name in PART_NAMES.items()
-        if part is not StepPart.COMPUTE
-    ]
-    series = tuple(
-        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
-        for name, key, values in pieces
-        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
-    )
+    unit = step_unit(parts.wall_ns for parts in every)
     labels = tuple(doc.plain(_heading(each, cases, workload.name)) for each in cases)
     under = f", under {cases[0][1].profiler}" if all(map(_is_recorded, cases)) else ""
     return doc.Chart(
@@ -414,8 +401,27 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step", unit, quantity="ns"),
-        {"": series},
+        {"": bar_series(every)},
         subtitle=plots.fixed(workload),
+    )
+
+
+def pieces(every: Sequence[StepParts]) -> list[tuple[str, str, list[float]]]:
+    """Return the pieces of bars from left to right: name, key of the colour, and ns in each bar."""
+    names = classes(every)
+    found = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
+    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
+    found.append(("other kernels" if names else "compute", "rest", left))
+    others = ((part, name) for part, name in PART_NAMES.items() if part is not StepPart.COMPUTE)
+    return [*found, *((name, f"step_{part.value}", [parts.ns[part] for parts in every]) for part, name in others)]
+
+
+def bar_series(every: Sequence[StepParts]) -> tuple[doc.Series, ...]:
+    """Return the pieces of a bar for each of ``every`` that are large enough to see."""
+    return tuple(
+        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
+        for name, key, values in pieces(every)
+        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
     )
 
 
