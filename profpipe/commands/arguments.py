@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 
 from profpipe import stdio
 from profpipe.errors import ConfigError
+from profpipe.report import screen
+from profpipe.report.screen import Screen
 from profpipe.results import answer, atomic
 from profpipe.stdio import visible_line
 
@@ -132,7 +134,7 @@ def print_json(args: argparse.Namespace, short: Callable[[], Any], full: Callabl
 
 
 def print_report(
-    args: argparse.Namespace, summary: Path, first_screen: str, short: Callable[[], Any], full: Callable[[], Any]
+    args: argparse.Namespace, summary: Path, first_screen: Screen, short: Callable[[], Any], full: Callable[[], Any]
 ) -> None:
     """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
     folder = shown_path(summary.parent)
@@ -141,17 +143,19 @@ def print_report(
         print_answer(summary, first_screen, args.quiet)
 
 
-def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer, before: str = "") -> None:
+def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer) -> None:
     """Print what stands in the folder that ``ingest`` has written, as ``print_report`` does."""
     results = folder / "results.json"
-    print_report(args, folder / "SUMMARY.md", f"{before}{known.first_screen}", lambda: known.document,
+    print_report(args, folder / "SUMMARY.md", known.first_screen, lambda: known.document,
                  lambda: json.loads(results.read_bytes()))  # fmt: skip
 
 
-def print_answer(summary: Path, first_screen: str, is_quiet: bool) -> None:
+def print_answer(summary: Path, first_screen: Screen, is_quiet: bool) -> None:
     """Print the first screen of a report and where it is, or its path alone."""
     path = shown_path(summary)
-    print(path if is_quiet else f"{first_screen}\n\nTables and details: {shown_path(summary.parent)}\nReport: {path}")
+    if not is_quiet:
+        print(f"{screen.lay_out(first_screen)}\n\nTables and details: {shown_path(summary.parent)}")
+    print(path if is_quiet else f"Report: {path}")
 
 
 def shown_path(path: Path) -> str:

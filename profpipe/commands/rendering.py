@@ -6,7 +6,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,9 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import answer_json, html_page, pages, render, results_json, text as page_text
+from profpipe.report import answer_json, first_screen, html_page, pages, render, results_json, text as page_text
 from profpipe.report.document import Document
+from profpipe.report.screen import Screen
 from profpipe.report.sections import verdicts
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
@@ -39,7 +40,7 @@ class Result:
     exit_code: int
     is_unmet: bool
     #: What the terminal shows of the report.
-    first_screen: str = ""
+    first_screen: Screen = field(default_factory=list)
     #: The report itself, None where it was written before.
     document: Document | None = None
     findings: Findings | None = None
@@ -98,7 +99,7 @@ def write_report(
 
 
 def _with_report(result: Result, document: Document) -> Result:
-    return replace(result, document=document, first_screen=pages.first_screen(document))
+    return replace(result, document=document, first_screen=first_screen.of_document(document))
 
 
 def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:

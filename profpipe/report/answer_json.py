@@ -187,29 +187,19 @@ def _of_workload(
     answer, said = write_text(headline.answer(workload)), list(_sentences(document.section("headline", name)))
     # Of several workloads, the answers stand together.
     yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
-    remarks = [text for text in said if text != answer]
-    remark = write_text(steps.remark(workload, best)) if best else ""
+    of_step = [text for text in map(write_text, steps.remarks(workload, best)) if text in said] if best else []
     own = workload.steps.of(best.id) if best else None
     if own and own.parts_without_profiler:
         parts = own.parts_without_profiler
-        yield (
-            1,
-            _finding(
-                f"{name}.step",
-                remark if remark in remarks else "",
-                at("steps"),
-                parts.wall_ns,
-                "ns",
-                profiler=own.profiler,
-                table="steps",
-            ),
-        )
+        goes = next(iter(of_step), "")
+        yield 1, _finding(f"{name}.step", goes, at("steps"), parts.wall_ns, "ns", profiler=own.profiler, table="steps")
+        yield from ((1, _finding(f"{name}.gains", text, at("headline"))) for text in of_step[1:])
         yield from ((1, each) for each in _parts(f"{name}.step", parts))
     elif best and len(recorded := workload.steps.recordings.get(best.id, {})) == 1:
         (whole,) = recorded.values()
         yield 1, _finding(f"{name}.recording", "", at("recording"), whole.wall_ns, "ns", table="ranges")
         yield from ((1, each) for each in _parts(f"{name}.recording", whole))
-    others = [text for text in remarks if not own or text != remark]
+    others = [text for text in said if text not in (answer, *of_step)]
     yield from ((2, _finding(f"{name}.remark.{i}", text, at("headline"))) for i, text in enumerate(others, start=1))
     if best:
         yield from ((3, each) for each in _kernels(workload, best, at("kernels")))
