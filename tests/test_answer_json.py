@@ -123,7 +123,7 @@ def test_a_file_without_a_folder_has_the_same_findings(ingested: Path) -> None:
 def test_two_recordings(capsys: pytest.CaptureFixture[str]) -> None:
     both = [str(DATA / "reported" / f"compare_{name}" / "trace.json") for name in ("before", "after")]
     assert cli.main(["compare", *both]) == 0
-    page = capsys.readouterr().out
+    page = " ".join(capsys.readouterr().out.split())
     assert cli.main(["compare", *both, "--json"]) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
