@@ -7,12 +7,12 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
-from profpipe import plugins
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.markdown import plot_path
@@ -28,6 +28,7 @@ from profpipe.report.scales import (
     quantity,
     series_class,
     spread,
+    style_sheet,
     text_width,
     tick,
     upright,
@@ -218,34 +219,27 @@ def _end_labels(every: Panel, classes: Mapping[str, tuple[str, str]], x: Scale, 
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------
 
-#: Of the bars: the height of a row and of a bar, and the most room for the names.
-_BAR_ROW, _BAR, _BAR_NAMES = 40, 26, 260
-#: A piece from this width on has its share written into it.
-_WRITTEN = 44
+#: Of the bars: their length, with which a phone shows them in their size, and the height of a row and of a bar.
+_LENGTH, _BAR_ROW, _BAR = 360, 58, 28
+#: A file shows them larger, for a page of another width.
+_ENLARGED = 1.5
+#: Bars up to which the legend has the shares of each.
+_MOST_SHARES = 3
 
 
 def bars(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a bar for each label of the x axis. A bar that dwarfs the others has its own scale."""
-    names, totals, sums = list(map(flat, chart.x.labels)), _totals(chart), bar_labels(chart)
-    left, top = min(_BAR_NAMES, max(map(text_width, names)) + 16), 8
-    bottom = top + _BAR_ROW * len(names)
-    x = Scale(0.0, _common_limit(totals), left, _WIDTH - max(map(text_width, sums)) - 16)
-    size = (chart.y.unit or NO_UNIT).size
-    scaled, grid = Scale(0.0, x.high / size, x.start, x.end), []
-    for value in scaled.ticks():
-        grid.append(upright(scaled(value), top, bottom, "grid"))
-        grid.append(word(f"{value:g}", scaled(value), bottom + 17, "tick middle"))
-    title = word(chart.y.title, (x.start + x.end) / 2, bottom + 36, "label middle", 80)
-    rows = zip(totals, sums, strict=True)
-    drawn = (_bar(chart, panel, row, x, total, text) for row, (total, text) in enumerate(rows))
-    return Drawing(join([element("g", *grid, title), *drawn]), _WIDTH, bottom + 44)
+    """Return a bar for each label of the x axis, below its name. A bar that dwarfs the others has its own scale."""
+    totals, sums = _totals(chart), bar_labels(chart)
+    limit = _common_limit(totals)
+    drawn = (_bar(chart, panel, row, limit, *each) for row, each in enumerate(zip(totals, sums, strict=True)))
+    return Drawing(join(drawn), _LENGTH, _BAR_ROW * len(totals))
 
 
 def bar_labels(chart: doc.Chart) -> list[str]:
-    """Return the sum that stands behind each bar."""
+    """Return the sum that stands at the end of the name of each bar."""
     totals, unit = _totals(chart), chart.y.unit or NO_UNIT
     limit = _common_limit(totals)
-    return [unit.of(total) + ("" if _fits(total, limit) else ", own scale") for total in totals]
+    return [unit.with_name(total) + ("" if _fits(total, limit) else ", own scale") for total in totals]
 
 
 def _totals(chart: doc.Chart) -> list[float]:
@@ -263,31 +257,41 @@ def _fits(total: float, limit: float) -> bool:
     return total <= 1.02 * limit
 
 
-def _bar(chart: doc.Chart, panel: Panel, row: int, x: Scale, total: float, sum_text: str) -> Markup:
-    name, top = flat(chart.x.labels[row]), 8 + row * _BAR_ROW + (_BAR_ROW - _BAR) / 2
-    case, middle = (chart.x.cases[row] if chart.x.cases else ""), top + _BAR / 2 + 4
-    has_own_scale = not _fits(total, x.high)
-    scale = Scale(0.0, total, x.start, x.end) if has_own_scale else x
-    parts, start = [_row_name(name, int(_BAR_NAMES / LETTER) - 2, x.start - 8, middle, case)], 0.0
+def _bar(chart: doc.Chart, panel: Panel, row: int, limit: float, total: float, sum_text: str) -> Markup:
+    name, top, case = flat(chart.x.labels[row]), row * _BAR_ROW, chart.x.cases[row] if chart.x.cases else ""
+    has_own_scale = not _fits(total, limit)
+    scale = Scale(0.0, total if has_own_scale else limit, 0, _LENGTH)
+    parts, start = [_row_name(name, int((_LENGTH - text_width(sum_text)) / LETTER) - 2, 0, top + 18, case, "name")], 0.0
+    parts.append(word(sum_text, _LENGTH, top + 18, "sum end"))
     for series in panel:
         value = sum(mark.y for mark in series.marks if mark.x == row)
         if value > 0:
             left, width = scale(start), scale(start + value) - scale(start)
             share = f"{percent(value / total)} %" if total else ""
             text = f"{flat(series.name) or 'everything else'}\n{name}\n{quantity(value, chart.y)} ({share})"
-            box = empty("rect", x=left, y=top, width=max(width, 0.2), height=_BAR, data_tip=text,
+            box = empty("rect", x=left, y=top + 25, width=max(width, 0.2), height=_BAR, data_tip=text,
                         data_case=case or None, class_="piece")  # fmt: skip
-            inside = word(share, left + width / 2, middle, "inside") if width > _WRITTEN else ""
+            # A small piece has the number alone.
+            fits = [each for each in (share, share.removesuffix(" %")) if text_width(each) < width]
+            inside = word(fits[0], left + width / 2, top + 25 + _BAR / 2 + 4, "inside") if fits else ""
             parts.append(element("g", box, inside, class_=f"series {key_class(series.key)}", data_series=series.key))
             start += value
-    parts.append(word(sum_text, scale(start) + 6, middle, "sum"))
     return element("g", *parts, class_="bar own-scale" if has_own_scale else "bar")
 
 
-def _row_name(name: str, most: int, x: float, y: float, case: str) -> Markup:
+def _with_shares(chart: doc.Chart, series: doc.Series) -> str:
+    """Return the name of a piece in the legend, with its share of each of few bars: small pieces have no room."""
+    totals = _totals(chart)
+    values = [sum(mark.y for own in chart.series if own.key == series.key for mark in own.marks if mark.x == row)
+              for row in range(len(totals))]  # fmt: skip
+    shares = [percent(value / total) for value, total in zip(values, totals, strict=True) if total]
+    return f"{flat(series.name)} {' · '.join(shares)} %" if 0 < len(shares) <= _MOST_SHARES else series.name
+
+
+def _row_name(name: str, most: int, x: float, y: float, case: str, kind: str = "name end") -> Markup:
     """Return the name of a row, which leads to its case; a long one is cut, and its title has the whole name."""
     title = element("title", cut(name, 2000)) if len(name) > most else ""
-    return element("text", title, cut(name, most), x=x, y=y, class_="name end", data_case=case or None)
+    return element("text", title, cut(name, most), x=x, y=y, class_=kind, data_case=case or None)
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
@@ -460,7 +464,8 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     for key, series in every.items() if len(every) > 1 else ():
         if chart.kind is doc.ChartKind.STACKED_BARS:
             box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
-            yield series, series_class(series, key_class(key)), Drawing(box, 16, 16)
+            named = replace(series, name=_with_shares(chart, series))
+            yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:
             colour, shape = classes[key]
             line = empty("path", d="M1 8h22", class_="line") if chart.kind is doc.ChartKind.LINES else ""
@@ -468,9 +473,6 @@ def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-#: The style of the drawings, light and dark.
-STYLE = "chart.css"
 
 #: Pixels around what a file holds and of a row of its legend, and letters of a name there.
 _AROUND, _LEGEND_ROW, _LEGEND_NAME = 14, 20, 60
@@ -495,14 +497,15 @@ def picture(chart: doc.Chart) -> str:
     drawings = {title: draw(chart, panel, columns) for title, panel in chart.panels.items()}
     width = columns * (max(drawing.width for drawing in drawings.values()) + _AROUND) + _AROUND
     most = int((width - 2 * _AROUND) / LETTER)
-    title = cut(flat(heading(chart)), int(most * 0.8))
-    parts, y = [element("text", title, x=_AROUND, y=27, class_="title")], 30.0
-    for line in textwrap.wrap(flat(chart.subtitle), most, max_lines=2, placeholder="…"):
-        y += LINE
-        parts.append(element("text", line, x=_AROUND, y=y, class_="label"))
+    title, y, parts = flat(heading(chart)), 10.0, []
+    for text, kind, letters, height in ((title, "title", int(most * 0.8), 19), (chart.subtitle, "label", most, LINE)):
+        for line in textwrap.wrap(flat(text), letters, max_lines=2, placeholder="…"):
+            y += height
+            parts.append(element("text", line, x=_AROUND, y=y, class_=kind))
     y += LINE
-    # The names of the only lines stand at their ends.
-    if not names_lines(chart):
+    is_bars = chart.kind is doc.ChartKind.STACKED_BARS
+    # The names of the only lines stand at their ends, those of the pieces of bars below them.
+    if not is_bars and not names_lines(chart):
         own, y = _legend_below(chart, y, width)
         parts += own
     for i, (name, drawing) in enumerate(drawings.items()):
@@ -512,11 +515,14 @@ def picture(chart: doc.Chart) -> str:
         parts.append(element("g", drawing.content, transform=f"translate({x:g} {top:g})"))
         if i % columns == columns - 1 or i == len(drawings) - 1:
             y = top + drawing.height + _AROUND / 2
+    if is_bars:
+        own, y = _legend_below(chart, y, width)
+        parts += own
     ground = empty("rect", width=width, height=y, rx=8, class_="ground")
     body = _OF_SCRIPT.sub("", element("g", ground, *parts, class_="picture"))
-    style = element("style", Markup(_style_of(body)))
-    return element("svg", style, Markup(body), xmlns="http://www.w3.org/2000/svg", width=width, height=y,
-                   viewBox=f"0 0 {width:g} {y:g}", role="img", aria_label=title) + "\n"  # fmt: skip
+    style, size = element("style", Markup(_style_of(body))), _ENLARGED if is_bars else 1.0
+    return element("svg", style, Markup(body), xmlns="http://www.w3.org/2000/svg", width=size * width,
+                   height=size * y, viewBox=f"0 0 {width:g} {y:g}", role="img", aria_label=title) + "\n"  # fmt: skip
 
 
 def _legend_below(chart: doc.Chart, y: float, width: float) -> tuple[list[Markup], float]:
@@ -556,8 +562,7 @@ def _style_of(body: str) -> str:
 @functools.cache
 def _rules() -> list[tuple[str, str]]:
     """Return the selectors of the style sheet with their declarations, without variables."""
-    sheet = (plugins.builtin_folder("templates") / STYLE).read_text(encoding="utf-8")
-    sheet = " ".join(re.sub(r"/\*.*?\*/", "", sheet, flags=re.DOTALL).split())
+    sheet = " ".join(re.sub(r"/\*.*?\*/", "", style_sheet(), flags=re.DOTALL).split())
     # The only variable that differs from element to element is its colour.
     sheet = sheet.replace("--c:", "color:").replace("var(--c)", "currentColor")
     values = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet))

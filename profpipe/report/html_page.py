@@ -21,11 +21,10 @@ from markupsafe import Markup
 from profpipe import plugins
 from profpipe.analysis.timeline import Event
 from profpipe.report import charts, document as doc
-from profpipe.report.charts import STYLE
 from profpipe.report.document import DETAILS, SUMMARY
 from profpipe.report.markup import anchor, attributes, cut, element, finalize, flat, join, short
 from profpipe.report.pages import fill_template
-from profpipe.report.scales import key_class, place, unit_on
+from profpipe.report.scales import STYLE, key_class, place, unit_on
 from profpipe.report.text import write_text
 from profpipe.report.units import time_unit
 from profpipe.results import atomic

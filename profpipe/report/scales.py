@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from profpipe import plugins
 from profpipe.report import document as doc
-from profpipe.report.markup import anchor, cut, element, empty, flat
-from profpipe.report.text import display_width
+from profpipe.report.markup import cut, element, empty, flat
+from profpipe.report.screen import display_width
 from profpipe.report.units import NO_UNIT, SIZES, TIMES, Unit, unit_of
 
 #: Ticks that an axis has at most, of a linear scale.
@@ -204,18 +207,25 @@ MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
 #: Verdicts, whose colours chart.css names, and their markers.
 VERDICTS = {"slower": "circle", "faster": "square", "inconclusive": "diamond", "same": "triangle"}
 
-#: Kernel classes and parts of a step whose colours chart.css names: ``k-gemm``.
-KEYS = frozenset((
-    "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "sparse", "softmax", "copy",
-    "elementwise", "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random",
-    "memcpy", "memset", "step_communication", "step_copy", "step_idle_launch", "step_idle_blocked", "step_idle_other",
-    "host", "rest",
-))  # fmt: skip
+#: The style of the drawings, light and dark: the one table of colours.
+STYLE = "chart.css"
+
+
+@functools.cache
+def style_sheet() -> str:
+    """Return the style sheet of the drawings."""
+    return (plugins.builtin_folder("templates") / STYLE).read_text(encoding="utf-8")
+
+
+@functools.cache
+def coloured_keys() -> frozenset[str]:
+    """Return the kernel classes and the parts of a step that have a colour."""
+    return frozenset(re.findall(r"\.k-(\w+)", style_sheet()))
 
 
 def key_class(key: str) -> str:
     """Return the class of a kernel class or of a part of a step."""
-    return f"k-{anchor(key)}" if key in KEYS else "k-rest"
+    return f"k-{key}" if key in coloured_keys() else "k-rest"
 
 
 def series_class(series: doc.Series, colour: str) -> str:

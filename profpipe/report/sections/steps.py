@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
-from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal
 from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts
 from profpipe.job import count_cases
@@ -103,11 +102,7 @@ _Case: TypeAlias = "tuple[CaseResult, CaseSteps, StepParts]"
 
 def steps(workload: WorkloadFindings) -> doc.Section:
     """Return where a step goes, as a table and as bars; empty where no profiler recorded the parts of a step."""
-    # The baseline first, then the fastest.
-    ordered = sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0))
-    found = [(case, own) for case in ordered if (own := workload.steps.of(case.id))]
-    # The parts of the headline's time.
-    cases = [(case, own, parts) for case, own in found if (parts := own.parts_without_profiler)]
+    cases = _cases(workload)
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
@@ -117,6 +112,18 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     blocks += [bars(workload, cases), *(_numbered(gains(own), own, number) for number, own in enumerate(groups))]
     blocks += [copies(cases), found_steps(cases)]
     return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
+
+
+def _cases(workload: WorkloadFindings) -> list[_Case]:
+    """Return the cases whose parts are known, in the headline's time: the baseline first, then the fastest."""
+    ordered = sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0))
+    found = [(case, own) for case in ordered if (own := workload.steps.of(case.id))]
+    return [(case, own, parts) for case, own in found if (parts := own.parts_without_profiler)]
+
+
+def class_order(workload: WorkloadFindings) -> list[str]:
+    """Return the classes of kernels that have a row, in the order of the table, of the bars and of the timeline."""
+    return classes([parts for *_, parts in _cases(workload)])
 
 
 def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Table:
@@ -370,10 +377,11 @@ def _improvements(every: Sequence[tuple[CaseSteps, StepParts]]) -> list[_Row]:
 
 
 def classes(every: Sequence[StepParts]) -> list[str]:
-    """Return the classes of kernels that are at least 2 % of any of these steps, the largest first."""
-    shares = grouped((name, parts.share(ns)) for parts in every for name, ns in parts.classes.items())
-    shown = (name for name in shares if max(shares[name]) >= _LEAST_SHARE and name != "other")
-    return sorted(shown, key=lambda name: -max(shares[name]))
+    """Return the classes of kernels that are at least 2 % of any of these steps, by their share of the first one."""
+    names = dict.fromkeys(name for parts in every for name in parts.classes if name != "other")
+    shares = {name: [parts.share(parts.classes.get(name, 0.0)) for parts in every] for name in names}
+    shown = (name for name in shares if max(shares[name]) >= _LEAST_SHARE)
+    return sorted(shown, key=shares.__getitem__, reverse=True)
 
 
 def class_label(name: str) -> str:
@@ -464,11 +472,11 @@ def other_step(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> 
     return fill(f"the {{}} of a mean step {under}", duration(parts.wall_ns, step_unit([parts.wall_ns])))
 
 
-def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
-    """Return where a step of ``case`` goes, the largest part first, and what could be gained; empty where unknown."""
+def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield where a step of ``case`` goes, the largest part first, and what could be gained; nothing where unknown."""
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
-        return ""
+        return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
@@ -489,7 +497,9 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     is_slowed = own.overheads.get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
     who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
     begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _of_case(workload, case))
-    return fill("{}{}{}{}.", begin, doc.join(named), ". Upper bounds of a speed-up: " if largest else "", most)
+    yield fill("{}{}.", begin, doc.join(named))
+    if largest:
+        yield fill("Upper bounds of a speed-up: {}.", most)
 
 
 def _of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:

@@ -12,13 +12,17 @@ from profpipe.analysis.steps import IDLE_PARTS
 from profpipe.analysis.timeline import MOST_TIMELINES, CaseTimeline, Gap, Lane, LaneKind, RankTimeline
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, percent, shorten
-from profpipe.report.sections.steps import PART_NAMES
+from profpipe.report.sections.steps import PART_NAMES, class_order
 from profpipe.report.units import time_unit
 from profpipe.results.schema import EventKind
 
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: Classes of operations whose name says more in the legend.
-_CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)", "other": "own kernels"}
+_CLASSES: Mapping[str, str] = {
+    "copy": "copy kernels",
+    "attention_aux": "attention (auxiliary)",
+    "other": "other kernels",
+}
 #: Operations that a bar of a step shows after the classes of kernels.
 _NO_KERNELS = ("communication", "memcpy", "memset")
 #: Gaps that are listed, and characters of the names beside them.
@@ -36,9 +40,10 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     ]  # fmt: skip
     if not own:
         return doc.Section("timeline", "", workload=workload.name)
+    classes = class_order(workload)
     texts = {case.id: case_text(case) for case in workload.cases}
     options: dict[tuple[str, ...], tuple[doc.Block, ...]] = {
-        (doc.plain(texts.get(each.case, each.case)) or workload.name,): tuple(_blocks(each)) for each in own
+        (doc.plain(texts.get(each.case, each.case)) or workload.name,): tuple(_blocks(each, classes)) for each in own
     }
     blocks = next(iter(options.values()))
     if len(options) > 1:
@@ -50,7 +55,7 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
 
 
-def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
+def _blocks(timeline: CaseTimeline, classes: Sequence[str]) -> list[doc.Block]:
     several, has_ranks = len(timeline.ranks) > 1, len({rank.rank for rank in timeline.ranks}) > 1
     of_ranks = [(place, lane) for place, rank in enumerate(timeline.ranks) for lane in rank.lanes]
     lanes = tuple(
@@ -70,7 +75,8 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     every = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
     gaps = heapq.nlargest(_GAPS, every, key=lambda each: each[1].duration_ns)
     picture = doc.Timeline(
-        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lane for *_, lane in lanes),
+        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns,
+        _labels((lane for *_, lane in lanes), classes),
         tuple((idle[place], gap.start_ns) for place, gap in gaps), _caption(timeline), timeline.case,
     )  # fmt: skip
     return [picture, _gap_table(timeline, gaps)]
@@ -94,6 +100,11 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
     ]
     if not timeline.has_one_clock:
         parts.append(" Each rank begins at 0: their recordings share no clock.")
+    if timeline.shift_ns:
+        parts.append(fill(" The clock of the GPU is behind that of the host: its lanes stand {} later than recorded, so"
+                          " that no operation begins before its launch.", duration(timeline.shift_ns)))  # fmt: skip
+    if timeline.early_ns:
+        parts.append(fill(" Single operations begin before their launch, by up to {}.", duration(timeline.early_ns)))
     if timeline.step_ns is not None:
         share = timeline.duration_ns / timeline.step_ns
         parts.append(fill(" The step has very many launches: its first {} are shown.", percent(share)))
@@ -125,14 +136,15 @@ def _key(key: str) -> str:
     return f"step_{own}" if own in _NAMES else own or "other"
 
 
-def _labels(lanes: Iterable[Lane]) -> dict[str, str]:
-    """Return the names of the keys in the order of the bars: classes of kernels by their time, then other parts."""
+def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:
+    """Return the names of the keys in the order of the bars: ``classes``, other classes by their time, other parts."""
     time = grouped(
         (key, ns if lane.kind is not LaneKind.HOST else 0.0) for lane in lanes for key, (_, ns) in lane.totals.items()
     )
     names = {f"step_{part}": name for part, name in _NAMES.items()}
-    last = ("other", *_NO_KERNELS, *names)
-    ordered = sorted(time, key=lambda key: (last.index(key) if key in last else -1, -sum(time[key])))
+    place = {key: n - len(classes) for n, key in enumerate(classes)}
+    place |= {key: n for n, key in enumerate(("other", *_NO_KERNELS, *names), start=1)}
+    ordered = sorted(time, key=lambda key: (place.get(key, 0), -sum(time[key])))
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 
