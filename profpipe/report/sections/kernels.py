@@ -18,7 +18,7 @@ from profpipe.report.units import COUNT, number, percent, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.parquet has every kernel.
-_LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 8, 3, 2, 0.1
+_LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 10, 3, 2, 0.1
 
 Figures: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 
@@ -135,7 +135,7 @@ def top_kernels(
     ][len(cases) == 1 :]  # fmt: skip
     heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
-    heads += [doc.words("top stall"), doc.words("misses")]
+    heads += [doc.words("top stall", "top stall, cycles/instruction"), doc.words("misses")]
     return doc.make_table("top_kernels", heads, cells, placement=doc.Placement.DETAILS)
 
 
