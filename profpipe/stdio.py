@@ -5,6 +5,7 @@ The results of a run are its files, so a terminal that has gone ends nothing.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -47,12 +48,15 @@ def as_json(value: object) -> str:
 
 
 def open_closed_streams() -> None:
-    """Open the streams that are closed at the start (``2>&-``, ``>&-``), which Python leaves out.
+    """Open the streams that are closed at the start (``2>&-``, ``>&-``), and let each take any character.
 
     Otherwise the next file that is opened would get the number of the stream, and the output of a library.
     """
     sys.stdout = sys.stdout or _NULL.open("w")
     sys.stderr = sys.stderr or _NULL.open("w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names are in any alphabet, and the stream may be in ASCII.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

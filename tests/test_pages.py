@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from profpipe.report import document as doc, pages, text
+from profpipe.report import document as doc, text
 from profpipe.report.document import (
     Bullets,
     Cell,
@@ -175,19 +175,6 @@ def test_a_table_is_aligned_and_has_no_markup() -> None:
 def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
     lines = text.write_table(doc.make_table("t", [label("case"), TIME], [["c" * 100_000, 1], ["d", 2]])).splitlines()
     assert len(lines[2]) < 11_000 and "(100,000 characters)" in lines[2] and len(lines[3]) < 300
-
-
-def test_the_first_screen_is_what_summary_md_begins_with() -> None:
-    sections = (
-        Section("headline", "", (Paragraph(("fastest is ", Code("fa2"))),), workload="w"),
-        Section("first_studies", "", (table(1.0, title="asked for first"),), workload="w"),
-        Section("times", "", (table(1.0, title="by case"),), workload="w"),
-        Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
-        Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
-    )
-    screen = pages.first_screen(Document("run", sections))
-    assert screen.startswith("fastest is fa2\n\nasked for first\n\ncase ") and "\n\nby case\n\ncase " in screen
-    assert screen.endswith("Warnings\n========\n\n- too few samples")
 
 
 # --- two pages -------------------------------------------------------------------------------------------------------

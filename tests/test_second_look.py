@@ -133,7 +133,7 @@ def test_the_answer_holds_no_path(recording):
 
 def test_an_answer_that_somebody_wrote_gives_no_command_to_the_terminal(recording, reads, capsys):
     kept = json.loads(Path("seen", answer.FILE).read_bytes())
-    changed = {**kept, "printed": "\x1b]0;title\x07", "first_screen": "\x1b[2J\u202e"}
+    changed = {**kept, "printed": "\x1b]0;title\x07", "first_screen": [["text", "\x1b[2J\u202e"]]}
     Path("seen", answer.FILE).write_text(json.dumps(changed))
     capsys.readouterr()
     assert _ingest() == errors.OK and cli.main(["report", "seen"]) == errors.OK and reads == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
+import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,41 @@ def test_the_legend_of_the_timeline_has_the_order_of_the_bars(steps: Path) -> No
     both = [key for key in bars if key in timeline]
     assert len(both) > 5 and both == [key for key in timeline if key in bars]
     assert timeline[-3:] == ["memset", "step_idle_launch", "step_idle_other"]
+
+
+def shifted(folder: Path) -> str:
+    """The page of a loop whose GPU has a clock that is 300 us behind that of the recording."""
+    path = folder / "shifted.sqlite"
+    path.write_bytes(gzip.decompress((DATA / "nsys-2025.3.1/loops/evals.sqlite.gz").read_bytes()))
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+            database.execute(f"update CUPTI_ACTIVITY_KIND_{kind} set start = start - 300000, end = end - 300000")
+    return (ingested(path, folder) / "report.html").read_text()
+
+
+def lags(page: str) -> list[float]:
+    """The ns from the beginning of its launch to that of each operation."""
+    (drawn,) = data_of(page)
+    lanes = (lane for lane in drawn["lanes"] if lane["kind"] == "stream")
+    return [box[0] - box[6] for lane in lanes for box in lane["boxes"] if len(box) > 6 and box[6] is not None]
+
+
+def test_operations_stand_after_their_launches_where_the_clocks_differ(steps: Path, tmp_path: Path) -> None:
+    recorded, page = (steps / "report.html").read_text(), shifted(tmp_path)
+    least = min(lags(recorded))
+    assert least > 0 and "The clock of the GPU" not in recorded
+    # The least of the delays before is none now, and the others are less by as much.
+    assert min(lags(page)) == 0 and max(lags(page)) == max(lags(recorded)) - least
+    assert f"its lanes stand {300 - least / 1e3:.1f} us later than recorded" in page
+
+
+def test_a_single_operation_before_its_launch_moves_no_others(steps: Path) -> None:
+    tables = store.load(steps)[0]
+    rows = tables.timeline.copy()
+    first = rows.index[rows["launched_ns"].notna()][0]
+    rows.loc[first, "launched_ns"] = rows.loc[first, "start_ns"] + 5e4
+    (own,) = find_timelines(rows, tables.steps)
+    assert (own.shift_ns, own.early_ns) == (0.0, 5e4)
 
 
 def events(ranks: int, number: int) -> pd.DataFrame:

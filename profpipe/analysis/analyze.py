@@ -52,7 +52,7 @@ from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
-TOP = 8
+TOP = 10
 
 
 def analyze(tables: Tables, run: Manifest) -> Findings:

@@ -32,6 +32,8 @@ _STEP: Final = ("case", "profiler", "source", "process", "device", "step")
 _SMALL_STREAM: Final = 0.01
 #: Gaps of a rank that are listed.
 _GAPS: Final = 5
+#: The clocks of host and GPU differ where at least this share of the operations begins before its launch.
+_SYSTEMATIC: Final = 0.01
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[Any]
@@ -117,7 +119,9 @@ class CaseTimeline:
 
     ``kind`` is ``step``, ``iteration`` or ``beginning``. ``step_ns`` is the whole time of the step where the window
     shows its beginning only. Without ``has_one_clock`` each rank begins at 0, since each rank was recorded in
-    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none.
+    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none. ``shift_ns`` is by
+    how much operations and idle time were moved, at most, since else they would begin before their launches;
+    ``early_ns`` is by how much single operations still do.
     """
 
     case: str
@@ -128,6 +132,8 @@ class CaseTimeline:
     step_ns: float | None = None
     has_one_clock: bool = True
     merged_below_ns: float = 0.0
+    shift_ns: float = 0.0
+    early_ns: float = 0.0
 
 
 def find_timelines(
@@ -218,6 +224,11 @@ def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, fl
     ]  # fmt: skip
     events = _Events.of(own, first)
     places = [np.flatnonzero(code == code[window.Index]) for window in shown]
+    early = [_early_ns(events, rows) for rows in places]
+    shifts = [ns if is_systematic and ns < duration else 0.0 for ns, is_systematic in early]
+    for of_place, shift in zip(places, shifts, strict=True):
+        events.start[of_place[events.lane[of_place] != LaneKind.HOST.value]] += shift
+    duration += max(shifts)
     lanes = [list(_lanes(events, rows)) for rows in places]
     boxes = [len(rows) for of_rank in lanes for _, _, rows, _ in of_rank]
     shortest = 2 * len(boxes) * duration / most if sum(boxes) > most else 0.0
@@ -236,7 +247,16 @@ def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, fl
     )
     step_ns = max(cut) if cut and shown[0].kind == EventKind.STEP.value else None
     has_one_clock = len({window.source for window in shown}) == 1
-    return CaseTimeline(case, profiler, shown[0].kind, duration, ranks, step_ns, has_one_clock, shortest)
+    left = max(ns - shift for (ns, _), shift in zip(early, shifts, strict=True))
+    kind = shown[0].kind
+    return CaseTimeline(case, profiler, kind, duration, ranks, step_ns, has_one_clock, shortest, max(shifts), left)
+
+
+def _early_ns(events: _Events, rows: Ints) -> tuple[float, bool]:
+    """Return by how much an operation begins before its launch at most, and whether the clocks are the cause."""
+    early = (events.launched - events.start)[rows]
+    early = early[~np.isnan(early)]
+    return float(early.max(initial=0.0)), bool(np.count_nonzero(early > 0) >= _SYSTEMATIC * len(early))
 
 
 def _lanes(events: _Events, rows: Ints) -> Iterator[tuple[LaneKind, int | None, Ints, int]]:

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 
 from profpipe import stdio
 from profpipe.errors import ConfigError
+from profpipe.report import screen
+from profpipe.report.screen import Screen
 from profpipe.results import atomic
 from profpipe.stdio import visible_line
 
@@ -105,7 +107,7 @@ def write_output_file(option: str, path: Path, text: str) -> None:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def print_report(args: argparse.Namespace, summary: Path, first_screen: str, document: Callable[[], Any]) -> None:
+def print_report(args: argparse.Namespace, summary: Path, first_screen: Screen, document: Callable[[], Any]) -> None:
     """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
     text = stdio.as_json(document()) if args.json else ""
     if args.json and args.json != STDOUT:
@@ -116,10 +118,12 @@ def print_report(args: argparse.Namespace, summary: Path, first_screen: str, doc
         print_answer(summary, first_screen, args.quiet)
 
 
-def print_answer(summary: Path, first_screen: str, is_quiet: bool) -> None:
+def print_answer(summary: Path, first_screen: Screen, is_quiet: bool) -> None:
     """Print the first screen of a report and where it is, or its path alone."""
     path = shown_path(summary)
-    print(path if is_quiet else f"{first_screen}\n\nTables and details: {shown_path(summary.parent)}\nReport: {path}")
+    if not is_quiet:
+        print(f"{screen.lay_out(first_screen)}\n\nTables and details: {shown_path(summary.parent)}")
+    print(path if is_quiet else f"Report: {path}")
 
 
 def shown_path(path: Path) -> str:

@@ -69,8 +69,8 @@ def read_files(
     real = out.resolve() if out is not None and out.is_symlink() else out
     state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
     if real is not None and state and (known := answer.find(real, state)):
-        _print_held(known.printed, is_quiet)
-        arguments.print_answer(real / "SUMMARY.md", f"\n{known.first_screen}", is_quiet)
+        _print_held(f"{known.printed}\n", is_quiet)
+        arguments.print_answer(real / "SUMMARY.md", known.first_screen, is_quiet)
         return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
@@ -94,10 +94,11 @@ def read_files(
     files: list[FileEntry] = []
     lines: list[str] = []
     with ThreadPoolExecutor(1) as loader:
-        if out is not None:
-            # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
-            reader.parsers()
-            loader.submit(importlib.import_module, "profpipe.commands.rendering")
+        # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
+        reader.parsers()
+        loader.submit(
+            importlib.import_module, f"profpipe.{'report.first_screen' if out is None else 'commands.rendering'}"
+        )
         for result in _read(paths, step_range):
             if isinstance(result, reader.Refusal):
                 refusals.append(result)
@@ -113,16 +114,21 @@ def read_files(
     refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
     for refusal in refusals:
         print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
-    if out is not None and real is not None and read:
+    if not read:
+        return errors.SOME_FAILED if refusals else errors.OK
+    # Of what reading has freed glibc keeps a hundred megabytes, beside which the report would stand.
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
+    _print_held("", is_quiet)
+    data = reader.combine(read)
+    refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
+    name = real.resolve().name if real else ""
+    manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
+    if out is None or real is None:
+        _print_screen(data, manifest)
+    else:
         from profpipe.commands import rendering
 
-        # Of what reading has freed glibc keeps a hundred megabytes, beside which the report would stand.
-        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
         _make_folder(out)
-        data = reader.combine(read)
-        refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
-        name = real.resolve().name
-        manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
         # Arrow writes without the interpreter's lock, while the report is made.
         with ThreadPoolExecutor(1) as writer:
             writes = [writer.submit(store.save, real, data, manifest)]
@@ -133,13 +139,23 @@ def read_files(
                 write.result()
         if state and not refusals and not written.exit_code and not written.is_unmet:
             answer.keep(real, state, "\n".join(lines), written.first_screen)
-        arguments.print_answer(written.summary, f"\n{written.first_screen}", is_quiet)
+        arguments.print_answer(written.summary, written.first_screen, is_quiet)
     return errors.SOME_FAILED if refusals else errors.OK
 
 
 def _print_held(text: str, is_quiet: bool) -> None:
     if not is_quiet:
         print(text)
+
+
+def _print_screen(data: Tables, manifest: Manifest) -> None:
+    """Print the first screen of files whose report is not written. The timeline, which it lacks, is left out."""
+    from profpipe.analysis import analyze
+    from profpipe.report import first_screen, screen, text
+
+    data = text.shorten_tables(replace(data, timeline=data.timeline.iloc[:0]))
+    print(screen.lay_out(first_screen.of_recordings(analyze.analyze(data, manifest), manifest)))
+    print("\nTables and pages: add --out DIR")
 
 
 def _check_range(step_range: str, read: Sequence[Tables]) -> None:
@@ -238,6 +254,6 @@ def _lines(result: reader.Read) -> Iterator[str]:
         total = "the time of some of them not in the file"
     tool = " ".join(part for part in (origin.tool, origin.tool_version) if part)
     yield f"{result.source.name}: {result.parser} ({tool}), {launches}, {total}"
-    without = [origin.without_kernels] if origin.without_kernels else []
     read_with = [f"read with it: {name}" for name in origin.read_with]
-    yield from (f"  {note}" for note in (*without, *origin.notes, *origin.details, *read_with))
+    # The notes are warnings of the screen.
+    yield from (f"  {note}" for note in (*origin.details, *read_with))

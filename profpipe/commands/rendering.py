@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import html_page, pages, render, results_json, text as page_text
+from profpipe.report import first_screen, html_page, pages, render, results_json, text as page_text
+from profpipe.report.screen import Screen
 from profpipe.report.sections import verdicts
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
@@ -37,7 +38,7 @@ class Result:
     exit_code: int
     is_unmet: bool
     #: What the terminal shows of the report.
-    first_screen: str = ""
+    first_screen: Screen = field(default_factory=list)
     findings: Findings | None = None
     #: Set for an `ab` run, which has no ``findings``.
     pairs: PairFindings | None = None
@@ -86,11 +87,11 @@ def write_report(
         document = render.build_pairs(found, data, manifest)
         pages.write(document, folder, templates.summary)
         html_page.write(document, folder, templates.page)
-        return replace(_judge_pairs(folder, data, manifest, found), first_screen=pages.first_screen(document))
+        return replace(_judge_pairs(folder, data, manifest, found), first_screen=first_screen.of_document(document))
     findings = analyze.analyze(data, manifest)
     document = render.render(findings, data, manifest, folder, templates.summary)
     html_page.write(document, folder, templates.page)
-    return replace(judge(folder, data, manifest, findings), first_screen=pages.first_screen(document))
+    return replace(judge(folder, data, manifest, findings), first_screen=first_screen.of_document(document))
 
 
 def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from profpipe.analysis.compare_recordings import Extent, RecordingChange, RecordingComparison, Side, name_of
@@ -16,10 +17,12 @@ from profpipe.analysis.steps import StepPart, StepParts
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
+from profpipe.report.first_screen import of_section
 from profpipe.report.labels import duration, fill, literal, plural
+from profpipe.report.screen import Screen, lay_out
 from profpipe.report.sections.kernel_differences import kernel_rows
 from profpipe.report.sections.steps import bar_series, pieces
-from profpipe.report.text import write_section
+from profpipe.report.text import write_text
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
@@ -29,9 +32,14 @@ _NOTES: Final = {True: "beyond the noise", False: "within the noise", None: "no 
 
 
 def text(found: Comparison | RecordingComparison) -> str:
-    """Return the page as text."""
+    """Return the page as text within the width of the terminal, whatever its length: no other page may have it."""
     made = sections(found) if isinstance(found, RecordingComparison) else run_sections(found)
-    return "\n\n".join(filter(None, map(write_section, made)))
+    parts = [part for section in made for part in _titled(section) if part[-1]]
+    return lay_out(parts, most_lines=sys.maxsize)
+
+
+def _titled(section: doc.Section) -> Screen:
+    return [["text", write_text(section.title)], *of_section(replace(section, title=""), has_bars=True)]
 
 
 def page(found: Comparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison) -> doc.Document:

@@ -372,8 +372,11 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Bullets:
+    """Sentences of a list. The terminal leaves out those that its bar of a step shows too: ``drawn``."""
+
     items: tuple[Text, ...]
     placement: Placement = Placement.SUMMARY
+    drawn: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from profpipe.report import charts, document as doc
 from profpipe.report.document import DETAILS, SUMMARY, Section
 from profpipe.report.labels import plural
 from profpipe.report.markdown import Markdown, anchors
-from profpipe.report.text import write_section
 from profpipe.results import atomic
 
 #: The longest SUMMARY.md, in lines.
@@ -37,9 +36,6 @@ IMPORTANCE = (
 
 #: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.
 FINDINGS = ("accuracy", "agreement")
-
-#: The sections that a run prints when it ends.
-FIRST_SCREEN = ("answers", "headline", "first_studies", "times", "flags", "warnings")
 
 #: The rows of a table where the page is too short for all: tried in this order until every block finds room.
 _ROWS = (None, 24, 12)
@@ -167,14 +163,6 @@ def _more(number: int, noun: str, id: str) -> doc.Text:
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
-
-
-def first_screen(document: doc.Document) -> str:
-    """Return what SUMMARY.md begins with, for the terminal: tables asked for first, headline, times and warnings."""
-    summary, _ = paginate(document)
-    shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
-    several = len(document.workloads) > 1
-    return "\n\n".join(filter(None, (write_section(s, s.workload if several else "") for s in shown)))
 
 
 def write(document: doc.Document, folder: Path, template: Path) -> None:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from profpipe import plugins
 from profpipe.report import document as doc
 from profpipe.report.markup import cut, element, empty, flat
-from profpipe.report.text import display_width
+from profpipe.report.screen import display_width
 from profpipe.report.units import NO_UNIT, SIZES, TIMES, Unit, unit_of
 
 #: Ticks that an axis has at most, of a linear scale.

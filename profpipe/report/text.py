@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.report import document as doc
+from profpipe.report.screen import display_width
 from profpipe.results import budget, schema
 from profpipe.results.schema import Tables
 from profpipe.stdio import visible, visible_line
@@ -27,9 +27,9 @@ _JSON: Final = ("params", "flags")
 _WIDEST: Final = 200
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST) -> str:
     """Return ``text``; of a longer one than any honest name its beginning and its length."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
 
 
 def column_width(cells: Iterable[str]) -> int:
@@ -37,27 +37,23 @@ def column_width(cells: Iterable[str]) -> int:
     return min(max(map(display_width, cells), default=0), _WIDEST)
 
 
-def display_width(text: str) -> int:
-    """Return the columns of a terminal that ``text`` takes: two for a letter of Chinese, none for a combining mark."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    return len(text) + wide - sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
-
-
-def write_text(text: doc.Text) -> str:
-    """Return inlines without markup, their numbers formatted."""
+def write_text(text: doc.Text, longest: int = LONGEST) -> str:
+    """Return inlines without markup, their numbers formatted, and names of at most ``longest`` characters."""
     parts = []
     for inline in doc.inlines(text):
         if isinstance(inline, doc.Strong):
-            parts.append(write_text(inline.content))
+            parts.append(write_text(inline.content, longest))
         elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
-            parts.append(write_text(inline.content) + (f" in {doc.SUMMARY}" if inline.target.startswith("#") else ""))
+            parts.append(
+                write_text(inline.content, longest) + (f" in {doc.SUMMARY}" if inline.target.startswith("#") else "")
+            )
         elif isinstance(inline, doc.Number):
             parts.append(inline.unit.with_name(inline.value))
         else:
-            parts.append(visible(shortened(inline.text if isinstance(inline, doc.Code) else inline)))
+            parts.append(
+                visible(shortened(inline.text, longest) if isinstance(inline, doc.Code) else shortened(inline))
+            )
     return "".join(parts)
 
 
@@ -67,7 +63,7 @@ def write_table(table: doc.Table) -> str:
         return ""
     letters = table.flag_letters()
     head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
-    rows = [[_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
+    rows = [[write_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
             for row in table.rows]  # fmt: skip
     rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
     lines = align([head, rule, *rows], [column.is_numeric for column in table.columns])
@@ -89,7 +85,8 @@ def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[st
     ]
 
 
-def _cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
+def write_cell(cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
+    """Return the number or the text of a cell, its note, and its flags, for which ``letters`` may stand."""
     content = cell.number(column) or write_text(cell.text)
     flags = f"({', '.join(letters.get(flag) or flag for flag in cell.flags)})" if cell.flags else ""
     return visible_line(" ".join(filter(None, [content, write_text(cell.note), flags])))

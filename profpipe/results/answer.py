@@ -30,13 +30,14 @@ _TICK_NS: Final = 100_000_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``ingest`` printed but for the path, and what the report prints. The rest is the state that they hold for.
+    """What ``ingest`` printed of the files, and its first screen. The rest is the state that they hold for.
 
     ``files`` stands for the files, options and code, and ``folder`` for what was written, with the code.
     """
 
     printed: str
-    first_screen: str
+    #: The parts of ``report.screen``, of JSON values.
+    first_screen: list[list[Any]]
     files: str
     folder: str
 
@@ -62,10 +63,9 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
     return _digest(_code(), list(map(str, paths)), list(map(str, places)), stats, nsys, str(out.resolve()), options)
 
 
-def keep(folder: Path, files: str, printed: str, first_screen: str) -> None:
+def keep(folder: Path, files: str, printed: str, first_screen: list[list[Any]]) -> None:
     """Keep the answer in ``folder``, whose files are all written. ``files`` is their state before they were read."""
-    mask = masking.mask_printed
-    answer = Answer(mask(printed), mask(first_screen), files, _state_of_folder(folder))
+    answer = Answer(_masked(printed), _masked(first_screen), files, _state_of_folder(folder))
     atomic.write_text(folder / FILE, json.dumps(vars(answer)))
 
 
@@ -78,10 +78,14 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     is_known = found.folder == _state_of_folder(folder) and (files is None or found.files == files != "")
-    # The folder may be somebody else's, whose text may hold commands for the terminal.
-    return (
-        replace(found, printed=visible(found.printed), first_screen=visible(found.first_screen)) if is_known else None
-    )
+    # The folder may be somebody else's, whose text may hold commands for the terminal. The screen writes them out.
+    return replace(found, printed=visible(found.printed)) if is_known else None
+
+
+def _masked(node: Any) -> Any:
+    if isinstance(node, list):
+        return list(map(_masked, node))
+    return masking.mask_printed(node) if isinstance(node, str) else node
 
 
 def _state_of_folder(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ def headline(
 ) -> doc.Section:
     """Return the answer to the workload's question, its picture, then remarks on it."""
     strong = doc.Paragraph(doc.Strong(answer(workload))) if has_answer else None
-    blocks = (strong, picture, doc.Bullets(tuple(_remarks(workload))))
+    blocks = (strong, picture, doc.Bullets(tuple(_remarks(workload)), drawn=_drawn(workload)))
     return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
@@ -116,8 +117,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
-    if remark := steps.remark(workload, win.best):
-        yield remark
+    yield from steps.remarks(workload, win.best)
     own = workload.steps.of(win.best.id)
     if own and len(workload.cases) > 1:
         why, share = steps.waiting(own)
@@ -125,6 +125,12 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield _capitalise(
                 fill("{} ({} of {}).", why, share, steps.other_step(workload, win.best, own) or "its step")
             )
+
+
+def _drawn(workload: WorkloadFindings) -> tuple[doc.Text, ...]:
+    """Return the sentence that says what the bar of a lone case shows: where a step goes."""
+    found = steps.remarks(workload, workload.cases[0]) if len(workload.cases) == 1 else iter(())
+    return tuple(itertools.islice(found, 1))
 
 
 def _capitalise(text: doc.Text) -> doc.Text:

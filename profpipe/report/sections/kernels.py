@@ -18,7 +18,7 @@ from profpipe.report.units import COUNT, number, percent, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.parquet has every kernel.
-_LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 8, 3, 2, 0.1
+_LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 10, 3, 2, 0.1
 
 Figures: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"
 

@@ -472,11 +472,11 @@ def other_step(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> 
     return fill(f"the {{}} of a mean step {under}", duration(parts.wall_ns, step_unit([parts.wall_ns])))
 
 
-def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
-    """Return where a step of ``case`` goes, the largest part first, and what could be gained; empty where unknown."""
+def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
+    """Yield where a step of ``case`` goes, the largest part first, and what could be gained; nothing where unknown."""
     own = workload.steps.of(case.id)
     if own is None or (parts := own.parts_without_profiler) is None:
-        return ""
+        return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
     shares = {"compute": parts.ns[StepPart.COMPUTE]}
@@ -497,7 +497,9 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     is_slowed = own.overheads.get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
     who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
     begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _of_case(workload, case))
-    return fill("{}{}{}{}.", begin, doc.join(named), ". Upper bounds of a speed-up: " if largest else "", most)
+    yield fill("{}{}.", begin, doc.join(named))
+    if largest:
+        yield fill("Upper bounds of a speed-up: {}.", most)
 
 
 def _of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:

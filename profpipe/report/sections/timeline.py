@@ -100,6 +100,11 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
     ]
     if not timeline.has_one_clock:
         parts.append(" Each rank begins at 0: their recordings share no clock.")
+    if timeline.shift_ns:
+        parts.append(fill(" The clock of the GPU is behind that of the host: its lanes stand {} later than recorded, so"
+                          " that no operation begins before its launch.", duration(timeline.shift_ns)))  # fmt: skip
+    if timeline.early_ns:
+        parts.append(fill(" Single operations begin before their launch, by up to {}.", duration(timeline.early_ns)))
     if timeline.step_ns is not None:
         share = timeline.duration_ns / timeline.step_ns
         parts.append(fill(" The step has very many launches: its first {} are shown.", percent(share)))

@@ -1,0 +1,129 @@
+"""Choose what the terminal shows of a document, and build the document of a recording whose report is not written.
+
+The order is that of a reader's questions: what is the answer, where does the time go, in which kernels or cases, and
+what makes a number doubtful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from profpipe.analysis.findings import Findings
+from profpipe.report import document as doc
+from profpipe.report.screen import Screen
+from profpipe.report.sections import headline, kernels, steps, times, warnings
+from profpipe.report.text import write_cell, write_text
+from profpipe.report.units import NO_UNIT
+from profpipe.results.manifest import Manifest
+
+#: Rows of a table, and characters of a name in a sentence.
+_ROWS, _LONGEST = 10, 160
+#: Columns that leave a table only where the terminal is too narrow for them: the last ones stay the longest.
+_IMPORTANT = ("memory", "interval", "calls", "b", "a", "share", "flags", "speedup", "part", "time", "ns", "verdict")
+
+
+def of_recordings(findings: Findings, run: Manifest) -> Screen:
+    """Return the first screen of ingested files from those sections alone that it shows."""
+    sections = [
+        section
+        for own in findings.workloads
+        for section in (headline.headline(own), steps.steps(own), times.times(own, False, True), kernels.kernels(own))
+    ]
+    answers = headline.answers(findings.workloads)
+    return of_document(doc.Document("", tuple(filter(None, (answers, *sections, warnings.warnings(findings, run))))))
+
+
+def of_document(document: doc.Document) -> Screen:
+    """Return the answers, the bars of a step, the table of times or of the kernels, tables asked for, and warnings.
+
+    Of several workloads only the answers are shown.
+    """
+    return [part for part in _parts(document.without(doc.Placement.HTML)) if part[-1]]
+
+
+def _parts(document: doc.Document) -> Iterator[list[Any]]:
+    answers = document.section("answers")
+    bars = [] if answers else _bars(document)
+    for answer in [answers] if answers else [each for each in document.sections if each.id == "headline"][:1]:
+        blocks = [block for block in answer.blocks if isinstance(block, doc.Bullets)]
+        yield from of_section(answer, without=tuple(item for own in blocks for item in own.drawn) if bars else ())
+    for section in document.sections:
+        if section.id == "first_studies":
+            yield from map(_cut, of_section(section))
+    yield from map(_of_bars, bars[:1])
+    for id in () if answers else ("times", "verdicts", "kernels"):
+        every = [block for section in document.sections if section.id == id for block in section.walk()]
+        own = [block for block in every if block.placement is doc.Placement.SUMMARY]
+        if tables := [block for block in own if isinstance(block, doc.Table)]:
+            yield _cut(_of_table(tables[0]))
+            # What the flags of the table mean.
+            yield from (_of_items("", block) for block in own if isinstance(block, doc.Bullets))
+            break
+    for id in ("flags", "warnings"):
+        if found := document.section(id):
+            yield from of_section(found)
+
+
+def _bars(document: doc.Document) -> list[doc.Chart]:
+    charts = [block for section in document.sections for block in section.walk() if isinstance(block, doc.Chart)]
+    return [chart for chart in charts if chart.kind is doc.ChartKind.STACKED_BARS and chart.id.endswith("-step")]
+
+
+def of_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bars: bool = False) -> Screen:
+    """Return the sentences and tables of a section, and its bars; not the sentences ``without``, which a bar shows."""
+    title, parts = write_text(section.title), list[list[Any]]()
+    if section.summary:
+        parts.append(["text", write_text(section.summary, _LONGEST)])
+    for block in section.blocks:
+        match block:
+            case doc.Paragraph():
+                parts.append(["text", write_text(block.content, _LONGEST)])
+            case doc.Bullets():
+                parts.append(_of_items(title, replace(block, items=tuple(i for i in block.items if i not in without))))
+            case doc.Table():
+                parts.append(_of_table(block))
+            case doc.Chart(kind=doc.ChartKind.STACKED_BARS) if has_bars:
+                parts.append(_of_bars(block))
+    for child in section.sections:
+        parts += of_section(child, has_bars=has_bars)
+    return parts
+
+
+def _of_items(title: str, block: doc.Bullets) -> list[Any]:
+    return ["items", f"{title}:" if title else "", [write_text(item, _LONGEST) for item in block.items]]
+
+
+def _cut(part: list[Any]) -> list[Any]:
+    return [*part[:-1], part[-1][:_ROWS]] if part[0] == "table" else part
+
+
+def _of_table(table: doc.Table) -> list[Any]:
+    letters = table.flag_letters()
+    columns = [
+        [
+            " ".join(filter(None, [write_text(own.title), own.unit_name])),
+            own.is_numeric,
+            1 + _IMPORTANT.index(own.id) if own.id in _IMPORTANT else 0,
+        ]
+        for own in table.columns
+    ]
+    rows = [[write_cell(cell, own, letters) for cell, own in zip(row, table.columns, strict=True)]
+            for row in table.rows]  # fmt: skip
+    return ["table", write_text(table.title), columns, rows]
+
+
+def _of_bars(chart: doc.Chart) -> list[Any]:
+    """Return the bars as shares of the longest one, with their times."""
+    unit, labels = chart.y.unit or NO_UNIT, chart.x.labels
+    totals = [
+        sum(mark.y for series in chart.series for mark in series.marks if mark.x == i) for i in range(len(labels))
+    ]
+    most = max(totals, default=0.0) or 1.0
+    bars = [
+        [labels[i] if len(labels) > 1 else "", unit.with_name(totals[i]) if len(labels) > 1 else "",
+         [[series.key, series.name, mark.y / most] for series in chart.series for mark in series.marks if mark.x == i]]
+        for i in range(min(len(labels), _ROWS))
+    ]  # fmt: skip
+    return ["bars", f"{chart.title}:", bars]
