@@ -270,7 +270,7 @@ def test_the_chart_follows_the_quantity_the_profiler_and_the_view(attention: Any
 
 
 def test_a_series_is_highlighted_in_every_chart_that_has_it(attention: Any) -> None:
-    choice = attention.locator("#attention-explorer .option:visible")
+    choice = attention.locator("#attention-headline figure")
     choice.locator(".legend button", has_text="fa2").click()
     series = choice.locator("svg.plot .series")
     faded = series.evaluate_all("all => all.filter(g => g.classList.contains('faded')).map(g => g.dataset.series)")
@@ -284,7 +284,7 @@ def test_an_address_brings_back_the_whole_view(attention: Any, new_page: Callabl
     attention.locator(f"{TIMES} thead button", has_text="time").click()
     choice = attention.locator("#attention-explorer .choice").first
     choice.locator("select").nth(0).select_option("TFLOP/s")
-    choice.locator(".option:visible .legend button", has_text="fa2").click()
+    attention.locator("#attention-headline .legend button", has_text="fa2").click()
     field = attention.locator("#attention-cases input[data-filter]").first
     field.fill("fwd_bwd 8192")
     attention.locator(f"{TIMES} a", has_text="sdpa_cudnn").first.click()

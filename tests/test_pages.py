@@ -43,7 +43,8 @@ def table(*cells: Cell | Text | float | None, column: doc.Column = TIME, title: 
 @pytest.mark.parametrize(
     ("text", "written"),
     [
-        ("a < b & c", "a &lt; b &amp; c"),
+        ("a < b & c > d", "a < b & c > d"),
+        ("> <b>&lt; x<", "&gt; &lt;b>&amp;lt; x&lt;"),
         ("*stars* and [links](x)", r"\*stars\* and \[links\](x)"),
         ("batch_size", "batch_size"),
         (("fastest is ", Code("fa2"), " by ", Number(1.42, unit=RATIO)), "fastest is `fa2` by 1.42x"),

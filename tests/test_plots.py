@@ -9,12 +9,14 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from report_study import analyze, case_row, check_studies, made_up, metric_row, recorded, tables
 
+from profpipe.analysis.analyze import analyze as analyze_tables
 from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown
@@ -22,7 +24,10 @@ from profpipe.report import charts as drawings
 from profpipe.report.charts import value_range
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series, plain
 from profpipe.report.scales import coloured_keys, key_class, round_sizes, spread, text_width, tick
-from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots
+from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots, roofline
+from profpipe.results import store
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def charts(workload: WorkloadFindings | Findings) -> dict[str, Chart]:
@@ -267,6 +272,25 @@ def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
         picture = drawings.lines(chart, chart.series).content
         counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
     assert counts == [(40, 40, 0), (39, 40, 1)]
+
+
+def test_a_roofline_names_its_points_and_no_name_is_on_another_or_on_a_point() -> None:
+    for workload in analyze_tables(*store.load(EXAMPLES / "sparsity_lengths")).workloads:
+        (chart,) = roofline(workload).blocks
+        assert isinstance(chart, Chart)
+        root = ET.fromstring(f"<svg>{drawings.lines(chart, chart.series).content}</svg>")
+        boxes = [(float(each.get("x", 0)), float(each.get("y", 0)) - 12, text_width(each.text or ""), each.text)
+                 for each in root.iter("text") if each.get("class") == "tick halo"]  # fmt: skip
+        names = [name for *_, name in boxes]
+        # One has no room.
+        assert len(set(names)) == len(names) >= len(chart.series) - 1 and {*names} <= {s.name for s in chart.series}
+        for (left, top, width, _), (other, upper, _, _) in itertools.permutations(boxes, 2):
+            assert not (left <= other < left + width and abs(top - upper) < 15)
+        points = [tuple(map(float, re.findall(r"[\d.]+", each.get("d", ""))[:2]))
+                  for each in root.iter("path") if "mark" in each.get("class", "").split()]  # fmt: skip
+        assert len(points) == len(chart.marks)
+        for (left, top, width, _), (x, y) in itertools.product(boxes, points):
+            assert not (left < x < left + width and top < y < top + 15)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

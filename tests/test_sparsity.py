@@ -160,7 +160,7 @@ def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_wa
     run = tmp_path / "out" / "latest"
     assert {case["status"] for case in rows(run / "cases.csv")} == {"ok"} and len(rows(run / "cases.csv")) == 20
     pages = read_pages(run)
-    table = next(line for line in pages.splitlines() if line.startswith("| causal | seqlen |"))
+    table = next(line for line in pages.splitlines() if line.startswith("| causal | seqlen | `"))
     assert "`sparge_fp8 topk=1.0`" in table and "`sparge_fp8 topk=0.7`" in table and "`fa2`" in table
     assert "Time by the share that was left out" in pages
     # By length and by sparsity, time and TFLOP/s each have a picture.

@@ -173,7 +173,7 @@ def test_fewer_than_two_numbers_give_no_chart_and_are_named() -> None:
     one = only(data, run, over="seqlen", where={"seqlen": 512}, value="time", title="By <length>")
     none = only(data, run, over="impl", value="time", title="By impl")
     assert Markdown().section(study_plots([one, none])) == (
-        "## Requested plots\n\nNot drawn, because they have fewer than two numbers: By &lt;length&gt; and By impl."
+        "## Requested plots\n\nNot drawn, because they have fewer than two numbers: By &lt;length> and By impl."
     )
 
 
@@ -181,6 +181,6 @@ def test_plots_stand_on_the_page(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024])
     run = asking(run, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
     text = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
-    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.svg)" in text
+    assert "![Kernels by &lt;length>](plots/study-kernels-by-length-kernels.time.svg)" in text
     assert "Kernels of nsys, per call." in text
     assert (tmp_path / "plots" / "study-kernels-by-length-kernels.time.svg").stat().st_size > 2_000

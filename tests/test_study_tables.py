@@ -432,9 +432,9 @@ def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path) -> 
     data = lm()
     text = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
     section = text.partition("## Study tables\n")[2].partition("\n## ")[0]
-    assert section.lstrip().startswith("### By &lt;size&gt;\n\nTimes are the median time of a call.")
+    assert section.lstrip().startswith("### By &lt;size>\n\nTimes are the median time of a call.")
     assert "| small | 10.0 |" in section and "Of none" not in text
-    assert r"Read &lt;b&gt;\*this\*&lt;/b&gt; \| first." in section and "| forward &gt; softmax |" in section
+    assert r"Read &lt;b>\*this\*&lt;/b> \| first." in section and "| forward > softmax |" in section
     assert "Nothing was recorded in the range ``a <b>`*range*`</b>``." in section
     assert text.index("## Study tables") < text.index("## Kernel share")
     plain = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import textwrap
@@ -95,6 +96,8 @@ def lines(chart: doc.Chart, panel: Panel, columns: int = 2) -> Drawing:
     parts += [_line(each, *classes[each.key], chart, x, y) for each in ordered]
     if has_names:
         parts += _end_labels(panel, classes, x, y)
+    if chart.kind is doc.ChartKind.ROOFLINE:
+        parts += _point_names(chart, panel, x, y)
     return Drawing(join(parts), width, height)
 
 
@@ -215,6 +218,42 @@ def _end_labels(every: Panel, classes: Mapping[str, tuple[str, str]], x: Scale, 
             text = word(series.name, x.end + 32, height + 4, "end-label", _NAME)
             yield element("g", tie, marker(shape, x.end + 23, height), text, class_=series_class(series, colour),
                           data_series=series.key)  # fmt: skip
+
+
+def _point_names(chart: doc.Chart, every: Panel, x: Scale, y: Scale) -> Iterator[Markup]:
+    """Yield the name of each series beside its highest point with room for it; of an only series, that of each point.
+
+    The room is what points, roofs and other names leave.
+    """
+    taken = [(x(mark.x) - 6, y(mark.y) - 6, x(mark.x) + 6, y(mark.y) + 6) for mark in _marks(every)]
+    for each in chart.references:
+        taken.append((x.end - text_width(each.name), y(each.value) - LINE, x.end + 12, y(each.value) + LINE))
+        taken.append((x(each.ridge or x.low), y(each.value) - 3, x.end + 12, y(each.value) + 3))
+        slope = (10 ** (-n / 20) for n in range(60))
+        taken += [(x(share * (each.ridge or 0)) - 3, y(share * each.value) - 3, x(share * (each.ridge or 0)) + 3,
+                   y(share * each.value) + 3) for share in slope]  # fmt: skip
+
+    def place(mark: doc.Mark, text: str) -> tuple[float, float] | None:
+        right, top, width = x(mark.x) + 9, y(mark.y) - LINE / 2, text_width(text)
+        centre = x(mark.x) - width / 2
+        for left, upper in ((right, top), (right - width - 18, top), (centre, top - LINE), (centre, top + LINE)):
+            box = left, upper, left + width, upper + LINE
+            is_inside = x.start - 12 <= left and box[2] <= x.end + 12 and y.end <= upper and box[3] <= y.start
+            if is_inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                return left, upper + 12
+        return None
+
+    for series in every:
+        of_series = sorted(series.marks, key=lambda mark: -mark.y)
+        wanted = ((mark, cut(flat(series.name if len(every) > 1 else mark.note), _NAME)) for mark in of_series)
+        found = ((text, at) for mark, text in wanted if (at := place(mark, text)))
+        for text, at in itertools.islice(found, 1 if len(every) > 1 else None):
+            yield element("g", word(text, *at, "tick halo", _NAME), data_series=series.key)
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------

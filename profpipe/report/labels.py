@@ -17,8 +17,8 @@ from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit
 from profpipe.results.manifest import Manifest
 
 PART_NAMES: Mapping[str, str] = {
-    "attention": "Attn", "helpers": "Attn helpers", "direct_copy": "direct_copy", "add": "add", "gemm": "gemm",
-    "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
+    "attention": "attention", "helpers": "attention helpers", "direct_copy": "direct_copy", "add": "add",
+    "gemm": "gemm", "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
     "copies": "copies and sets (no kernels)",
 }  # fmt: skip
 

@@ -17,18 +17,21 @@ from profpipe.stdio import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
 _URL = re.compile(r":(?=//)|(?<=www)\.")
+#: What may begin an entity or a tag (CommonMark 2.5, 6.6), also with the text that follows, and a block quote.
+_MARKUP = re.compile(r"&(?=[#\w]|$)|<(?![\s\d=])|^>")
 _SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
 #: A list item, a heading or its underline starts with this (GFM 4.2, 4.3, 5.2).
 _BLOCK_START = re.compile(r"(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|#{1,6}(?:\s|$)|[-=]+\s*$))")
 
 
 def escape(text: object) -> str:
-    """Plain text that no renderer takes for markup: HTML's three letters as entities, Markdown's with a backslash.
+    """Plain text that no renderer takes for markup: signs of HTML as entities, those of Markdown with a backslash.
 
-    A bare address becomes no link. Control characters are written as ``<U+001B>``.
+    A sign that begins no tag and no entity stays, as in ``< 0.1 %``, ``a > b`` and ``a && b``. A bare
+    address becomes no link. Control characters are written as ``<U+001B>``.
     """
     flat = visible(" ".join(shortened(str(text)).split()))
-    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = _MARKUP.sub(lambda found: html.escape(found[0]), flat)
     return _URL.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", flat))
 
 

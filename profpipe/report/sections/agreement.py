@@ -31,6 +31,7 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
     """Return how far the profilers agree; empty where a single one timed each case."""
     if not workload.agreements:
         return doc.Section("agreement", "", workload=workload.name)
+    # The summary says whether they agree; differences without a known cause are a warning.
     tables = [by_profiler(workload), differences(workload), all_figures(workload), overheads(workload)]
     title, summary = "Do the profilers agree?", _summary(workload)
     return doc.make_section("agreement", title, tables, summary, workload.name, folds_long_tables=True)
@@ -47,7 +48,7 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
         within = doc.join([f"{_quantity(name, workload)} in {_within(own)}" for name, own in long.items()])
         words += [f"Of calls with at least 50 us of {work}, within 3 % of {reference}: ", within, ". "]
     if far:
-        words += [f"{len(far)} differ{'s' if len(far) == 1 else ''} by more: ", _causes(far), ". "]
+        words += [f"{len(far)} differ{'s' if len(far) == 1 else ''} by more; causes: ", _causes(far), ". "]
     return doc.concat(*words, "Differences up to 3 % need no reason.")
 
 
@@ -72,7 +73,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Table:
         (doc.signed_percent("long_largest", "largest"), lambda own: largest(of_some(own[1])) or ""),
         (doc.words("causes", "causes above 3 %"), lambda own: _causes([p for p in own[1] if not p[1].is_close])),
     ]
-    return doc.table_of("profilers", _pairs(workload).items(), columns)
+    return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.Placement.DETAILS)
 
 
 def differences(workload: WorkloadFindings) -> doc.Table:

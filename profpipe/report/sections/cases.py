@@ -181,11 +181,14 @@ _Row = tuple[CaseResult, str, Mapping[str, float]]
 
 
 def accuracy(workload: WorkloadFindings) -> doc.Section:
-    """Return the errors of each case; empty where there is no more than the errors that stand with the times.
+    """Return the errors of each case; empty where there are no more than the errors that stand with the times.
 
     The short page has them where a case misses the tolerance, or where errors differ between cases.
     """
-    if not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
+    judged = [case.accuracy.mark for case in workload.cases if case.accuracy is not None]
+    # Where nothing was compared, the flags of the times say so.
+    is_unchecked = set(judged) == {Flag.UNCHECKED}
+    if is_unchecked or not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
         return doc.Section("accuracy", "", workload=workload.name)
     largest, others = main_cases(workload)
     found = [error for case in largest if (error := case.values.get("error_rel_l1", case.values.get("error_max")))]

@@ -121,9 +121,9 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         return doc.Cell(text="unfused" if b.category("softmax").ns else "–")
 
     if any(b.is_fused for b in breakdowns):
-        yield "Attn %", list(map(share, breakdowns))
-        yield from category("Attn", "attention")
-        yield from category("Attn helpers", "helpers", is_optional=True)
+        yield "attention %", list(map(share, breakdowns))
+        yield from category("attention", "attention")
+        yield from category("attention helpers", "helpers", is_optional=True)
     yield from category("gemm", "gemm", is_optional=True)
     yield from category("softmax", "softmax", is_optional=True)
     yield calls(copy, "direct_copy")

@@ -135,7 +135,7 @@ def top_kernels(
     ][len(cases) == 1 :]  # fmt: skip
     heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
-    heads += [doc.words("top stall"), doc.words("misses")]
+    heads += [doc.words("top stall", "top stall, cycles/instruction"), doc.words("misses")]
     return doc.make_table("top_kernels", heads, cells, placement=doc.Placement.DETAILS)
 
 

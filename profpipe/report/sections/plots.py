@@ -21,7 +21,7 @@ from profpipe.analysis.kernels import KernelBreakdown
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import quantity as time_words
+from profpipe.report.labels import case_text, quantity as time_words
 from profpipe.report.sections.kernel_share import class_name, other_classes
 from profpipe.report.units import Unit, number, time_unit
 
@@ -457,7 +457,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
-        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id)
+        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id, note=doc.plain(case_text(case)))
                       for case, x, y, *_ in known if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
