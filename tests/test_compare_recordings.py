@@ -217,7 +217,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
 
 
 def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(compared(capsys, A, B, "--json"))
+    document = json.loads(compared(capsys, A, B, "--json=full"))
     (case,) = document["cases"]
     assert document["kind"] == "compare_recordings" and case["of"] == "step"
     assert sum(part["difference_ns"] for part in case["parts"].values()) == case["difference_ns"]
