@@ -29,6 +29,12 @@ GEMM, ADD = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "vectorized_elementwise
 HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name"
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave room for every column and sentence."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def found(a: Path, b: Path) -> RecordingComparison:
     return compare_recordings(ingest.read_file(a), ingest.read_file(b))
 
@@ -36,16 +42,6 @@ def found(a: Path, b: Path) -> RecordingComparison:
 def compared(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert cli.main(["compare", *map(str, words)]) == 0
     return capsys.readouterr().out
-
-
-def said(text: str) -> str:
-    """Return the text without the ends of its lines, which depend on the terminal."""
-    return " ".join(text.split())
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None], source: Path = B) -> Path:
@@ -121,10 +117,8 @@ def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path: Path, caps
         return {**event, "name": event["name"].replace("128x256", "64x128")}
 
     text = compared(capsys, B, changed(tmp_path / "b.json", change))
-    assert "Kernels with other names that take about as long in all: gemm (200.0 us in A, 200.0 us in B)." in said(text)
-    (own,) = found(B, tmp_path / "b.json").changes
-    pairs = {(kernel.name, kernel.b_name) for kernel in own.kernels if kernel.change is KernelChange.EXCHANGED}
-    assert (GEMM, GEMM.replace("128x256", "64x128")) in pairs
+    assert "Kernels with other names that take about as long in all: gemm (200.0 us in A, 200.0 us in B)." in text
+    assert re.search(r"nvjet_tst_128x256\S* →? ?\S* +gemm +other name +4 +4 ", text)
 
 
 def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them(
@@ -136,9 +130,9 @@ def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them
     (own,) = found(A, first).changes
     assert own.extent is Extent.RECORDING and own.without == ("B",)
     assert own.b.parts.wall_ns - own.a.parts.wall_ns == own.difference_ns
-    text = compared(capsys, A, first)
-    assert "B does not have steps, so the times are of whole recordings" in said(text)
-    assert "so the sums may be of unequal work" in said(text)
+    text = " ".join(compared(capsys, A, first).split())
+    assert "B does not have steps, so the times are of whole recordings" in text
+    assert "so the sums may be of unequal work" in text
 
 
 def test_files_with_sums_only_are_compared_by_the_sums_of_their_kernels(
@@ -221,7 +215,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
             database.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{kind} WHERE globalPid = ?", (pid,))
         database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE globalTid & ~16777215 = ?", (pid,))
     text = compared(capsys, both, one)
-    assert "B has no rank 1; the kernels below are means over all ranks of a side." in said(text)
+    assert "B has no rank 1; the kernels below are means over all ranks of a side." in text
     # Of two ranks other steps are steady than of one alone.
     assert re.search(r"\n0 +16\.\d+ +16\.6 ", text) and not re.search(r"\n1 +\d", text)
     same = compare_recordings(ingest.read_file(both), ingest.read_file(both)).changes[0]
