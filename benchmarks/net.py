@@ -220,7 +220,7 @@ def write(net: Net, inputs: Path, quick: bool, runs: bool) -> None:
         if all((data / each).exists() for each in pair):
             name = f"compare/{pair[0].replace('/', '-')}"
             net.add(["compare", *pair], data, f"{name}.txt")
-            net.add(["compare", *pair, "--json"], data, f"{name}.json.txt")
+            net.add(["compare", *pair, "--json=full"], data, f"{name}.json.txt")
     net.add(["--help"], data, "help/profpipe.txt")
     net.add(["schema"], data, "help/schema.json.txt")
     net.run()

@@ -27,6 +27,7 @@ COMMANDS = {
     "trace": "write the recordings of a run as a trace for ui.perfetto.dev",
     "compare": "compare the times of two runs, or two recordings",
     "history": "list the last runs, and the course of each case with its noise",
+    "mcp": "answer agents from results folders and recordings, over the Model Context Protocol",
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",
@@ -136,7 +137,7 @@ def _only_prints(args: argparse.Namespace) -> bool:
         case "history" | "list" | "schema":
             return True
         case "compare":
-            return args.gate is None and args.json in (None, "-")
+            return args.gate is None and args.json in (None, "-", "--json=full")
         case "doctor":
             return not args.measure_peaks
         case "run":

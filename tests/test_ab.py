@@ -872,7 +872,7 @@ def test_a_command_is_compared_by_the_time_of_its_process(project):
     (project / "work.py").write_text("import sys\nsum(range(int(sys.argv[1])))\n")
     pipeline = 'version: 1\nname: c\nworkloads: {prog: {command: [python, work.py, "{n}"], matrix: {n: [2000000]}}}\n'
     (project / "pipeline.yaml").write_text(pipeline)
-    done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json", code=0)
+    done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json=full", code=0)
     (row,) = json.loads(done.stdout)["cases"]
     assert row["case"] == "default" and row["pairs"] == 2
     assert row["b_ns"] > row["a_ns"] > 1e6

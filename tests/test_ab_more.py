@@ -284,7 +284,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     run = project / "out" / "latest"
     before = store.load(run)
     (project / "visits").unlink()
-    done = forked.run(project, "resume", "out/latest", "--more", "10", "--json", env=environment())
+    done = forked.run(project, "resume", "out/latest", "--more", "10", "--json=full", env=environment())
     assert done.returncode == 0, done.stderr
     assert "measuring what is undecided, in 10 further pairs (at most 10): " in done.stderr
     data, manifest = store.load(run)

@@ -65,7 +65,7 @@ def test_quiet_prints_the_path_of_the_summary_and_nothing_else(project):
 
 
 def test_json_prints_the_document_of_results_json(project):
-    done = profpipe(project, "run", "-w", "sums", "--set", "crash=false,true", "--set", "n=1", "--json")
+    done = profpipe(project, "run", "-w", "sums", "--set", "crash=false,true", "--set", "n=1", "--json=full")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert found == json.loads((project / "out" / "latest" / "results.json").read_text())
@@ -73,9 +73,9 @@ def test_json_prints_the_document_of_results_json(project):
     assert (ok["workload"], ok["case"], ok["profilers"]) == ("sums", "n=1,crash=false", {"plain": {"status": "ok"}})
     assert ok["params"] == {"n": 1, "crash": False} and ok["time"]["median"] > 0
     assert crashed["profilers"]["plain"]["status"] == "crashed" and crashed["time"] is None
-    again = profpipe(project, "report", "out/latest", "--json")
+    again = profpipe(project, "report", "out/latest", "--json=full")
     assert json.loads(again.stdout) == found
-    assert json.loads(profpipe(project, "resume", "out/latest", "--json").stdout) == found
+    assert json.loads(profpipe(project, "resume", "out/latest", "--json=full").stdout) == found
 
 
 def test_quiet_and_json_exclude_each_other(project):

@@ -293,7 +293,7 @@ def cases_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save_run(tmp_path / "a", 1, slow=1e6, same=2e6, gone=3e6)
     b = save_run(tmp_path / "b", 2, slow=1.1e6, same=2e6)
-    code, document = document_of(capsys, a, b, "--gate", "5", "--json")
+    code, document = document_of(capsys, a, b, "--gate", "5", "--json=full")
     assert (code, document["exit_code"], document["kind"]) == (5, 5, "compare")
     assert document["a"] == {"runs": [str(a)]} and document["gate"]["result"] == "undecided"
     cases = cases_of(document)
@@ -315,7 +315,7 @@ def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undeci
     empty = save_run(tmp_path / "empty", 4)
     found = []
     for first, second, expected in ((a, other, 4), (a, crashed, 4), (empty, a, 5)):
-        code, document = document_of(capsys, "--gate", "5", "--json", "-", first, second)
+        code, document = document_of(capsys, "--gate", "5", "--json=full", first, second)
         assert code == document["exit_code"] == expected
         found.append(document)
     of_other, of_crashed, of_none = found
@@ -331,7 +331,7 @@ def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
-    _, of_two = document_of(capsys, *runs, "--json")
+    _, of_two = document_of(capsys, *runs, "--json=full")
     data, run = Tables(), Manifest(name="w", ab=PairsEntry())
     of_ab = results_json.verdict_document(pairs.analyze(data, run), data, run, "", 0)
     assert set(of_two) == set(of_ab)

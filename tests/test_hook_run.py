@@ -127,7 +127,7 @@ def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(t
     page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
     times = page.partition("## Times")[2].partition("\n## ")[0]
     assert "Time: median time of a steady step" in times and "| `default` |" in times
-    assert "divide by the number of recorded steps (`steps.measure`)" in page
+    assert "The times are sums over all recorded steps (`steps.measure`)" in page
 
 
 @pytest.mark.slow

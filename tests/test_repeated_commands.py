@@ -181,7 +181,7 @@ def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(t
 def test_history_and_compare_have_the_wall_times_of_commands(tmp_path):
     write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")
-    result = json.loads(profpipe(tmp_path, "run", "--out", "o", "--json"))
+    result = json.loads(profpipe(tmp_path, "run", "--out", "o", "--json=full"))
     assert all(case["time"]["median"] > 0 and case["time"]["ci_low"] is not None for case in result["cases"])
     a, b = sorted(path.name for path in (tmp_path / "o").glob("2*"))
     assert "w/kind=slow" in profpipe(tmp_path, "compare", a, b, "--out", "o")

@@ -49,7 +49,7 @@ def test_unchanged_files_are_not_read_again(recording, reads, capsys):
 
 
 def test_the_report_of_an_unchanged_folder_is_what_the_tables_give(recording, capsys):
-    for options in ([], ["--quiet"], ["--json"]):
+    for options in ([], ["--quiet"], ["--json"], ["--json=full"]):
         shutil.copytree("seen", "copied")
         capsys.readouterr()
         assert cli.main(["report", "seen", *options]) == errors.OK

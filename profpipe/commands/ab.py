@@ -186,9 +186,9 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
         raise ConfigError("--gate", what, f"Ask for --pairs {_PAIRS} or more, or for further pairs: --more 20.")
     if args.junit:
         arguments.check_output_file("--junit", args.junit)
-    if args.json == arguments.STDOUT and args.quiet:
+    if arguments.prints_json(args) and args.quiet:
         raise ConfigError("--json", "and --quiet both choose what is printed.", "Name a file: --json verdicts.json")
-    if args.json and args.json != arguments.STDOUT:
+    if args.json and not arguments.prints_json(args):
         arguments.check_output_file("--json", Path(args.json))
     if args.inconclusive and args.gate is None:
         raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")

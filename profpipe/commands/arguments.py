@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from profpipe import stdio
 from profpipe.errors import ConfigError
 from profpipe.report import screen
 from profpipe.report.screen import Screen
-from profpipe.results import atomic
+from profpipe.results import answer, atomic
 from profpipe.stdio import visible_line
 
 _Number = TypeVar("_Number", int, float)
@@ -49,15 +50,27 @@ STEP_RANGE: Final = "ranges of the program with such a name are its steps"
 HISTORY_PAGE: Final = "profpipe.html"
 IN_RESULTS: Final = Path()
 
-#: The file of ``--json`` that is standard output.
+#: The file of ``--json`` that is standard output: the short document, and with ``--json=full`` everything.
 STDOUT: Final = "-"
+FULL: Final = "--json=full"
 
 
 def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     add_quiet(formats)
-    formats.add_argument("--json", action="store_const", const=STDOUT, help="print the results as one JSON object")
+    add_json(formats)
     add_csv(parser)
+
+
+def add_json(parser: Any) -> None:
+    text = "print the answer as one JSON object of at most 8 kB"
+    parser.add_argument("--json", action="store_const", const=STDOUT, help=text)
+    _add_full_json(parser)
+
+
+def _add_full_json(parser: Any) -> None:
+    # argparse finds an option string before it takes `=` for the start of a value.
+    parser.add_argument(FULL, dest="json", action="store_const", const=FULL, help="print all results as one")
 
 
 def add_quiet(parser: Any) -> None:
@@ -73,8 +86,9 @@ def add_csv(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json_file(parser: argparse.ArgumentParser) -> None:
-    text = "write the results as one JSON object; without FILE, print it instead of the page"
+    text = "write all results as one JSON object; without FILE, print the answer as one of at most 8 kB"
     parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
+    _add_full_json(parser)
 
 
 def html_file(text: str) -> Path:
@@ -107,15 +121,33 @@ def write_output_file(option: str, path: Path, text: str) -> None:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def print_report(args: argparse.Namespace, summary: Path, first_screen: Screen, document: Callable[[], Any]) -> None:
+def prints_json(args: argparse.Namespace) -> bool:
+    return args.json in (STDOUT, FULL)
+
+
+def print_json(args: argparse.Namespace, short: Callable[[], Any], full: Callable[[], Any]) -> None:
+    """Print the short document or the whole one, or write the whole one to a file, as ``--json`` says."""
+    if prints_json(args):
+        print(stdio.as_json(short() if args.json == STDOUT else full()))
+    elif args.json:
+        write_output_file("--json", Path(args.json), stdio.as_json(full()) + "\n")
+
+
+def print_report(
+    args: argparse.Namespace, summary: Path, first_screen: Screen, short: Callable[[], Any], full: Callable[[], Any]
+) -> None:
     """Print the first screen of a report, its path alone, or one JSON object, as the options say."""
-    text = stdio.as_json(document()) if args.json else ""
-    if args.json and args.json != STDOUT:
-        write_output_file("--json", Path(args.json), text + "\n")
-    if args.json == STDOUT:
-        print(text)
-    else:
+    folder = shown_path(summary.parent)
+    print_json(args, lambda: answer.with_folder(short(), folder), full)
+    if not prints_json(args):
         print_answer(summary, first_screen, args.quiet)
+
+
+def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer) -> None:
+    """Print what stands in the folder that ``ingest`` has written, as ``print_report`` does."""
+    results = folder / "results.json"
+    print_report(args, folder / "SUMMARY.md", known.first_screen, lambda: known.document,
+                 lambda: json.loads(results.read_bytes()))  # fmt: skip
 
 
 def print_answer(summary: Path, first_screen: Screen, is_quiet: bool) -> None:

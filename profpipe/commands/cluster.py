@@ -128,7 +128,7 @@ def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namesp
             print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}.", file=sys.stderr)
         follow(folder, args.quiet)
         return collect(folder, args)
-    if args.json == arguments.STDOUT:
+    if arguments.prints_json(args):
         print(stdio.as_json({"run": str(folder), "tasks": count, "jobs": jobs}))
     elif args.quiet:
         print(yaml.shown(folder))

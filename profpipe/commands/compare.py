@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profpipe import errors, stdio
+from profpipe import errors
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from profpipe.analysis.compare_recordings import RecordingComparison
     from profpipe.analysis.compare_runs import Comparison, Run
     from profpipe.results.manifest import Manifest
+    from profpipe.results.noise import Model
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
@@ -46,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from profpipe.analysis.compare_recordings import compare_recordings
-    from profpipe.analysis.compare_runs import compare_runs
+    from profpipe.analysis.compare_runs import Comparison
     from profpipe.results import noise
 
-    if args.json and args.json != arguments.STDOUT:
+    if args.json and not arguments.prints_json(args):
         arguments.check_output_file("--json", Path(args.json))
     if args.html:
         arguments.check_output_file("--html", args.html)
@@ -61,17 +63,26 @@ def main(args: argparse.Namespace) -> int:
     (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
-    found = compare_runs(a, b, manifest_a, manifest_b, known)
-    is_empty = not (found.changes or found.lost or found.changed_params)
-    if is_empty or args.html:
-        of_runs = manifest_a.is_run and manifest_b.is_run
-        recorded = compare_recordings((a, manifest_a), (b, manifest_b))
-        are_recordings = is_empty and (not of_runs or (recorded.changes and not found.absent))
-        if args.html and (recorded.changes or not are_recordings):
-            _write_html(args, recorded if are_recordings else found, recorded)
-        if are_recordings:
-            return _end_recordings(args, recorded)
-    return _end(args, found, manifest_b)
+    both = (a, manifest_a), (b, manifest_b)
+    found = compare(*both, known)
+    if args.html:
+        recorded = compare_recordings(*both) if isinstance(found, Comparison) else found
+        if recorded.changes or isinstance(found, Comparison):
+            _write_html(args, found, recorded)
+    return _end(args, found, manifest_b) if isinstance(found, Comparison) else _end_recordings(args, found)
+
+
+def compare(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
+    """Return the differences of the times of two runs; where they have none in common, those of their recordings."""
+    from profpipe.analysis.compare_recordings import compare_recordings
+    from profpipe.analysis.compare_runs import compare_runs
+
+    found = compare_runs(a[0], b[0], a[1], b[1], known)
+    if not (found.changes or found.lost or found.changed_params):
+        recorded = compare_recordings(a, b)
+        if not (a[1].is_run and b[1].is_run) or (recorded.changes and not found.absent):
+            return recorded
+    return found
 
 
 def _write_html(
@@ -109,26 +120,34 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
     if args.gate is not None:
         what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
         raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
-    if not found.changes:
-        held = (
-            f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in found.alone.items()
-        )
-        remedy = "Name two files, or give both recordings the same name."
-        if not all(found.alone.values()):
-            remedy = "Record the kernels with nsys, torch or rocprof."
-        raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
-    if args.json:
-        _write_json(args, comparison.recordings_document(found, args.runs))
-    if args.json != arguments.STDOUT:
-        print(comparison.text(found))
+    check_partners(found)
+    _print(args, found, lambda: comparison.recordings_document(found, args.runs))
     return errors.OK
 
 
-def _write_json(args: argparse.Namespace, document: dict[str, Any]) -> None:
-    if args.json == arguments.STDOUT:
-        print(stdio.as_json(document))
-    else:
-        arguments.write_output_file("--json", Path(args.json), stdio.as_json(document) + "\n")
+def check_partners(found: RecordingComparison) -> None:
+    """Raise ConfigError where no recording of A has a partner in B."""
+    if found.changes:
+        return
+    held = (f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in found.alone.items())
+    remedy = "Name two files, or give both recordings the same name."
+    if not all(found.alone.values()):
+        remedy = "Record the kernels with nsys, torch or rocprof."
+    raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
+
+
+def _print(
+    args: argparse.Namespace,
+    found: Comparison | RecordingComparison,
+    full: Callable[[], dict[str, Any]],
+    exit_code: int = errors.OK,
+) -> None:
+    """Print the comparison, or print or write it as JSON."""
+    from profpipe.report import answer_json, comparison
+
+    arguments.print_json(args, lambda: answer_json.of_comparison(found, full(), exit_code), full)
+    if not arguments.prints_json(args):
+        print(comparison.text(found))
 
 
 def _end(args: argparse.Namespace, found: Comparison, run: Manifest) -> int:
@@ -140,13 +159,10 @@ def _end(args: argparse.Namespace, found: Comparison, run: Manifest) -> int:
     if args.gate is not None and (why := comparison.gate_text(found, args.gate)):
         is_open = found.judge_gate(args.gate) is Gate.UNDECIDED
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
-    if args.json:
-        code = stop.exit_code if stop else errors.OK
-        _write_json(args, comparison.document(found, args.runs, run, args.gate, code))
-    if args.json != arguments.STDOUT:
-        print(comparison.text(found))
+    code = stop.exit_code if stop else errors.OK
+    _print(args, found, lambda: comparison.document(found, args.runs, run, args.gate, code), code)
     if stop:
         raise stop
-    if args.gate is not None and args.json != arguments.STDOUT:
+    if args.gate is not None and not arguments.prints_json(args):
         print(f"B passes the gate: no case is more than {args.gate:g} % slower and beyond the noise.")
     return errors.OK

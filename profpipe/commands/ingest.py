@@ -43,34 +43,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
     parser.add_argument("--step-range", type=arguments.regex, metavar="REGEX", help=arguments.STEP_RANGE)
-    arguments.add_quiet(parser)
+    formats = parser.add_mutually_exclusive_group()
+    arguments.add_quiet(formats)
+    arguments.add_json(formats)
     arguments.add_csv(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.quiet and args.out is None:
         raise ConfigError("--quiet", "prints only the path of SUMMARY.md, and none is written.", "Add --out DIR.")
-    return read_files(args.files, args.out, args.step_range or "", csv=args.csv, is_quiet=args.quiet)
+    return read_files(args.files, args.out, args.step_range or "", csv=args.csv, is_quiet=args.quiet, json=args.json)
 
 
 def read_files(
-    paths: Sequence[Path], out: Path | None, step_range: str = "", *, csv: bool = False, is_quiet: bool = False
+    paths: Sequence[Path],
+    out: Path | None,
+    step_range: str = "",
+    *,
+    csv: bool = False,
+    is_quiet: bool = False,
+    json: str | None = None,
 ) -> int:
     """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
 
-    What each file holds is printed, and the first screen of the report; ``is_quiet``: only the path of SUMMARY.md.
+    What each file holds is printed, and the first screen of the report; ``is_quiet``: only the path of SUMMARY.md;
+    ``json``: one JSON object, as the option of this name says.
 
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
     """
     from profpipe.results import answer
 
+    shown = argparse.Namespace(quiet=is_quiet, json=json)
+    is_quiet = is_quiet or json is not None
     # Nothing is written through links, except one that the user names.
     real = out.resolve() if out is not None and out.is_symlink() else out
     state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
     if real is not None and state and (known := answer.find(real, state)):
         _print_held(f"{known.printed}\n", is_quiet)
-        arguments.print_answer(real / "SUMMARY.md", known.first_screen, is_quiet)
+        arguments.print_kept(shown, real, known)
         return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 
@@ -78,11 +89,10 @@ def read_files(
 
     from profpipe.ingest import reader
     from profpipe.results import store
-    from profpipe.results.manifest import FILE, Manifest, RefusedFile
+    from profpipe.results.manifest import Manifest, RefusedFile
     from profpipe.results.manifest_entries import file_entry
 
-    if out is not None and (out / FILE).is_file() and Manifest.load(out).is_run:
-        raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
+    _refuse_run(out)
     # Arrow's own pool keeps the memory that it frees. Memory that malloc frees is used again by numpy, which saves a
     # quarter of the peak.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
@@ -124,7 +134,7 @@ def read_files(
     name = real.resolve().name if real else ""
     manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
     if out is None or real is None:
-        _print_screen(data, manifest)
+        _print_unwritten(shown, data, manifest)
     else:
         from profpipe.commands import rendering
 
@@ -138,14 +148,32 @@ def read_files(
             for write in writes:
                 write.result()
         if state and not refusals and not written.exit_code and not written.is_unmet:
-            answer.keep(real, state, "\n".join(lines), written.first_screen)
-        arguments.print_answer(written.summary, written.first_screen, is_quiet)
+            answer.keep(real, state, "\n".join(lines), written.first_screen, rendering.as_answer(written))
+        rendering.print_result(written, shown)
     return errors.SOME_FAILED if refusals else errors.OK
+
+
+def _refuse_run(out: Path | None) -> None:
+    from profpipe.results.manifest import FILE, Manifest
+
+    if out is not None and (out / FILE).is_file() and Manifest.load(out).is_run:
+        raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
 
 
 def _print_held(text: str, is_quiet: bool) -> None:
     if not is_quiet:
         print(text)
+
+
+def _print_unwritten(shown: argparse.Namespace, data: Tables, manifest: Manifest) -> None:
+    """Print the answer of files whose report is not written, as one JSON object or as a screen."""
+    if not shown.json:
+        _print_screen(data, manifest)
+        return
+    from profpipe.commands import rendering
+
+    report = rendering.read_report(Path(), data, manifest)
+    arguments.print_json(shown, lambda: rendering.as_answer(report), lambda: rendering.as_json(report))
 
 
 def _print_screen(data: Tables, manifest: Manifest) -> None:

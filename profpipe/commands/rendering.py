@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,8 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import first_screen, html_page, pages, render, results_json, text as page_text
+from profpipe.report import answer_json, first_screen, html_page, pages, render, results_json, text as page_text
+from profpipe.report.document import Document
 from profpipe.report.screen import Screen
 from profpipe.report.sections import verdicts
 from profpipe.results import schema
@@ -39,6 +41,8 @@ class Result:
     is_unmet: bool
     #: What the terminal shows of the report.
     first_screen: Screen = field(default_factory=list)
+    #: The report itself, None where it was written before.
+    document: Document | None = None
     findings: Findings | None = None
     #: Set for an `ab` run, which has no ``findings``.
     pairs: PairFindings | None = None
@@ -87,11 +91,28 @@ def write_report(
         document = render.build_pairs(found, data, manifest)
         pages.write(document, folder, templates.summary)
         html_page.write(document, folder, templates.page)
-        return replace(_judge_pairs(folder, data, manifest, found), first_screen=first_screen.of_document(document))
+        return _with_report(_judge_pairs(folder, data, manifest, found), document)
     findings = analyze.analyze(data, manifest)
     document = render.render(findings, data, manifest, folder, templates.summary)
     html_page.write(document, folder, templates.page)
-    return replace(judge(folder, data, manifest, findings), first_screen=first_screen.of_document(document))
+    return _with_report(judge(folder, data, manifest, findings), document)
+
+
+def _with_report(result: Result, document: Document) -> Result:
+    return replace(result, document=document, first_screen=first_screen.of_document(document))
+
+
+def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:
+    """Return the report of a run, and write nothing."""
+    result = judge(folder, page_text.shorten_tables(data), manifest)
+    return _with_report(result, _build(result))
+
+
+def _build(result: Result) -> Document:
+    if result.pairs is not None:
+        return render.build_pairs(result.pairs, result.data, result.manifest)
+    assert result.findings is not None
+    return render.build(result.findings, result.data, result.manifest)
 
 
 def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
@@ -124,7 +145,8 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
 
     A JSON object may go into a file instead.
     """
-    arguments.print_report(args, result.summary, result.first_screen, lambda: as_json(result, exit_code))
+    full = functools.partial(as_json, result, exit_code)
+    arguments.print_report(args, result.summary, result.first_screen, lambda: as_answer(result, exit_code), full)
     if result.is_unmet:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
@@ -138,6 +160,14 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
 
 #: Cases that a message names; more are counted.
 _MOST_NAMED = 4
+
+
+def as_answer(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+    """Return the short document, without the path of the folder."""
+    found = result.findings or result.pairs
+    assert found is not None
+    verdicts = as_json(result, exit_code) if result.pairs is not None else None
+    return answer_json.of_report(result.document or _build(result), found, result.manifest, verdicts)
 
 
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:

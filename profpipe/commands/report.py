@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +35,7 @@ def main(args: argparse.Namespace) -> int:
     has_templates = args.template is not None or Path("templates").exists()
     given = Path(args.run).resolve()
     if not has_templates and not args.csv and (known := answer.find(given)):
-        page, results = given / "SUMMARY.md", given / "results.json"
-        arguments.print_report(args, page, known.first_screen, lambda: json.loads(results.read_bytes()))
+        arguments.print_kept(args, given, known)
         return errors.OK
     from profpipe.commands import rendering
     from profpipe.results import folders, store

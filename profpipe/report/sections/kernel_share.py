@@ -58,7 +58,7 @@ def _context(workload: WorkloadFindings) -> doc.Text:
         of = _OF.get(workload.iteration, "of the whole recording")
         text = f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
         if workload.steps and workload.iteration is not Iteration.STEP:
-            text += " CPU operators are not divided by step: for one step, divide by the number of recorded steps ({})."
+            text += " The times are sums over all recorded steps ({}), because no CPU operator is assigned to a step."
             return fill(text, doc.Code("steps.measure"))
         return text
     if workload.iteration is Iteration.CAPTURE:

@@ -524,44 +524,61 @@ def _condition(profiler: str) -> str:
 
 def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield the cases without steps beside others, and those in which ranges and launches give different numbers."""
+    return (line for _, line in warnings_by_kind(workload))
+
+
+def warnings_by_kind(workload: WorkloadFindings) -> Iterator[tuple[str, doc.Text]]:
+    """Yield the warnings, each with a word for programs."""
     if workload.steps and (without := workload.steps.without_steps):
         labels = {case.id: case_text(case) for case in workload.cases}
         named = doc.join([labels.get(case, case) for case in without], most=_NAMED)
         number = f"{len(without)} of {count_cases(len(workload.cases))}"
-        yield fill(f"No steps were found in {number}, which the tables of steps and kernels leave out: {{}}.", named)
+        what = f"No steps were found in {number}, which the tables of steps and kernels leave out: {{}}."
+        yield "without_steps", fill(what, named)
     for case in workload.cases:
         if own := workload.steps.of(case.id):
             yield from _warnings_of_case(own, _of_case(workload, case), case_text(case), workload.name)
 
 
-def _warnings_of_case(own: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str) -> Iterator[doc.Text]:
+def _warnings_of_case(
+    own: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str
+) -> Iterator[tuple[str, doc.Text]]:
     # Where plain timed even steps, their time is the median.
     if own.uneven and ("plain" in own.uneven or "plain" not in own.times):
         profiler = next(iter(own.uneven))
         walls = own.steady_walls(profiler)
         unit = step_unit([walls.median(), walls.max()])
         spreads = [fill(f"{{}} ({_condition(each)})", percent(spread)) for each, spread in own.uneven.items()]
-        yield fill(
-            "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
-            f" the longest steady step, {walls.idxmax()}, takes {{}} ({_condition(profiler)})."
-            " Their spread is {} of the median.",
-            name if of_case else doc.Code(workload),
-            doc.Number(walls.median(), unit),
-            doc.Number(walls.max(), unit),
-            doc.join(spreads),
+        yield (
+            "uneven",
+            fill(
+                "Steps of {} are uneven, so their time is the mean and not the median. Half of them take up to {};"
+                f" the longest steady step, {walls.idxmax()}, takes {{}} ({_condition(profiler)})."
+                " Their spread is {} of the median.",
+                name if of_case else doc.Code(workload),
+                doc.Number(walls.median(), unit),
+                doc.Number(walls.max(), unit),
+                doc.join(spreads),
+            ),
         )
     if own.rule is StepRule.PATTERN and (share := _pauses(own)) > _MOST_PAUSES:
-        yield fill(
-            "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
-            " part, such as a layer. Mark the steps.",
-            percent(share),
-            of_case,
+        yield (
+            "outliers",
+            fill(
+                "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
+                " part, such as a layer. Mark the steps.",
+                percent(share),
+                of_case,
+            ),
         )
     if own.pattern_count is not None and own.pattern_count != own.steps:
-        yield fill(
-            f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
-            " Check that a step is what you mean.",
-            of_case,
+        yield (
+            "step_rule",
+            fill(
+                f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
+                " Check that a step is what you mean.",
+                of_case,
+            ),
         )
 
 

@@ -25,22 +25,28 @@ _NAMED = 3
 
 def warnings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the warnings of a run."""
-    lines = (
-        *_incomplete(findings),
-        *_failed(findings),
-        *_unexpected_kernels(findings),
-        *map(_unread, run.refused),
-        *map(_incident, run.incidents),
-        *kernels.low_coverage(findings),
-        *_unseen(findings),
-        *_outside(findings),
-        *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
-        *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
-        *(line for workload in findings.workloads for line in steps.warnings(workload)),
-        *_duplicates(findings.duplicates),
-        *environment.notes(findings, run, are_warnings=True),
-    )
-    return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(dict.fromkeys(lines)))])
+    lines = dict.fromkeys(line for _, line in by_kind(findings, run))
+    return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(lines))])
+
+
+def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
+    """Yield each warning with what it is about, a word for programs such as ``uneven``."""
+    kinds = {
+        "incomplete": _incomplete(findings),
+        "failed": _failed(findings),
+        "unexpected_kernel": _unexpected_kernels(findings),
+        "not_read": map(_unread, run.refused),
+        "incident": map(_incident, run.incidents),
+        "classified": kernels.low_coverage(findings),
+        "unseen": _unseen(findings),
+        "outside": _outside(findings),
+        "differ": (line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
+        "launches": (_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
+    }
+    yield from ((kind, line) for kind, lines in kinds.items() for line in lines)
+    yield from (pair for workload in findings.workloads for pair in steps.warnings_by_kind(workload))
+    yield from (("duplicates", line) for line in _duplicates(findings.duplicates))
+    yield from (("file", line) for line in environment.notes(findings, run, are_warnings=True))
 
 
 def _incomplete(findings: Findings) -> Iterator[doc.Text]:

@@ -1,0 +1,321 @@
+"""The short JSON document, ``profpipe.answer``: what the first screen of a page says, for programs.
+
+Each finding has an id that stays the same from run to run, a number in its stored unit, and the sentence of the page.
+The sentences come from the document of the page, and the numbers from the findings that it was built from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from profpipe.analysis.compare_recordings import RecordingComparison
+from profpipe.analysis.compare_runs import Comparison
+from profpipe.analysis.findings import CaseResult, Findings, WinVerdict, WorkloadFindings
+from profpipe.analysis.pairs import PairFindings
+from profpipe.analysis.steps import StepParts
+from profpipe.report import comparison, document as doc, pages
+from profpipe.report.labels import short_names
+from profpipe.report.sections import headline, steps, warnings
+from profpipe.report.text import write_text
+from profpipe.report.units import Unit
+from profpipe.results.answer import fit
+from profpipe.results.manifest import Manifest
+from profpipe.stdio import visible_line
+
+FORMAT: Final = "profpipe.answer"
+VERSION: Final = 1
+
+#: Sections whose first sentence is a finding, beside the headline.
+_FINDINGS: Final = ("first_studies", "studies", *pages.FINDINGS)
+#: The largest kernels of a case or of a difference.
+_KERNELS: Final = 10
+
+#: Units that pages write larger ones of, as they are stored.
+_STORED: Final = {
+    **dict.fromkeys(("us", "ms", "s"), "ns"),
+    **dict.fromkeys(("byte", "KiB", "MiB", "GiB"), "bytes"),
+    **dict.fromkeys(("GB/s", "TB/s", "byte/s"), "bytes/s"),
+    **dict.fromkeys(("MFLOP", "GFLOP", "TFLOP"), "flop"),
+    **dict.fromkeys(("", "%", "million", "billion"), "1"),
+}
+
+
+def stored_unit(unit: Unit | None) -> str:
+    """Return the name of the unit in which a page's numbers of ``unit`` are stored: ``ns/step`` for ``us/step``."""
+    name, size = (unit.name, unit.size) if unit else ("", 1.0)
+    if name in _STORED and (size != 1.0 or name in ("", "%", "byte", "byte/s")):
+        return _STORED[name]
+    base, slash, per = name.partition("/")
+    return f"{_STORED[base]}{slash}{per}" if slash and size != 1.0 and base in _STORED else name
+
+
+def number(value: float | None) -> float | int | None:
+    """Return a whole number as it is, another one with seven digits; None for what JSON cannot hold."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = value if float(value).is_integer() else float(f"{value:.7g}")
+    return int(short) if float(short).is_integer() and abs(short) < 2**53 else short
+
+
+def _share(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def of_report(
+    document: doc.Document, findings: Findings | PairFindings, run: Manifest, full: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the document of a run or of ingested files. ``full`` are the verdicts of an `ab` run."""
+    where = _places(document)
+    if isinstance(findings, PairFindings):
+        assert full is not None
+        said = [each for section in document.sections if section.id == "headline" for each in _sentences(section)]
+        found = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
+                 for i, text in enumerate(said)]  # fmt: skip
+        return _document("ab", run, document, found, full["warnings"], list(judged(full["cases"])),
+                         {"gate": full["gate"], "counts": full["counts"], "exit_code": full["exit_code"]})  # fmt: skip
+    by_rank: list[tuple[int, dict[str, Any]]] = []
+    for workload in findings.workloads:
+        by_rank += _of_workload(workload, document, where)
+    every = [each for _, each in sorted(by_rank, key=lambda pair: pair[0])]
+    several = len(findings.workloads) > 1
+    listed = [case for workload in findings.workloads for case in cases(workload, several)]
+    lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.by_kind(findings, run)]
+    files = {} if run.is_run else {"files": _files(run)}
+    return _document("run" if run.is_run else "ingest", run, document, every, lines, listed, files)
+
+
+def of_comparison(found: Comparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0) -> dict[str, Any]:
+    """Return the document of a comparison. ``full`` is its whole document."""
+    lines, sides = full["warnings"], {side: full[side]["runs"][0] for side in ("a", "b")}
+    if isinstance(found, Comparison):
+        gate = full["gate"]
+        why = comparison.gate_text(found, gate["percent"]) if gate else ""
+        shown = [_finding("difference", comparison.run_headline(found), None)]
+        shown += [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
+        more = {**sides, "gate": gate, "exit_code": exit_code}
+        return _document(full["kind"], None, None, shown, lines, list(judged(full["cases"])), more)
+    every: list[dict[str, Any]] = []
+    for change, own in zip(found.changes, full["cases"], strict=True):
+        name = change.a.case or change.a.workload
+        every.append(_finding(f"{name}.difference", write_text(comparison.headline(change)), None,
+                              own.get("difference_ns"), "ns", **_sides(own)))  # fmt: skip
+        if change.is_same:
+            continue
+        every += [_finding(f"{name}.remark.{i}", write_text(text), None)
+                  for i, text in enumerate(comparison.sentences(change), start=1)]  # fmt: skip
+        for part, values in {**own.get("parts", {}), **own.get("compute", {})}.items():
+            if values["difference_ns"]:
+                every.append(_finding(f"{name}.part.{part}", "", None, values["difference_ns"], "ns", **_sides(values)))
+        for i, kernel in enumerate(own["kernels"][:_KERNELS], start=1):
+            calls = {"a_calls": number(kernel["a_calls"]), "b_calls": number(kernel["b_calls"])}
+            every.append(_finding(f"{name}.kernel.{i}", "", None, kernel.get("difference_ns"), "ns",
+                                  kernel=visible_line(kernel["kernel"]), change=kernel["cause"], **calls))  # fmt: skip
+    return _document(full["kind"], None, None, every, lines, [], sides)
+
+
+def _sides(own: dict[str, Any]) -> dict[str, Any]:
+    return {side: number(own[f"{side}_ns"]) for side in ("a", "b") if own.get(f"{side}_ns") is not None}
+
+
+def _document(
+    kind: str,
+    run: Manifest | None,
+    document: doc.Document | None,
+    findings: Sequence[dict[str, Any]],
+    lines: Sequence[dict[str, str]],
+    cases: Sequence[dict[str, Any]],
+    more: dict[str, Any],
+) -> dict[str, Any]:
+    about: dict[str, Any] = {"name": run.name, "title": write_text(document.title)} if run and document else {}
+    if run and run.is_run:
+        about |= {"started": run.started, "ended": run.ended}
+        about |= {"devices": ", ".join(dict.fromkeys(gpu.name for gpu in run.machine.gpus or ()))}
+    said = dict.fromkeys((line["kind"], line["text"]) for line in lines)
+    return fit({
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": kind,
+        **about,
+        **more,
+        "warnings": [{"id": f"warning.{kind}", "sentence": text} for kind, text in said],
+        "findings": list(findings),
+        "cases": list(cases),
+    })  # fmt: skip
+
+
+def _finding(
+    id: str, sentence: str, where: str | None, value: float | None = None, unit: str = "", **more: Any
+) -> dict[str, Any]:
+    figures = {} if value is None else {"value": number(value), "unit": unit}
+    known = {"sentence": sentence, "in": where, **more}
+    return {"id": visible_line(id), **figures, **{name: own for name, own in known.items() if own not in (None, "")}}
+
+
+def _places(document: doc.Document) -> dict[tuple[str, str], str]:
+    """Return where each section stands, by its id and workload: ``SUMMARY.md#steps``."""
+    both = zip((doc.DETAILS, doc.SUMMARY), reversed(pages.paginate(document)), strict=True)
+    return {(s.id, s.workload): f"{page}#{s.id}" for page, shown in both for s in shown.sections}
+
+
+def _sentences(section: doc.Section | None) -> Iterator[str]:
+    """Yield the summary, the paragraphs and the items of a section, without its tables."""
+    if section is None:
+        return
+    texts = [section.summary] if section.summary else []
+    for block in section.blocks:
+        texts += [block.content] if isinstance(block, doc.Paragraph) else []
+        texts += block.items if isinstance(block, doc.Bullets) else ()
+    yield from map(write_text, texts)
+
+
+# --- a workload ------------------------------------------------------------------------------------------------------
+
+
+def _of_workload(
+    workload: WorkloadFindings, document: doc.Document, where: dict[tuple[str, str], str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the findings with their rank: the answer, where its time goes, remarks, kernels."""
+
+    def at(id: str) -> str | None:
+        return where.get((id, workload.name)) or where.get((id, ""))
+
+    name = workload.name
+    win = workload.largest.win if workload.largest else None
+    best = win.best if win else workload.cases[0] if len(workload.cases) == 1 else None
+    answer, said = write_text(headline.answer(workload)), list(_sentences(document.section("headline", name)))
+    # Of several workloads, the answers stand together.
+    yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
+    of_step = [text for text in map(write_text, steps.remarks(workload, best)) if text in said] if best else []
+    own = workload.steps.of(best.id) if best else None
+    if own and own.parts_without_profiler:
+        parts = own.parts_without_profiler
+        goes = next(iter(of_step), "")
+        yield 1, _finding(f"{name}.step", goes, at("steps"), parts.wall_ns, "ns", profiler=own.profiler, table="steps")
+        yield from ((1, _finding(f"{name}.gains", text, at("headline"))) for text in of_step[1:])
+        yield from ((1, each) for each in _parts(f"{name}.step", parts))
+    elif best and len(recorded := workload.steps.recordings.get(best.id, {})) == 1:
+        (whole,) = recorded.values()
+        yield 1, _finding(f"{name}.recording", "", at("recording"), whole.wall_ns, "ns", table="ranges")
+        yield from ((1, each) for each in _parts(f"{name}.recording", whole))
+    others = [text for text in said if text not in (answer, *of_step)]
+    yield from ((2, _finding(f"{name}.remark.{i}", text, at("headline"))) for i, text in enumerate(others, start=1))
+    if best:
+        yield from ((3, each) for each in _kernels(workload, best, at("kernels")))
+    for id in _FINDINGS:
+        if text := next(_sentences(document.section(id, name)), ""):
+            yield 4, _finding(f"{name}.{id}", text, at(id))
+
+
+def _answer(workload: WorkloadFindings, best: CaseResult | None, sentence: str, at: str | None) -> dict[str, Any]:
+    """Return the answer: the time of the best case of the largest shape, where one is named."""
+    if best is None or best.time is None or workload.basis is None:
+        return _finding(f"{workload.name}.answer", sentence, at)
+    low, high = best.time.interval or (None, None)
+    return _finding(
+        f"{workload.name}.time", sentence, at, best.time.ns, "ns", of=workload.basis.quantity,
+        profiler=workload.basis.profiler, case=best.id, ci_low=number(low), ci_high=number(high),
+        samples=best.time.n, speedup=number(best.speedup), table="metrics",
+    )  # fmt: skip
+
+
+def _parts(prefix: str, parts: StepParts) -> Iterator[dict[str, Any]]:
+    """Yield the parts, and the largest of which compute, exposed communication and idle time are made."""
+    idle = {"idle": parts.idle_ns}
+    waiting = {"communication.waiting": parts.waiting_ns} if parts.waiting_ns is not None else {}
+    classes = {f"compute.{name}": parts.classes[name] for name in steps.classes([parts])}
+    times = {**{part.value: ns for part, ns in parts.ns.items()}, **idle, **waiting, **classes}
+    for part, ns in times.items():
+        if ns and parts.share(ns) >= steps.LEAST_SHOWN:
+            yield _finding(f"{prefix}.{part}", "", None, ns, "ns", share=_share(parts.share(ns)))
+
+
+def _kernels(workload: WorkloadFindings, case: CaseResult, at: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the time and the launches of all kernels of a case, and those of its largest kernels."""
+    if case.breakdown is None:
+        return
+    of, total = workload.iteration.value, case.breakdown.total
+    yield _finding(f"{workload.name}.kernels", "", at, total.ns, "ns", of=of, calls=number(total.calls),
+                   profiler=case.breakdown.profiler, table="kernels")  # fmt: skip
+    short = short_names(row.kernel for row in workload.top)
+    for i, row in enumerate([row for row in workload.top if row.case == case.id][:_KERNELS], start=1):
+        yield _finding(f"{workload.name}.kernel.{i}", "", None, row.ns, "ns", kernel=visible_line(short[row.kernel]),
+                       share=_share(row.share), calls=number(row.calls), kernel_class=row.kernel_class)  # fmt: skip
+
+
+def cases(workload: WorkloadFindings, several: bool) -> Iterator[dict[str, Any]]:
+    """Yield the cases of the largest shape before those of the others, the fastest first."""
+    shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
+    for shape in shapes:
+        for case in shape.cases if len(workload.cases) > 1 else ():
+            is_fastest = shape.win is not None and shape.win.verdict is WinVerdict.CLEAR and shape.win.best is case
+            known = {
+                "workload": visible_line(workload.name) if several else "",
+                "value": number(case.ns),
+                "unit": "ns" if case.time else "",
+                "speedup": number(case.speedup),
+                "fastest": is_fastest,
+                "flags": list(case.marks),
+                "status": "" if case.time else case.outcome,
+            }
+            yield {"id": visible_line(case.id), **{name: own for name, own in known.items() if own}}
+
+
+def judged(cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the cases of a comparison: those that failed, those that changed most, and the others."""
+    keys = ("verdict", "a_ns", "b_ns", "ratio", "ci_low", "ci_high", "pairs", "is_beyond_noise", "gate")
+    for case in sorted(cases, key=lambda case: (case["failure"] is None, -abs((case["ratio"] or 1.0) - 1.0))):
+        known = {key: number(own) if isinstance(own := case.get(key), float) else own for key in keys}
+        failure = case["failure"] and case["failure"].get("reason", "failed")
+        kept = {name: own for name, own in {**known, "failure": failure}.items() if own is not None}
+        yield {"id": visible_line(f"{case['workload']}/{case['case']}"), **kept}
+
+
+def _files(run: Manifest) -> list[dict[str, Any]]:
+    return [
+        {"file": visible_line(file.source), "parser": file.parser, "launches": file.launches,
+         "value": number(file.total_ns), "unit": "ns"}
+        for file in run.files
+    ]  # fmt: skip
+
+
+# --- sections, for answers in pages ----------------------------------------------------------------------------------
+
+
+def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
+    """Yield the sentences and the rows of the tables of a section, those of its subsections included.
+
+    A row names its table, whose first one has the columns and the units in which their numbers are stored.
+    """
+    for text in _sentences(section):
+        yield {"sentence": text}
+    for block in replace(section, sections=()).walk():
+        if isinstance(block, doc.Table):
+            yield from _rows(block)
+    for inner in section.sections:
+        yield from rows(inner)
+
+
+def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
+    title = write_text(table.title)
+    columns = [" ".join(filter(None, [write_text(column.title) or column.id,
+                                      f"[{stored_unit(column.unit)}]" if column.unit else ""]))
+               for column in table.columns]  # fmt: skip
+    for row in table.rows:
+        cells = [_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        yield {"table": title or table.id, "columns": columns, "row": cells}
+
+
+def _cell(cell: doc.Cell, column: doc.Column) -> Any:
+    """Return the number or the text of a cell, followed by its other unit, note and flags where it has any."""
+    if cell.missing or cell.value is None:
+        content: Any = cell.missing or write_text(cell.text) or None
+        other = ""
+    else:
+        content = number(cell.value)
+        is_other = cell.unit and (column.unit is None or stored_unit(cell.unit) != stored_unit(column.unit))
+        other = stored_unit(cell.unit) if is_other else ""
+    more = [each for each in (other, write_text(cell.note), *cell.flags) if each]
+    return [content, *more] if more else content
