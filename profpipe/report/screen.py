@@ -54,7 +54,8 @@ def lay_out(
     width = max(min(width or shutil.get_terminal_size().columns, _WIDEST), _NARROWEST)
     is_drawn = _encodes("█▞▁…", encoding or getattr(sys.stdout, "encoding", None) or "ascii")
     parts: Screen = screen if is_drawn else _in_ascii(screen)
-    most = [len(part[-1]) for part in parts]
+    # Each row and sentence takes a line at least. A file may have hundreds of remarks, which are not laid out in vain.
+    most = [min(len(part[-1]), most_lines) for part in parts]
     while True:
         blocks = [_lines(part, most[i], width, is_drawn) for i, part in enumerate(parts)]
         excess = sum(len(block) + 1 for block in blocks) - 1 - most_lines
