@@ -163,14 +163,11 @@ class Library:
         sides = [(report.data, report.manifest) for report in map(self._report, (a, b))]
         found = compare.compare(sides[0], sides[1], {})
         if isinstance(found, Comparison):
-            full = comparison.document(found, [a, b], sides[1][1], None, errors.OK)
-            content: Iterable[dict[str, Any]] = (
-                *({"sentence": warning["text"]} for warning in full["warnings"]), *answer_json.judged(full["cases"])
-            )  # fmt: skip
+            shown = comparison.run_sections(found)
         else:
             compare.check_partners(found)
-            content = (row for section in comparison.sections(found) for row in answer_json.rows(section))
-        return _page(content, page, a=a, b=b)
+            shown = comparison.sections(found)
+        return _page((row for section in shown for row in answer_json.rows(section)), page, a=a, b=b)
 
     def timeline(
         self, result: str, workload: str = "", case: str = "", start_ns: float = 0.0, page: int = 1

@@ -93,7 +93,8 @@ def of_comparison(found: Comparison | RecordingComparison, full: dict[str, Any],
     if isinstance(found, Comparison):
         gate = full["gate"]
         why = comparison.gate_text(found, gate["percent"]) if gate else ""
-        shown = [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
+        shown = [_finding("difference", comparison.run_headline(found), None)]
+        shown += [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
         more = {**sides, "gate": gate, "exit_code": exit_code}
         return _document(full["kind"], None, None, shown, lines, list(judged(full["cases"])), more)
     every: list[dict[str, Any]] = []
@@ -300,7 +301,7 @@ def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
 def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
     title = write_text(table.title)
     columns = [" ".join(filter(None, [write_text(column.title) or column.id,
-                                      f"[{stored_unit(column.unit)}]" if column.is_numeric else ""]))
+                                      f"[{stored_unit(column.unit)}]" if column.unit else ""]))
                for column in table.columns]  # fmt: skip
     for row in table.rows:
         cells = [_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)]
@@ -314,6 +315,7 @@ def _cell(cell: doc.Cell, column: doc.Column) -> Any:
         other = ""
     else:
         content = number(cell.value)
-        other = stored_unit(cell.unit) if cell.unit and stored_unit(cell.unit) != stored_unit(column.unit) else ""
+        is_other = cell.unit and (column.unit is None or stored_unit(cell.unit) != stored_unit(column.unit))
+        other = stored_unit(cell.unit) if is_other else ""
     more = [each for each in (other, write_text(cell.note), *cell.flags) if each]
     return [content, *more] if more else content
