@@ -147,16 +147,16 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     if not added:
         return doc.concat(f"{text} ", found_text(every))
     most = max((own for own in every if own.case in added), key=lambda own: added[own.case])
-    wall_ns = most.parts.wall_ns if most.parts else 0.0
-    longer = f"{'up to ' if len(cases) > 1 else ''}{percent_text(added[most.case])} % longer than without a profiler"
+    wall_ns = most.same_steps[profiler].ns if most.uneven else most.times[profiler].ns
+    longer = f"{percent_text(added[most.case])} % longer than without a profiler"
+    name = doc.join([fill(" of {}", case_text(case)) for case, own, _ in cases if own is most and len(cases) > 1])
     is_measured = any(own.has_measured_overhead(profiler) for own in every if own.case in added)
     why = "because the host launches later." if is_measured else "which is within the uncertainty of both."
     if not any(_is_recorded(case) for case in cases if case[0].id in added):
         is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
         why += f" {'Idle time and waiting leave' if is_waiting else 'Idle time leaves'} this out."
-    under = fill(
-        f"{text} Under {profiler} a step takes {{}}, {longer}, {why} ", duration(wall_ns, step_unit([wall_ns]))
-    )
+    template = f"{text} Under {profiler} a step{{}} takes {{}}, {longer}, {why} "
+    under = fill(template, name, duration(wall_ns, step_unit([wall_ns])))
     return doc.concat(under, found_text(every))
 
 
