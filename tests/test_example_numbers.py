@@ -33,8 +33,8 @@ EXAMPLES = sorted(RECORDED["example"].unique())
 #: Recorded section -> the sections that hold its figures now. A section is a heading of level 2 without what follows
 #: its first comma, or the name of a text file. One that is not listed has kept its name.
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("", "Times", "Overview"),
-    "Answer": ("Times", "Overview"),
+    "": ("", "Times"),
+    "Answer": ("Times",),
     "What a swap really costs": ("Cost of switching implementation",),
     "What is unclassified": ("Classification",),
     "What the study asked": ("Study tables", "Study plots"),

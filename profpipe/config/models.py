@@ -292,7 +292,7 @@ class Table(_Study):
     )
     columns: Names = Field([], description="as rows; several values or phases that are placed nowhere become columns")
     note: str = Field("", description="one or two sentences above the table")
-    first: bool = Field(False, description="show the table at the top of the report, above the answer on speed")
+    first: bool = Field(False, description="show the table right after the answer, above the times")
 
     @property
     def axes(self) -> dict[str, list[str]]:

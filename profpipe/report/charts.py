@@ -262,8 +262,6 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 _LENGTH, _BAR_ROW, _BAR = 360, 58, 28
 #: A file shows them larger, for a page of another width.
 _ENLARGED = 1.5
-#: Bars up to which the legend has the shares of each.
-_MOST_SHARES = 3
 
 
 def bars(chart: doc.Chart, panel: Panel) -> Drawing:
@@ -310,8 +308,7 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, limit: float, total: float, s
             text = f"{flat(series.name) or 'everything else'}\n{name}\n{quantity(value, chart.y)} ({share})"
             box = empty("rect", x=left, y=top + 25, width=max(width, 0.2), height=_BAR, data_tip=text,
                         data_case=case or None, class_="piece")  # fmt: skip
-            # A small piece has the number alone.
-            fits = [each for each in (share, share.removesuffix(" %")) if text_width(each) < width]
+            fits = [each for each in (share, share.replace(" ", "")) if 1.15 * text_width(each) < width]
             inside = word(fits[0], left + width / 2, top + 25 + _BAR / 2 + 4, "inside") if fits else ""
             parts.append(element("g", box, inside, class_=f"series {key_class(series.key)}", data_series=series.key))
             start += value
@@ -324,7 +321,7 @@ def _with_shares(chart: doc.Chart, series: doc.Series) -> str:
     values = [sum(mark.y for own in chart.series if own.key == series.key for mark in own.marks if mark.x == row)
               for row in range(len(totals))]  # fmt: skip
     shares = [percent(value / total) for value, total in zip(values, totals, strict=True) if total]
-    return f"{flat(series.name)} {' · '.join(shares)} %" if 0 < len(shares) <= _MOST_SHARES else series.name
+    return f"{flat(series.name)} {', '.join(shares)} %" if 0 < len(shares) <= doc.MOST_SHARES else series.name
 
 
 def _row_name(name: str, most: int, x: float, y: float, case: str, kind: str = "name end") -> Markup:

@@ -215,6 +215,10 @@ class Reference:
 _COURSE = 30
 
 
+#: Stacked bars up to which the legend has the shares of each.
+MOST_SHARES = 3
+
+
 @dataclass(frozen=True)
 class Chart:
     """A chart as its series. ``id`` is the stem of its file.

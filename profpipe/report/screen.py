@@ -39,7 +39,7 @@ _FILLS: Final = {
     "step_idle_blocked": "▁,",
     "step_idle_other": "·_",
 }
-_KERNELS: Final = ("█#", "▓=", "▒+", "▚*")
+_KERNELS: Final = ("█#", "▓=", "▒+", "▚*", "▌|", "▗o")
 #: What a terminal that shows only ASCII is given for a character of our own. The ellipsis stands in aligned columns.
 _ASCII: Final = str.maketrans({"…": "~", "±": "+-", "–": "-", "→": "->", "·": "-", "×": "x"})
 

@@ -131,7 +131,7 @@ def top_kernels(
          lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else _class(row[1], is_cpu)),
         (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
         (doc.Column("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
-        (doc.percent("share", ""), lambda row: row[1].share),
+        (doc.percent("share", "of kernel time" if not is_cpu else ""), lambda row: row[1].share),
     ][len(cases) == 1 :]  # fmt: skip
     heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]

@@ -135,7 +135,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
     drawn = len({point.panel for point in points} & set(shown_groups))
     return line_chart(
         chart_id(workload.name, quantity.name),
-        f"{quantity.title} over {axis}",
+        f"{quantity.title} by {axis}",
         doc.Axis(axis),
         quantity.axis,
         points,
@@ -193,7 +193,7 @@ def line_chart(
     is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= DECADES
     signs = [
         f"The machine's peak is {number(peaks[0])} {y.unit.name}." if peaks and y.unit else "",
-        "Hollow: the case has a flag." if any(mark.flags for mark in marks) else "",
+        "Hollow: the case has a flag, which the table names." if any(mark.flags for mark in marks) else "",
         "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in marks) else "",
     ]
     return doc.Chart(

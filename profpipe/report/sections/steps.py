@@ -395,6 +395,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     unit = step_unit(parts.wall_ns for parts in every)
     labels = tuple(doc.plain(_heading(each, cases, workload.name)) for each in cases)
     under = f", under {cases[0][1].profiler}" if all(map(_is_recorded, cases)) else ""
+    order = f"Legend: shares of the {len(every)} bars, from the top." if 1 < len(every) <= doc.MOST_SHARES else ""
     return doc.Chart(
         plots.chart_id(workload.name, "step"),
         f"Where a step goes{under}",
@@ -402,7 +403,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step", unit, quantity="ns"),
         {"": bar_series(every)},
-        subtitle=plots.fixed(workload),
+        subtitle=". ".join(filter(None, [plots.fixed(workload), order])),
     )
 
 
