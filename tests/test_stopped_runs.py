@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from report_study import analyze, case_row, metric_row, tables
 
 from profpipe.config.loader import load_pipeline
 from profpipe.job import Case, Job, Missing
 from profpipe.report.document import plain
-from profpipe.report.sections import warnings
+from profpipe.report.sections import environment, warnings
 from profpipe.report.text import write_table
 from profpipe.results import manifest, manifest_entries
 from profpipe.results.manifest import Manifest
@@ -33,7 +34,7 @@ def reported(run: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[str]
 
 
 INTERRUPTED = [case_row("n=1"), case_row("n=2", "plain", "interrupted", "interrupted")]
-CONTINUE = "Not complete: profpipe resume with this folder continues the run."
+CONTINUE = "Not complete: profpipe resume continues the run."
 
 
 def test_cases_without_a_job_are_not_started() -> None:
@@ -51,6 +52,17 @@ def test_a_run_without_an_end_is_not_complete_even_if_its_planned_cases_are_unkn
     assert reported(stopped(CASES[:1]), INTERRUPTED[:1]) == ([CONTINUE], [])
     ended = {**stopped(CASES[:1], cases=CASES), "ended": "2026-11-20T12:00:00+00:00"}
     assert reported(ended, INTERRUPTED[:1]) == ([], [])
+
+
+@pytest.mark.parametrize(("words", "out"), [
+    (("profpipe", "run"), "out"),
+    (("profpipe", "run", "--out", "my results", "--", "a.py", "--out", "other"), "'my results"),
+    (("profpipe", "ab", "--out=there"), "there"),
+])  # fmt: skip
+def test_the_command_that_continues_a_run_can_be_pasted(words: tuple[str, ...], out: str) -> None:
+    run = Manifest(name="w", started="2026-11-20T12:00:01+00:00", command=words)
+    end = "'" if out.startswith("'") else ""
+    assert environment.command_on(run, "resume") == f"profpipe resume {out}/20261120T120001Z-w{end}"
 
 
 def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -326,6 +328,18 @@ def as_sentence(text: str) -> str:
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
+
+
+def command_on(run: Manifest, command: str) -> str:
+    """Return ``profpipe command RUN`` as it can be typed where the run was started."""
+    if not run.started:  # a record without it does not say what the folder is called
+        return f"profpipe {command}"
+    words = [*itertools.takewhile(lambda word: word != "--", run.command)]
+    places = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
+    places += [following for word, following in itertools.pairwise(words) if word == "--out"]
+    # As `results.folders` names it.
+    name = f"{re.sub('[-:]', '', run.started[:19])}Z-{run.name}{'-ab' if run.ab else ''}"
+    return shlex.join(["profpipe", command, str(PurePosixPath(places[-1] if places else "out", name))])
 
 
 def commands(run: Manifest) -> doc.Section:

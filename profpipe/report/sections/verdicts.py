@@ -15,7 +15,7 @@ from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report.labels import fill, plural
-from profpipe.report.sections import kernel_differences
+from profpipe.report.sections import environment, kernel_differences
 from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
 from profpipe.results import pair_blocks
@@ -87,7 +87,10 @@ def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
 
 def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
     if not findings.is_complete:
-        yield fill("The run has not ended: {} runs the pairs that are missing.", doc.Code("profpipe resume"))
+        yield fill(
+            "The run has not ended: {} runs the pairs that are missing.",
+            doc.Code(environment.command_on(run, "resume")),
+        )
     if findings.gate is not None:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
@@ -138,7 +141,7 @@ def _further_facts(findings: PairFindings, run: Manifest, settings: PairsEntry) 
     # With a gate, a case that passes it gets no further pairs.
     candidates = findings.open if findings.percent is not None else findings.cases
     # The option counts the further pairs that exist too.
-    offer = doc.Code(f"profpipe resume RUN --more {settings.more + pair_blocks.OFFERED}")
+    offer = doc.Code(f"{environment.command_on(run, 'resume')} --more {settings.more + pair_blocks.OFFERED}")
     may_have_more = findings.is_complete and not run.tasks and settings.pairs >= verdict.FEWEST_PAIRS
     coarse = [case for case in candidates if _is_coarse(case)]
     if resolved := max((case.judgement.resolution or 0.0 for case in coarse if case.judgement), default=0.0):

@@ -32,7 +32,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
 def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
     """Yield each warning with what it is about, a word for programs such as ``uneven``."""
     kinds = {
-        "incomplete": _incomplete(findings),
+        "incomplete": _incomplete(findings, run),
         "failed": _failed(findings),
         "unexpected_kernel": _unexpected_kernels(findings),
         "not_read": map(_unread, run.refused),
@@ -49,28 +49,30 @@ def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]
     yield from (("file", line) for line in environment.notes(findings, run, are_warnings=True))
 
 
-def _incomplete(findings: Findings) -> Iterator[doc.Text]:
+def _incomplete(findings: Findings, run: Manifest) -> Iterator[doc.Text]:
     """Yield how to continue a run that was stopped, and what it lacks."""
     groups = [group for group in findings.not_run if group.status is Status.INTERRUPTED]
     if findings.has_ended and not groups:
         return
     if any(group.task_state for group in findings.pending):
-        yield _lacking_tasks(findings)
+        yield _lacking_tasks(findings, run)
         return
     yield doc.concat(
-        (doc.Strong("Not complete"), ": ", doc.Code("profpipe resume"), " with this folder continues the run."),
+        (doc.Strong("Not complete"), ": ", doc.Code(environment.command_on(run, "resume")), " continues the run."),
         (" It lacks ", doc.Link("these cases", "#unfinished"), ".") if groups or findings.pending else "",
     )
 
 
-def _lacking_tasks(findings: Findings) -> doc.Text:
+def _lacking_tasks(findings: Findings, run: Manifest) -> doc.Text:
     """Return how to go on with a run on a cluster: collect it again, or submit what is missing."""
     states = [group.task_state for group in findings.pending if group.task_state]
     ways = []
     if any(state.is_queued for state in states):
-        ways.append(doc.concat(doc.Code("profpipe collect"), " reads what its tasks have done by then"))
+        ways.append(
+            doc.concat(doc.Code(environment.command_on(run, "collect")), " reads what its tasks have done by then")
+        )
     if any(not state.is_queued for state in states):
-        ways.append(doc.concat(doc.Code("profpipe resume"), " submits again what has stopped"))
+        ways.append(doc.concat(doc.Code(environment.command_on(run, "resume")), " submits again what has stopped"))
     return doc.concat(
         doc.Strong("Not complete"), ": ", doc.join(ways), ". It lacks ", doc.Link("these cases", "#unfinished"), "."
     )
