@@ -52,10 +52,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "sm": ("sm clock",),
     "w": ("power w",),
     "degc": ("degc temperature",),
+    "%": ("%", "of kernel time %"),
+    "top stall": ("top stall, cycles/instruction",),
 }
 
 #: Word of a recorded label -> the word that replaced it.
-WORDS: Mapping[str, str] = {"level": "tie"}
+WORDS: Mapping[str, str] = {"level": "tie", "attn": "attention"}
 
 #: Recorded columns of times whose unit stood in the head of another column. Today's columns name their own unit.
 WITHOUT_UNIT = frozenset({"some kernel runs", "first to last kernel", "host in its range"})

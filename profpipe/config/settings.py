@@ -134,7 +134,7 @@ class Report(StrictModel):
     top_kernels: int | None = Field(
         None,
         ge=1,
-        description="kernels that are listed for each case; without it 8 for a single case and 3 for several",
+        description="kernels that are listed for each case; without it 10 for a single case and 3 for several",
     )
     price: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="EUR for an hour of one GPU, for the cost of steps and tokens"
