@@ -14,7 +14,7 @@ from profpipe.analysis.findings import Findings
 from profpipe.report import document as doc
 from profpipe.report.screen import Screen
 from profpipe.report.sections import headline, kernels, steps, times, warnings
-from profpipe.report.text import write_cell, write_text
+from profpipe.report.text import write_cells, write_text
 from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import Manifest
 
@@ -96,22 +96,24 @@ def _of_items(title: str, block: doc.Bullets) -> list[Any]:
 
 
 def _cut(part: list[Any]) -> list[Any]:
-    return [*part[:-1], part[-1][:_ROWS]] if part[0] == "table" else part
+    """Return a table with its first rows, and the number of the others."""
+    if part[0] != "table":
+        return part
+    *about, more, rows = part
+    return [*about, more + len(rows[_ROWS:]), rows[:_ROWS]]
 
 
 def _of_table(table: doc.Table) -> list[Any]:
-    letters = table.flag_letters()
-    columns = [
-        [
-            " ".join(filter(None, [write_text(own.title), own.unit_name])),
-            own.is_numeric,
-            1 + _IMPORTANT.index(own.id) if own.id in _IMPORTANT else 0,
-        ]
-        for own in table.columns
-    ]
-    rows = [[write_cell(cell, own, letters) for cell, own in zip(row, table.columns, strict=True)]
-            for row in table.rows]  # fmt: skip
-    return ["table", write_text(table.title), columns, rows]
+    head, rows = write_cells(table)
+    columns = [[title, own.is_numeric, _importance(own)] for title, own in zip(head, table.columns, strict=True)]
+    return ["table", write_text(table.title), columns, 0, rows]
+
+
+def _importance(column: doc.Column) -> int:
+    """Return the rank of a column. Labels say what a row is and stay the longest; a kernel's name says its class."""
+    if column.is_label and column.id != "class":
+        return len(_IMPORTANT) + 1
+    return 1 + _IMPORTANT.index(column.id) if column.id in _IMPORTANT else 0
 
 
 def _of_bars(chart: doc.Chart) -> list[Any]:
@@ -126,4 +128,4 @@ def _of_bars(chart: doc.Chart) -> list[Any]:
          [[series.key, series.name, mark.y / most] for series in chart.series for mark in series.marks if mark.x == i]]
         for i in range(min(len(labels), _ROWS))
     ]  # fmt: skip
-    return ["bars", f"{chart.title}:", bars]
+    return ["bars", f"{chart.title}:", max(len(labels) - _ROWS, 0), bars]

@@ -5,8 +5,8 @@ of any width:
 
     ["text", sentence]
     ["items", title, [sentence, ...]]
-    ["bars", title, [[name, time, [[key, part, share of the longest bar], ...]], ...]]
-    ["table", title, [[head, is_numeric, importance], ...], [[cell, ...], ...]]
+    ["bars", title, number of further bars, [[name, time, [[key, part, share of the longest bar], ...]], ...]]
+    ["table", title, [[head, is_numeric, importance], ...], number of further rows, [[cell, ...], ...]]
 
 Printing must cost nothing: nothing that loads pandas is imported here.
 """
@@ -27,9 +27,9 @@ Screen: TypeAlias = list[list[Any]]
 #: Lines of a screen, without the paths below it; and rows of a table and sentences of a list that are left in any case.
 _MOST_LINES: Final = 36
 _LEAST: Final = 3
-#: Columns: longer lines are hard to read, and a narrower terminal is given up.
+#: Columns: longer lines are hard to read, and a narrower terminal is not supported.
 _WIDEST, _NARROWEST = 120, 20
-#: A name in a table is shortened to so many columns before a column is left out: one without importance, or another.
+#: Names in a table are shortened to this width before a column is left out: one without importance, then any.
 _NAME: Final = (40, 20)
 #: By the key of a part of a step, how a bar draws it: with block characters, and in ASCII. Kernels take the others.
 _FILLS: Final = {
@@ -39,7 +39,7 @@ _FILLS: Final = {
     "step_idle_blocked": "▁,",
     "step_idle_other": "·_",
 }
-_KERNELS: Final = ("█#", "▓=", "▒+", "▚*", "▌|", "▗o")
+_KERNELS: Final = ("█#", "▓=", "▒+", "▚*", "▌|", "▗o", "▙%", "▖@", "▀^")
 #: What a terminal that shows only ASCII is given for a character of our own. The ellipsis stands in aligned columns.
 _ASCII: Final = str.maketrans({"…": "~", "±": "+-", "–": "-", "→": "->", "·": "-", "×": "x"})
 
@@ -92,15 +92,17 @@ def _lines(part: Sequence[Any], most: int, width: int, is_drawn: bool) -> list[s
         case ["text", text]:
             return wrap(text, width)
         case ["items", title, items]:
-            left = [f"{len(items) - most} more"] if len(items) > most else []
-            found = [line for item in (*items[:most], *left) for line in wrap(f"- {item}", width, "  ")]
-            return [*wrap(title, width), *found]
-        case ["bars", title, bars]:
-            return [*wrap(title, width), *_bars(bars, width, 0 if is_drawn else 1)]
-        case ["table", title, columns, rows]:
-            left = [f"{len(rows) - most} more"] if len(rows) > most else []
-            return [*wrap(title, width), *fit(columns, rows[:most], width), *left]
+            shown = [*items[:most], *_more(len(items) - most)]
+            return [*wrap(title, width), *(line for item in shown for line in wrap(f"- {item}", width, "  "))]
+        case ["bars", title, more, bars]:
+            return [*wrap(title, width), *_bars(bars, width, 0 if is_drawn else 1), *_more(more)]
+        case ["table", title, columns, more, rows]:
+            return [*wrap(title, width), *fit(columns, rows[:most], width), *_more(more + len(rows) - most)]
     raise ValueError(part)
+
+
+def _more(number: int) -> list[str]:
+    return [f"{number} more"] if number > 0 else []
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def _take(chars: Iterable[str], width: int) -> str:
 
 
 def fit(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table: its widest texts are shortened, and the least important columns left out.
+    """Return the lines of a table: its widest texts are shortened, and the least important columns left out and named.
 
     ``columns`` are (head, whether it holds numbers, importance from 0 on). No line is wider than ``width``. Columns
     without importance are also left out where names in the first one would look alike.
@@ -170,7 +172,9 @@ def fit(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[str]], width: 
         if len(kept) == 1 or (fits and (is_clear or columns[least_important][2])):
             break
         kept.remove(least_important)
-    return ["  ".join(_put(row[i], widths[i], columns[i][1]) for i in kept).rstrip() for row in cells]
+    lines = ["  ".join(_put(row[i], widths[i], columns[i][1]) for i in kept).rstrip() for row in cells]
+    left_out = [head for i, head in enumerate(cells[0]) if i not in kept]
+    return [*lines, *(wrap(f"not shown: {'; '.join(left_out)}", width) if left_out else [])]
 
 
 def _put(cell: str, width: int, is_numeric: bool) -> str:

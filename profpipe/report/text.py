@@ -62,14 +62,21 @@ def write_table(table: doc.Table) -> str:
     if not table.rows:
         return ""
     letters = table.flag_letters()
-    head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
-    rows = [[write_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
-            for row in table.rows]  # fmt: skip
+    head, rows = write_cells(table)
     rule = ["-" * column_width(column) for column in zip(head, *rows, strict=True)]
     lines = align([head, rule, *rows], [column.is_numeric for column in table.columns])
     title = write_text(table.title)
     legend = visible_line(", ".join(f"{letter}: {flag}" for flag, letter in letters.items()))
     return "\n".join([*([title, ""] if title else []), *lines, *(["", legend] if legend else [])])
+
+
+def write_cells(table: doc.Table) -> tuple[list[str], list[list[str]]]:
+    """Return the heads of the columns with their units, and the rows."""
+    letters = table.flag_letters()
+    head = [" ".join(filter(None, [write_text(column.title), column.unit_name])) for column in table.columns]
+    rows = [[write_cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
+            for row in table.rows]  # fmt: skip
+    return head, rows
 
 
 def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[str]:
