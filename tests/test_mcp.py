@@ -54,6 +54,22 @@ def answers(folder: Path, *calls: Call) -> list[dict[str, Any]]:
     return found
 
 
+def test_folders_of_one_name_are_refused(tmp_path: Path) -> None:
+    for place in ("a/out", "b/out"):
+        (tmp_path / place).mkdir(parents=True)
+    words = [sys.executable, "-m", "profpipe", "mcp", "a/out", "b/out"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "two folders of the same name" in done.stderr
+
+
+def test_a_list_says_which_folders_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "1/2/3/4/5/6").mkdir(parents=True)
+    (found,) = answers(tmp_path, ("open", {}))
+    (cut,) = found["content"]
+    assert cut["result"].endswith("1/2/3/4/5") and "not listed" in cut["kind"]
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with recordings, a run, links that lead out of it, and names that are commands for a terminal."""

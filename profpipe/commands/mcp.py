@@ -104,6 +104,9 @@ class Library:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._roots = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+        if len({root.name for root in self._roots}) < len(self._roots):
+            what = "has two folders of the same name, which the names of results begin with."
+            raise ConfigError("profpipe mcp", what, "Name the folder that holds both.")
         self._reports: dict[object, Result] = {}
         self.lock = threading.Lock()
 
@@ -234,6 +237,8 @@ class Library:
             self._reports[key] = rendering.read_report(path, data, manifest)
             while len(self._reports) > _KEPT:
                 del self._reports[next(iter(self._reports))]
+        # The one that was asked for last goes last.
+        self._reports[key] = self._reports.pop(key)
         return self._reports[key]
 
     def _find(self, name: str) -> Path:
@@ -274,8 +279,10 @@ class Library:
                 names = [""] if is_results else sorted(name for name in files if name.endswith(_SUFFIXES))
                 kind = "results" if is_results else "recording"
                 yield from ((str((folder / name).relative_to(root.parent)), kind) for name in names)
-                is_deep = is_results or len(folder.relative_to(root).parts) >= _DEEPEST or seen > _MOST_ENTRIES
-                folders[:] = [] if is_deep else sorted(folders)
+                is_deep = len(folder.relative_to(root).parts) >= _DEEPEST or seen > _MOST_ENTRIES
+                if is_deep and folders and not is_results:
+                    yield str(folder.relative_to(root.parent)), "folder with further folders, which are not listed"
+                folders[:] = [] if is_deep or is_results else sorted(folders)
 
 
 def _case_page(report: Result, workload: str, case: str) -> Section:
