@@ -137,7 +137,7 @@ def _only_prints(args: argparse.Namespace) -> bool:
         case "history" | "list" | "schema":
             return True
         case "compare":
-            return args.gate is None and args.json in (None, "-", "--json=full")
+            return args.gate is None and args.html is None and args.json in (None, "-", "--json=full")
         case "doctor":
             return not args.measure_peaks
         case "run":

@@ -119,6 +119,9 @@ def test_autotuned_names_of_the_same_work_are_said_to_be_so(tmp_path: Path, caps
     text = compared(capsys, B, changed(tmp_path / "b.json", change))
     assert "Kernels with other names that take about as long in all: gemm (200.0 us in A, 200.0 us in B)." in text
     assert re.search(r"nvjet_tst_128x256\S* →? ?\S* +gemm +other name +4 +4 ", text)
+    assert cli.main(["compare", str(B), str(tmp_path / "b.json"), "--json=full"]) == 0
+    kernels = [each for case in json.loads(capsys.readouterr().out)["cases"] for each in case["kernels"]]
+    assert any("128x256" in each["kernel"] and "64x128" in each["b_kernel"] for each in kernels)
 
 
 def test_a_recording_without_steps_is_compared_as_a_whole_with_one_that_has_them(
@@ -164,6 +167,12 @@ def test_gpus_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_gate_is_refused_because_single_recordings_have_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", str(A), str(B), "--gate", "5"]) == 2
     assert "single recordings cannot tell a difference from noise" in capsys.readouterr().err
+
+
+def test_a_refused_comparison_leaves_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "both.html"
+    assert cli.main(["compare", str(A), str(B), "--gate", "5", "--html", str(page)]) == 2
+    assert not page.exists()
 
 
 def test_one_page_shows_the_bars_of_both_sides_in_one_scale_and_the_kernels(

@@ -57,6 +57,10 @@ TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 STUDIES = {"compiled": compiled, "two_ranks": two_ranks}
 
 
+def step_warnings(workload):
+    return (line for _, line in steps.warnings(workload))
+
+
 def only(study: tuple[Tables, dict[str, Any]]) -> WorkloadFindings:
     (workload,) = analyze(*study).workloads
     return workload
@@ -287,10 +291,10 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("An idle gap without a recorded cause is other idle time",
      lambda: looped((6e6, 0, 0, 0, 0, 4e6), idle_launch_ns=None, idle_blocked_ns=None), (steps.steps,)),
     ("Uneven steps are a warning: every other one waits for a data loader",
-     lambda: looped((5e6, 0, 0, 4e6, 0, 0), (5e6, 0, 0, 80e6, 0, 0), n=20, metrics=SPREAD), (steps.warnings,)),
+     lambda: looped((5e6, 0, 0, 4e6, 0, 0), (5e6, 0, 0, 80e6, 0, 0), n=20, metrics=SPREAD), (step_warnings,)),
     ("They are none where the time without a profiler is that of even steps",
      lambda: looped((5e6, 0, 0, 4e6, 0, 0), (5e6, 0, 0, 80e6, 0, 0), n=20,
-                    metrics=[*SPREAD, *step_metrics("", 47e6, "plain")]), (steps.warnings,)),
+                    metrics=[*SPREAD, *step_metrics("", 47e6, "plain")]), (step_warnings,)),
     ("Of steps that differ too much the mean is no headline", scattered, (headline.headline,)),
     ("The profiler of the parts says how much longer it makes a step", under_torch, (steps.steps,)),
     ("Of uneven steps the same ones give the overhead", lambda: growing(range(5, 15)), (step_times.by_profiler,)),
@@ -300,13 +304,13 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
      (step_times.by_profiler,)),
     ("Uneven steps of which plain lacks one give none", lambda: growing(range(5, 15), missing=7),
      (step_times.by_profiler,)),
-    ("Markers and launches that disagree on the number of steps are a warning", disagreeing, (steps.warnings,)),
-    ("Steps by pattern whose outliers take most of the time are doubted", lambda: layers(2), (steps.warnings,)),
-    ("With fewer outliers they are not", lambda: layers(0), (steps.warnings,)),
+    ("Markers and launches that disagree on the number of steps are a warning", disagreeing, (step_warnings,)),
+    ("Steps by pattern whose outliers take most of the time are doubted", lambda: layers(2), (step_warnings,)),
+    ("With fewer outliers they are not", lambda: layers(0), (step_warnings,)),
     ("Ranges that are opened for each step are one phase", phased, (phases.phases,)),
     ("The winner is named from the times of steps and not of processes", slow_start, (headline.headline,)),
     ("Cases of which only some have steps are not compared by kernels", one_case_without_steps,
-     (headline.headline, steps.warnings, kernel_share.kernel_share)),
+     (headline.headline, step_warnings, kernel_share.kernel_share)),
     ("Timing without a profiler gives times and no parts, and a process without a rank is rank 0",
      lambda: alone(rank=None), (headline.headline, steps.steps, step_times.every_step)),
     ("A rank with longer steps is named with its distance from the mean", lambda: ranks(9e6, 11e6),

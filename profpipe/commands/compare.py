@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 4 if a case of B is slower by more, with 5 if that is undecided",
     )
-    page = "write both on one page, bars, cases and kernels included"
+    page = "write bars, cases and kernels of both on one page"
     parser.add_argument("--html", type=arguments.html_file, metavar="FILE", help=page)
     arguments.add_json_file(parser)
     arguments.add_out(parser)
@@ -65,11 +65,11 @@ def main(args: argparse.Namespace) -> int:
     known = noise.read(args.out, manifest_b) if is_alike else {}
     both = (a, manifest_a), (b, manifest_b)
     found = compare(*both, known)
+    if not isinstance(found, Comparison):
+        return _end_recordings(args, found)
     if args.html:
-        recorded = compare_recordings(*both) if isinstance(found, Comparison) else found
-        if recorded.changes or isinstance(found, Comparison):
-            _write_html(args, found, recorded)
-    return _end(args, found, manifest_b) if isinstance(found, Comparison) else _end_recordings(args, found)
+        _write_html(args, found, compare_recordings(*both))
+    return _end(args, found, manifest_b)
 
 
 def compare(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
@@ -121,6 +121,8 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
         what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
         raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
     check_partners(found)
+    if args.html:
+        _write_html(args, found, found)
     _print(args, found, lambda: comparison.recordings_document(found, args.runs))
     return errors.OK
 

@@ -21,7 +21,7 @@ from profpipe.report.first_screen import of_section
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.screen import Screen, lay_out
 from profpipe.report.sections.kernel_differences import kernel_rows
-from profpipe.report.sections.steps import bar_series, pieces
+from profpipe.report.sections.steps import bar_series, legend_order, pieces
 from profpipe.report.text import write_text
 from profpipe.report.units import Unit, count, signed_percent, step_unit, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry
@@ -246,7 +246,7 @@ def bars(change: RecordingChange) -> doc.Chart:
         doc.Axis(f"{unit.name} {of}", unit, quantity="ns"),
         {"": bar_series(both)},
         placement=doc.Placement.HTML,
-        subtitle=_title(change),
+        subtitle=f"{_title(change)}. {legend_order(2)}",
     )
 
 
@@ -287,7 +287,7 @@ def sentences(change: RecordingChange) -> Iterator[doc.Text]:
         largest = [(name, ns) for name, ns in parts[:_MOST_PARTS] if abs(ns) > _LEAST_PART * abs(parts[0][1])]
         if largest:
             named = [fill(f"{literal(name)} {{}}", _signed(ns)) for name, ns in largest]
-            yield fill("The largest parts of it: {}.", doc.join(named, last=", "))
+            yield fill("The largest parts of the difference: {}.", doc.join(named, last=", "))
     yield doc.join(_context(change), " ", " ")
     if change.has_times and (renamed := list(change.renamed_classes)):
         listed = [fill(f"{literal(name)} ({{}} in A, {{}} in B)", *map(duration, ns)) for name, *ns in renamed]

@@ -154,7 +154,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     why = "because the host launches later." if is_measured else "which is within the uncertainty of both."
     if not any(_is_recorded(case) for case in cases if case[0].id in added):
         is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
-        why += f" {'Idle time and waiting leave' if is_waiting else 'Idle time leaves'} this out."
+        why += f" {'Idle time and waiting are' if is_waiting else 'Idle time is'} shown without this."
     template = f"{text} Under {profiler} a step{{}} takes {{}}, {longer}, {why} "
     under = fill(template, name, duration(wall_ns, step_unit([wall_ns])))
     return doc.concat(under, found_text(every))
@@ -395,7 +395,6 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     unit = step_unit(parts.wall_ns for parts in every)
     labels = tuple(doc.plain(_heading(each, cases, workload.name)) for each in cases)
     under = f", under {cases[0][1].profiler}" if all(map(_is_recorded, cases)) else ""
-    order = f"Legend: shares of the {len(every)} bars, from the top." if 1 < len(every) <= doc.MOST_SHARES else ""
     return doc.Chart(
         plots.chart_id(workload.name, "step"),
         f"Where a step goes{under}",
@@ -403,8 +402,13 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step", unit, quantity="ns"),
         {"": bar_series(every)},
-        subtitle=". ".join(filter(None, [plots.fixed(workload), order])),
+        subtitle=". ".join(filter(None, [plots.fixed(workload), legend_order(len(every))])),
     )
+
+
+def legend_order(bars: int) -> str:
+    """Return which share in the legend is of which bar; empty where the legend has none, or of one bar."""
+    return f"Legend: shares of the {bars} bars, from the top." if 1 < bars <= doc.MOST_SHARES else ""
 
 
 def pieces(every: Sequence[StepParts]) -> list[tuple[str, str, list[float]]]:
@@ -523,13 +527,11 @@ def _condition(profiler: str) -> str:
     return "no profiler" if profiler == "plain" else profiler
 
 
-def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield the cases without steps beside others, and those in which ranges and launches give different numbers."""
-    return (line for _, line in warnings_by_kind(workload))
+def warnings(workload: WorkloadFindings) -> Iterator[tuple[str, doc.Text]]:
+    """Yield the cases without steps beside others, and those in which ranges and launches give different numbers.
 
-
-def warnings_by_kind(workload: WorkloadFindings) -> Iterator[tuple[str, doc.Text]]:
-    """Yield the warnings, each with a word for programs."""
+    Each has a word for programs.
+    """
     if workload.steps and (without := workload.steps.without_steps):
         labels = {case.id: case_text(case) for case in workload.cases}
         named = doc.join([labels.get(case, case) for case in without], most=_NAMED)

@@ -44,7 +44,7 @@ def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]
         "launches": (_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
     }
     yield from ((kind, line) for kind, lines in kinds.items() for line in lines)
-    yield from (pair for workload in findings.workloads for pair in steps.warnings_by_kind(workload))
+    yield from (pair for workload in findings.workloads for pair in steps.warnings(workload))
     yield from (("duplicates", line) for line in _duplicates(findings.duplicates))
     yield from (("file", line) for line in environment.notes(findings, run, are_warnings=True))
 
