@@ -36,6 +36,11 @@ def folder_name(name: str, now: datetime) -> str:
     return f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
 
+def run_name(run: Manifest) -> str:
+    """Return the name of a run that its folder is called after."""
+    return f"{run.name}-ab" if run.ab else run.name
+
+
 def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) -> Path:
     """Create ``out/<UTC time>-<name>/`` with the files that ``fill`` writes, and point ``out/latest`` at it.
 

@@ -100,8 +100,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
         store.save(folder, Tables(), begun)
 
     folders.remove_litter(request.out)
-    name = f"{request.pipeline.name}-ab" if begun.ab else request.pipeline.name
-    return folders.create(request.out, name, datetime.fromisoformat(begun.started), fill)
+    return folders.create(request.out, folders.run_name(begun), datetime.fromisoformat(begun.started), fill)
 
 
 def create(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -19,6 +18,7 @@ from profpipe.report import document as doc
 from profpipe.report.labels import has_no_gpu, is_on_cpu, names, of_workload
 from profpipe.report.text import write_text
 from profpipe.report.units import duration, number, percent, size_unit, time_unit
+from profpipe.results import folders
 from profpipe.results.manifest import DeviceEntry, FileEntry, Gpu, JobEntry, Manifest, NodeEntry, PeakRates, ToolEntry
 from profpipe.results.schema import Placement as Placed, Tables
 
@@ -332,13 +332,12 @@ def as_sentence(text: str) -> str:
 
 def command_on(run: Manifest, command: str) -> str:
     """Return ``profpipe command RUN`` as it can be typed where the run was started."""
-    if not run.started:  # a record without it does not say what the folder is called
+    if not _date(run):  # a record without it does not say what the folder is called
         return f"profpipe {command}"
     words = [*itertools.takewhile(lambda word: word != "--", run.command)]
     places = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
     places += [following for word, following in itertools.pairwise(words) if word == "--out"]
-    # As `results.folders` names it.
-    name = f"{re.sub('[-:]', '', run.started[:19])}Z-{run.name}{'-ab' if run.ab else ''}"
+    name = folders.folder_name(folders.run_name(run), datetime.fromisoformat(run.started.replace("Z", "+00:00")))
     return shlex.join(["profpipe", command, str(PurePosixPath(places[-1] if places else "out", name))])
 
 
