@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def test_each_sentence_is_one_of_the_page_and_each_number_has_a_unit(name: str) 
     document, page = of_folder(ROOT / "examples" / name)
     assert (document["format"], document["version"]) == ("profpipe.answer", 1)
     assert len(as_json(document)) <= answer.MOST
+    assert all("sentence" in each for each in document["warnings"])
+    assert all(
+        "sentence" in each
+        for each in document["findings"]
+        if re.search(r"\.(time|answer|remark\.\d+)$|^verdict$", each["id"])
+    )
+    assert any("sentence" in each for each in document["findings"])
     for each in [*document["findings"], *document["warnings"]]:
         assert each.get("sentence", "") in page
         assert ("value" in each) == ("unit" in each) and each.get("in", "SUMMARY.md").split("#")[0].endswith(".md")
@@ -130,6 +138,7 @@ def test_two_recordings(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(text) <= answer.MOST + 1 and document["kind"] == "compare_recordings"
     first = document["findings"][0]
     assert first["value"] == first["b"] - first["a"] and first["unit"] == "ns"
+    assert first["sentence"] in page
     assert all(each.get("sentence", "") in page for each in [*document["findings"], *document["warnings"]])
     assert cli.main(["compare", *both, "--json=full"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "profpipe.verdicts"

@@ -96,7 +96,7 @@ def test_operations_stand_after_their_launches_where_the_clocks_differ(steps: Pa
     assert least > 0 and "The clock of the GPU" not in recorded
     # The least of the delays before is none now, and the others are less by as much.
     assert min(lags(page)) == 0 and max(lags(page)) == max(lags(recorded)) - least
-    assert f"its lanes stand {300 - least / 1e3:.1f} us later than recorded" in page
+    assert f"the lanes of the GPU stand {300 - least / 1e3:.1f} us later than recorded" in page
 
 
 def test_a_single_operation_before_its_launch_moves_no_others(steps: Path) -> None:

@@ -119,9 +119,9 @@ class CaseTimeline:
 
     ``kind`` is ``step``, ``iteration`` or ``beginning``. ``step_ns`` is the whole time of the step where the window
     shows its beginning only. Without ``has_one_clock`` each rank begins at 0, since each rank was recorded in
-    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none. ``shift_ns`` is by
-    how much operations and idle time were moved, at most, since else they would begin before their launches;
-    ``early_ns`` is by how much single operations still do.
+    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none. ``shift_ns`` is
+    the largest shift of operations and idle time behind their launches. ``early_ns`` is the longest time by which an
+    operation still begins before its launch.
     """
 
     case: str

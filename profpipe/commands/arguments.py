@@ -70,7 +70,9 @@ def add_json(parser: Any) -> None:
 
 def _add_full_json(parser: Any) -> None:
     # argparse finds an option string before it takes `=` for the start of a value.
-    parser.add_argument(FULL, dest="json", action="store_const", const=FULL, help="print all results as one")
+    parser.add_argument(
+        FULL, dest="json", action="store_const", const=FULL, help="print all results as one JSON object"
+    )
 
 
 def add_quiet(parser: Any) -> None:
@@ -86,7 +88,7 @@ def add_csv(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json_file(parser: argparse.ArgumentParser) -> None:
-    text = "write all results as one JSON object; without FILE, print the answer as one of at most 8 kB"
+    text = "write all results as one JSON object; without FILE, print the answer (at most 8 kB)"
     parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
     _add_full_json(parser)
 

@@ -258,7 +258,7 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------
 
-#: Of the bars: their length, with which a phone shows them in their size, and the height of a row and of a bar.
+#: The length of the bars, which a phone shows unscaled, and the heights of a row and of a bar.
 _LENGTH, _BAR_ROW, _BAR = 360, 58, 28
 #: A file shows them larger, for a page of another width.
 _ENLARGED = 1.5

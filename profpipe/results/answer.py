@@ -81,7 +81,7 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
         return None
     is_of_files = files is None or found.files == files != ""
     is_known = is_of_files and isinstance(found.document, dict) and found.folder == _state_of_folder(folder)
-    # The folder may be somebody else's, whose text may hold commands for the terminal. The screen writes them out.
+    # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them out.
     return replace(found, printed=visible(found.printed)) if is_known else None
 
 

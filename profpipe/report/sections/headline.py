@@ -59,7 +59,7 @@ def answers(workloads: Sequence[WorkloadFindings]) -> doc.Section:
         fill("{}: {}", Code(each.name), doc.Strong(answer(each))) for each in workloads[:MOST_ANSWERS]
     ]
     if (more := len(workloads) - MOST_ANSWERS) > 0:
-        found.append(f"{plural(more, 'more workload')}: the answer stands above the times of each.")
+        found.append(f"{plural(more, 'more workload')}: each answer stands above its table of times.")
     return doc.make_section("answers", "", [doc.Bullets(tuple(found))] if len(workloads) > 1 else [])
 
 
@@ -162,7 +162,7 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     if len(cases) <= 4:
         return fill("{} {}.", doc.join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
     (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
-    low, high = (replace(end, unit=time_unit([low.value, high.value])) for end in (low, high))
+    low, high = (replace(end, unit=time_unit([end.value])) for end in (low, high))
     return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
 
 
@@ -241,7 +241,7 @@ def _lead(win: Win, shape: Shape) -> doc.Text:
     best = win.best
     ahead = fill("{} over the next, {}", ratio(win.lead), doc.Code(win.second.variant if win.second else ""))
     if best.is_baseline:
-        return fill("the baseline itself, {}", ahead)
+        return fill("the baseline, {}", ahead)
     if best.baseline_mark == Flag.UNLIKE_NODES:
         return fill("{}; the baseline ran on an unlike node", ahead)
     if best.speedup is None and best.baseline_mark:
@@ -305,7 +305,7 @@ def _leads(shapes: Sequence[Shape]) -> doc.Text:
     """Return ``1.34x to 1.61x over `sdpa_flash` (baseline)``; without a baseline, over the next case."""
     leads = [_over(shape, shapes) for shape in shapes]
     low, high = ratio(min(leads)), ratio(max(leads))
-    span = fill("{} to {}", low, high) if min(leads) < max(leads) else low
+    span = fill("{} to {}", low, high) if doc.plain(low) != doc.plain(high) else low
     if not all(map(_has_speedup, shapes)):
         return fill("{} over the next", span)
     first, *others = dict.fromkeys(shape.baseline.variant if shape.baseline else "" for shape in shapes)

@@ -234,9 +234,9 @@ def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     why = f" ({'' if shares[cause] == idle else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
     spent = [(shares[part], said) for part, said in _SPENT.items()] + [(idle, f"was idle {{}}{why}")]
     shown = sorted((pair for pair in spent if pair[0] >= LEAST_SHOWN), reverse=True)
-    begin, who = ("In", "the") if len(own) == 1 else (f"Mean of {len(own)} GPUs: in", "a")
+    begin, who = ("Of", "the") if len(own) == 1 else (f"Mean of {len(own)} GPUs: of", "a")
     parts = doc.join([fill(said, percent(share)) for share, said in shown])
-    return fill(f"{begin} {{}} {who} GPU {{}} of the time.", duration(wall / len(own)), parts)
+    return fill(f"{begin} {{}} {who} GPU {{}}.", duration(wall / len(own)), parts)
 
 
 def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:

@@ -16,6 +16,9 @@ from profpipe.report.sections.steps import PART_NAMES, class_order
 from profpipe.report.units import time_unit
 from profpipe.results.schema import EventKind
 
+#: Clocks that are read at different times differ by less.
+_LEAST_EARLY_NS = 1000.0
+
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {
@@ -101,10 +104,13 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
     if not timeline.has_one_clock:
         parts.append(" Each rank begins at 0: their recordings share no clock.")
     if timeline.shift_ns:
-        parts.append(fill(" The clock of the GPU is behind that of the host: its lanes stand {} later than recorded, so"
-                          " that no operation begins before its launch.", duration(timeline.shift_ns)))  # fmt: skip
-    if timeline.early_ns:
-        parts.append(fill(" Single operations begin before their launch, by up to {}.", duration(timeline.early_ns)))
+        parts.append(fill(" The clock of the GPU is behind that of the host: the lanes of the GPU stand {} later than"
+                          " recorded.", duration(timeline.shift_ns)))  # fmt: skip
+    if timeline.early_ns >= timeline.duration_ns:
+        parts.append(fill(" The clocks of host and GPU differ by at least {}, so calls of the host do not stand above"
+                          " their operations.", duration(timeline.early_ns)))  # fmt: skip
+    elif timeline.early_ns >= _LEAST_EARLY_NS:
+        parts.append(fill(" Single operations begin before their launches, by up to {}.", duration(timeline.early_ns)))
     if timeline.step_ns is not None:
         share = timeline.duration_ns / timeline.step_ns
         parts.append(fill(" The step has very many launches: its first {} are shown.", percent(share)))

@@ -236,9 +236,10 @@ def doubt_text(doubt: Doubt) -> doc.Text:
             return "no result was compared with the reference"
         case DoubtCause.INACCURATE:
             return f"its result is {flags}" + (", and no other is accurate" if len(cases) > 1 else "")
-        case DoubtCause.FLAGGED | DoubtCause.NO_INTERVAL:
-            end = " and has no 95 % interval" if doubt.cause is DoubtCause.NO_INTERVAL else ""
-            return fill(f"{{}} is {flags}{end}", *cases)
+        case DoubtCause.FLAGGED:
+            return fill(f"{{}} has the flag{'s' * (len(doubt.flags) > 1)} {flags}", *cases)
+        case DoubtCause.NO_INTERVAL:
+            return fill("{} has too few samples for a 95 % interval", *cases)
         case DoubtCause.CLOCKS:
             best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
             return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
