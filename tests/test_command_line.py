@@ -55,7 +55,8 @@ def test_a_run_ends_with_the_headline_the_times_and_the_paths(project):
     *screen, empty, folder_line, report_line = done.stdout.splitlines()
     assert empty == "" and folder_line == f"Tables and details: {folder}"
     assert report_line == f"Report: {folder}/SUMMARY.md"
-    assert any("n" in line and "time" in line for line in screen) and len(screen) > 4
+    head = next(i for i, line in enumerate(screen) if line.startswith("case ") and "time" in line)
+    assert head > 0 and [line.split()[:2] for line in screen[head + 1 : head + 3]] == [["n", "1"], ["n", "200"]]
 
 
 def test_quiet_prints_the_path_of_the_summary_and_nothing_else(project):

@@ -67,7 +67,7 @@ def test_the_answer_is_printed_beside_what_the_file_holds_and_quietly_the_path_a
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ingest", str(RECORDING), "--out", "read"]) == 0
     held, answer, *_ = capsys.readouterr().out.split("\n\n")
-    assert held.endswith("380 kernel launches, 18.238 ms") and answer.startswith("In 23.8 ms the GPU computed 76.5 %")
+    assert held.endswith("380 kernel launches, 18.238 ms") and answer.startswith("Of 23.8 ms the GPU computed 76.5 %")
     # The first look, and the second one from the folder.
     for out in ("other", "read"):
         assert cli.main(["ingest", str(RECORDING), "--out", out, "-q"]) == 0

@@ -188,13 +188,16 @@ def test_history_and_compare_have_the_wall_times_of_commands(tmp_path):
     assert "kind=slow" in profpipe(tmp_path, "history", "--out", "o")
 
 
+#: Steps of some 10 ms: what else the machine does is small beside them, and they are even.
 TRAIN = """
+import time
 import torch
 weight = torch.nn.Parameter(torch.ones(8))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for _ in range(12):
     optimizer.zero_grad()
     weight.square().sum().backward()
+    time.sleep(0.01)
     optimizer.step()
 """
 
