@@ -52,6 +52,7 @@ from profpipe.runner import (
     after_plain,
     artifacts,
     checkout,
+    estimate,
     executor,
     fingerprint,
     guided_ncu,
@@ -195,6 +196,10 @@ class Session:
         return sides.examine(self.request, self.manifest.ab)
 
     @cached_property
+    def estimates(self) -> estimate.Estimates:
+        return estimate.Estimates.read(self.request, self.machine, self.folder)
+
+    @cached_property
     def pairs(self) -> Pairs | None:
         return Pairs(self, self.both) if self.both else None
 
@@ -230,6 +235,19 @@ class Session:
         """Return the jobs of a run without pairs, those that are done too."""
         wanted = self.task.cases if self.task else None
         return list(map(self.placed, plan_jobs(self.request, self.machine, self.folder, wanted)))
+
+    def left(self) -> list[Job]:
+        """Return the jobs that are left, of pairs those of a new run."""
+        if self.both is None:
+            return [job for job in self.plan() if not self._is_done(job)]
+        counts = {"plain": self.manifest.ab.pairs, self.manifest.ab.profiler: self.manifest.ab.captures}  # type: ignore[union-attr]
+        return [
+            job
+            for side in self.both
+            for profiler, count in counts.items()
+            if count and not self.manifest.jobs
+            for job in plan_jobs(replace(side.request, profilers=(profiler,)), self.machine, self.folder) * count
+        ]
 
     def placed(self, job: Job) -> Job:
         """Return the job with its folder below that of the task."""
@@ -280,7 +298,8 @@ class Session:
         whole = {job.folder: job.cases for job in jobs}
         shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
         if self._slots:
-            outcomes = slots.run(jobs, profilers.ALL, listener, self._slots, **shared)
+            ordered = self.estimates.longest_first(jobs)
+            outcomes = slots.run(ordered, profilers.ALL, listener, self._slots, **shared)
         else:
             outcomes = executor.run(jobs, profilers.ALL, listener, **shared, numbers=numbers)
         for outcome in outcomes:

@@ -7,6 +7,7 @@ job was given. The run's folder holds which that is, so that a resumed run conti
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,15 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
         what = f"asks for {count} GPUs, and {len(entries)} of this machine {is_are} visible."
         raise ConfigError("gpus", what, f"Set it to {len(entries)}, or change CUDA_VISIBLE_DEVICES.")
     return {f"GPU {entry}": entry for entry in entries}
+
+
+def count_visible() -> int:
+    """Return the number of visible GPUs. Raises ConfigError where there is none."""
+    gpus = machine.nvidia_gpus()
+    if not machine.visible(gpus, os.environ):
+        what = "asks for all GPUs, and none is visible."
+        raise ConfigError("--gpus all", what, "With a number, so many processes run side by side on the CPU.")
+    return len(machine.valid_entries(gpus, os.environ, len(gpus)))
 
 
 def load(folder: Path, slots: Gpus) -> Slots:
