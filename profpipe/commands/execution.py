@@ -75,7 +75,7 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
     for job in jobs:
         for case in job.cases:
             key = job.workload, case.id
-            is_known[key] = is_known.get(key, True) and estimates.is_measured(job)
+            is_known[key] = is_known.get(key, True) and estimates.is_measured(job, case)
     size = f"{count_cases(len(is_known))} in {len(jobs)} job{'' if len(jobs) == 1 else 's'}"
     total_s = estimates.total_s(jobs, request.pipeline.gpus if request.comparisons else 1)
     if total_s is None:
@@ -104,11 +104,8 @@ def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
         return estimates.total_s(plan_jobs(part, machine, part.out), part.pipeline.gpus if part.comparisons else 1)
 
     part, left = estimate.fit(request, budget_s, total_s)
-    texts = (
-        f"{name} with more than {kept} process{'' if kept == 1 else 'es'} a case" if kept else name
-        for name, kept in left
-    )
-    return part, ", ".join(texts)
+    names = (f"processes {kept + 1} and later of each case under {name}" if kept else name for name, kept in left)
+    return part, ", ".join(names)
 
 
 def start(request: RunRequest, words: list[str], args: argparse.Namespace, left_out: str = "") -> int:

@@ -83,9 +83,10 @@ def main(args: argparse.Namespace) -> int:
     options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.gpus == "all":
+        from profpipe.measure import machine
         from profpipe.runner import slots
 
-        args.gpus = slots.count_visible()
+        args.gpus = slots.count_visible(machine.nvidia_gpus(), os.environ)
     if args.gpus:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
     if args.price:

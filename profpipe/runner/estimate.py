@@ -7,6 +7,7 @@ has no known length. `profpipe.db` has no settings of a case, so that it cannot 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
-from profpipe.job import Job, Missing, Status
+from profpipe.job import Case, Job, Missing, Status
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner.request import Machine, RunRequest
@@ -38,10 +39,10 @@ _CPU_CASE_S, _CPU_BUDGETS = 0.4, 1.6
 _PROGRAM: Final = {"plain": 1.0, "torch": 1.1, "nsys": 1.2, "ncu": 4.0, "rocprof": 1.2}
 #: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
 #: under a profiler. The recording of a program has some 100,000 events.
-_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 3.0, 0.15, 5.0
+_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
 
-#: Earlier runs that are read, the newest first.
-_RUNS: Final = 20
+#: Earlier runs that are read, the newest first, and how many of them give the median of a case.
+_RUNS, _RECENT = 8, 3
 #: What the seconds of a case depend on, beside its parameters and the profiler.
 _SETTINGS: Final = {
     *("script", "command", "flag", "params", "warmup", "processes", "timing", "steps", "capture", "ncu", "torch"),
@@ -67,16 +68,23 @@ def _process_s(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
 # --- earlier runs ----------------------------------------------------------------------------------------------------
 
 
+def _recent(newest_first: Sequence[float]) -> float | None:
+    return statistics.median(newest_first[:_RECENT]) if newest_first else None
+
+
 @dataclass
 class _Known:
     """What earlier runs tell of a workload under a profiler."""
 
-    #: Seconds of each case that was measured with the same settings, without its share of the process.
-    cases: dict[str, float] = field(default_factory=dict)
-    #: Seconds of cases, with whatever settings, in those of the model.
+    #: Seconds of each case in the newest runs with the same settings, without its share of the process.
+    cases: dict[str, list[float]] = field(default_factory=dict)
+    #: Seconds of cases in the newest run, with whatever settings, in those of the model.
     ratios: list[float] = field(default_factory=list)
-    #: Seconds of a process outside its cases.
-    process_s: float | None = None
+    #: Seconds of the processes of the newest runs outside their cases.
+    process_s: list[float] = field(default_factory=list)
+
+    def case_s(self, case: Case) -> float | None:
+        return _recent(self.cases.get(case.id, ()))
 
 
 @dataclass
@@ -86,8 +94,8 @@ class Estimates:
     pipeline: Pipeline
     is_on_gpu: bool
     known: dict[tuple[str, str], _Known] = field(default_factory=dict)
-    #: By how much the work of profpipe itself takes longer here than in the model.
-    own: float = 1.0
+    #: By how much the work of profpipe itself took longer in the newest runs than in the model.
+    own: list[float] = field(default_factory=list)
 
     @classmethod
     def read(cls, request: RunRequest, machine: Machine, before: Path | None = None) -> Estimates:
@@ -97,7 +105,6 @@ class Estimates:
         """
         here = Manifest(machine=manifest.parse(manifest.Machine, machine.described))
         made = cls(manifest_entries.published(request.pipeline, request.secrets), bool(here.machine.gpus))
-        has_own = False
         for folder, run in _earlier(request.out, before):
             if run.device[0] != here.device[0] or run.schema_version != here.schema_version or run.nodes:
                 continue
@@ -107,9 +114,9 @@ class Estimates:
                 if workload is not None and name in made.pipeline.workloads:
                     made._add(name, profiler, workload, entries, seconds)
             own_s = _own_s(run)
-            if not has_own and own_s is not None and not run.ab:
+            if own_s is not None and not run.ab:
                 model_s = sum(_reading_s(run.is_command(e.workload), e.profiler, len(e.cases)) for e in run.jobs)
-                made.own, has_own = max(own_s, 0.5) / (_REPORT_S + model_s), True
+                made.own.append(own_s / (_REPORT_S + model_s))
         return made
 
     def _add(
@@ -120,7 +127,7 @@ class Estimates:
         entries: Sequence[JobEntry],
         seconds: Mapping[tuple[str, str, str], tuple[str, float]],
     ) -> None:
-        """Add what the processes of an earlier run tell. Newer runs have told theirs."""
+        """Add what the processes of an earlier run tell, after those of newer runs."""
         own = self.pipeline.workloads[name]
         is_same = _settings(own) == _settings(workload) and own.is_command == workload.is_command
         known, model_s = self.known.setdefault((name, profiler), _Known()), _model(workload, profiler, self.is_on_gpu)
@@ -130,8 +137,8 @@ class Estimates:
         for entry in entries:
             rows = {case: seconds.get((name, case, profiler), ("", 0.0)) for case in entry.cases}
             inside_s = sum(own_s for _, own_s in rows.values())
-            # Of the table, a program has the sum of its processes.
-            if len(rows) == 1 or not 0 < inside_s <= entry.seconds:
+            # In the table, a program has the sum of its processes.
+            if workload.is_command or not 0 < inside_s <= entry.seconds:
                 each_s = max(entry.seconds - outside_s, 0.0) / max(len(rows), 1)
                 rows = {case: (status, each_s) for case, (status, _) in rows.items()}
             else:
@@ -142,18 +149,17 @@ class Estimates:
                 if status == Status.OK:
                     ratios.append(own_s / model_s)
         known.ratios = known.ratios or ratios
-        if rests and known.process_s is None:
-            known.process_s = statistics.median(rests)
+        known.process_s += [statistics.median(rests)] if rests else []
         for case, measured in found.items() if is_same else ():
             # A guided job of ncu becomes several.
-            known.cases.setdefault(case, sum(measured) if is_guided else statistics.median(measured))
+            known.cases.setdefault(case, []).append(sum(measured) if is_guided else statistics.median(measured))
 
     # --- estimates ---------------------------------------------------------------------------------------------------
 
-    def is_measured(self, job: Job) -> bool:
-        """Return True if earlier runs have measured every case of ``job`` with the same settings."""
+    def is_measured(self, job: Job, case: Case) -> bool:
+        """Return True if an earlier run has measured the case under the profiler of ``job``, with the same settings."""
         known = self.known.get((job.workload, job.profiler), _Known())
-        return isinstance(job.tool, Missing) or all(case.id in known.cases for case in job.cases)
+        return isinstance(job.tool, Missing) or case.id in known.cases
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds of the job's processes; None for a program whose length is not known."""
@@ -167,16 +173,17 @@ class Estimates:
         if new and workload.is_command and not ratios:
             return None
         scale = statistics.fmean(ratios) if ratios else 1.0
-        process_s = known.process_s
+        process_s = _recent(known.process_s)
         if process_s is None:
             process_s = _process_s(workload, job.profiler, self.is_on_gpu)
-        measured_s = sum(known.cases[case.id] for case in job.cases if case.id in known.cases)
-        return process_s + measured_s + len(new) * scale * _model(workload, job.profiler, self.is_on_gpu)
+        new_s = scale * _model(workload, job.profiler, self.is_on_gpu)
+        measured = (known.case_s(case) for case in job.cases)
+        return process_s + sum(new_s if seconds is None else seconds for seconds in measured)
 
     def own_s(self, jobs: Iterable[Job]) -> float:
         """Return the seconds of profpipe outside the processes: its start, reading, tables and the report."""
         read = (_reading_s(job.script is None, job.profiler, len(job.cases)) for job in jobs if not _is_missing(job))
-        return _START_S + self.own * (_REPORT_S + sum(read))
+        return _START_S + (_recent(self.own) or 1.0) * (_REPORT_S + sum(read))
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
         """Return the seconds of a run of ``jobs`` with so many of them side by side; None where one is not known."""
@@ -201,25 +208,20 @@ class Estimates:
         totals: dict[str, float] = {}
         for job in jobs:
             totals[job.group] = totals.get(job.group, 0.0) + (self.seconds(job) or 0.0)
-        ordered: list[Job] = []
-        block: list[Job] = []
         turns: dict[str, dict[str, int]] = {}
         for job in jobs:
             own = turns.setdefault(job.workload, {})
             own.setdefault(job.profiler, len(own))
-
-        def end_block() -> None:
-            ordered.extend(sorted(block, key=lambda job: (turns[job.workload][job.profiler], -totals[job.group])))
-            block.clear()
-
-        for job in jobs:
-            if job.group and not job.is_repeated:
-                block.append(job)
-            else:
-                end_block()
-                ordered.append(job)
-        end_block()
-        return ordered
+        blocks = itertools.groupby(jobs, key=lambda job: bool(job.group) and not job.is_repeated)
+        return [
+            job
+            for is_free, block in blocks
+            for job in (
+                sorted(block, key=lambda job: (turns[job.workload][job.profiler], -totals[job.group]))
+                if is_free
+                else block
+            )
+        ]
 
 
 def _is_missing(job: Job) -> bool:

@@ -237,17 +237,13 @@ class Session:
         return list(map(self.placed, plan_jobs(self.request, self.machine, self.folder, wanted)))
 
     def left(self) -> list[Job]:
-        """Return the jobs that are left, of pairs those of a new run."""
-        if self.both is None:
+        """Return the jobs that are left; of pairs, which B has in the same number, those of A twice."""
+        ab = self.manifest.ab
+        if ab is None:
             return [job for job in self.plan() if not self._is_done(job)]
-        counts = {"plain": self.manifest.ab.pairs, self.manifest.ab.profiler: self.manifest.ab.captures}  # type: ignore[union-attr]
-        return [
-            job
-            for side in self.both
-            for profiler, count in counts.items()
-            if count and not self.manifest.jobs
-            for job in plan_jobs(replace(side.request, profilers=(profiler,)), self.machine, self.folder) * count
-        ]
+        counts = [("plain", ab.pairs), (ab.profiler, ab.captures)] if not self.manifest.jobs else []
+        requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
+        return [job for own, n in requests for job in plan_jobs(own, self.machine, self.folder) * n]
 
     def placed(self, job: Job) -> Job:
         """Return the job with its folder below that of the task."""

@@ -7,7 +7,6 @@ job was given. The run's folder holds which that is, so that a resumed run conti
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -80,13 +79,12 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
     return {f"GPU {entry}": entry for entry in entries}
 
 
-def count_visible() -> int:
-    """Return the number of visible GPUs. Raises ConfigError where there is none."""
-    gpus = machine.nvidia_gpus()
-    if not machine.visible(gpus, os.environ):
+def count_visible(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> int:
+    """Return how many of ``gpus`` are visible. Raises ConfigError where none is."""
+    if not machine.visible(gpus, environment):
         what = "asks for all GPUs, and none is visible."
         raise ConfigError("--gpus all", what, "With a number, so many processes run side by side on the CPU.")
-    return len(machine.valid_entries(gpus, os.environ, len(gpus)))
+    return len(machine.valid_entries(gpus, environment, len(gpus)))
 
 
 def load(folder: Path, slots: Gpus) -> Slots:
