@@ -94,6 +94,7 @@ def test_the_length_of_a_program_is_not_made_up(tmp_path: Path) -> None:
     assert "2 cases in 2 jobs" in printed and "(1 case measured before)" in printed
 
 
+@pytest.mark.slow
 def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
     run, program = ("run", "-p", "plain", "--set", "repeats=5"), ("--", "python", "slow.py")
@@ -151,6 +152,7 @@ def test_a_budget_has_a_unit(tmp_path: Path, text: str) -> None:
     assert "is no time. For example: 90s, 10m or 1h" in profpipe(tmp_path, "run", f"--budget={text}", exit_code=2)[1]
 
 
+@pytest.mark.slow
 def test_long_cases_run_first_on_several_slots(tmp_path: Path) -> None:
     workload = {"command": ["sleep", "{s}"], "matrix": {"s": [0.1, 0.2, 1.5]}}
     document = {
