@@ -252,7 +252,9 @@ def test_clocks_under_a_profiler_are_recorded(monkeypatch):
         harness.conditions, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
     )
     recorded = {}
-    events = SimpleNamespace(metric=lambda case, metric, value, unit: recorded.update({metric: (value, unit)}))
+    events = SimpleNamespace(
+        write=lambda *_, **__: None, metric=lambda case, metric, value, unit: recorded.update({metric: (value, unit)})
+    )
     workload = SimpleNamespace(build=lambda params: lambda: None)
     own = harness.Worker(workload, {"profiler": "nsys", "repeats": 3, "warmup": 1, "options": {}}, events, "cpu")
     assert harness.profile_case(own, "a", nullcontext, {}).status == "ok"
@@ -312,7 +314,7 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
     monkeypatch.setattr(harness.conditions, "monitor_gpu", lambda: nullcontext(harness.conditions.GpuMonitor(None)))
     monkeypatch.setattr(harness, "single_threaded_autograd", nullcontext)
     workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
-    events = SimpleNamespace(metric=lambda *_: None)
+    events = SimpleNamespace(write=lambda *_, **__: None, metric=lambda *_: None)
     spec = {"profiler": profiler, "warmup": warmup, "repeats": 2, "options": {}}
 
     @contextmanager
@@ -333,7 +335,10 @@ def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_
     for name in ("monitor_gpu", "monitor_device"):
         unread = harness.conditions.GpuMonitor(None)
         monkeypatch.setattr(harness.conditions, name, lambda device=None, unread=unread: nullcontext(unread))
-    workload, events = SimpleNamespace(build=lambda params: lambda: None), SimpleNamespace(metric=lambda *_: None)
+    workload, events = (
+        SimpleNamespace(build=lambda params: lambda: None),
+        SimpleNamespace(write=lambda *_, **__: None, metric=lambda *_: None),
+    )
     own = harness.Worker(workload, {"profiler": "nsys", "warmup": 1, "repeats": 2, "options": {}}, events, "cuda")
 
     @contextmanager
@@ -362,7 +367,7 @@ def test_the_cublas_workspace_is_freed_before_the_first_call(monkeypatch):
     """A stand-in for torch, as above: its order of calls, not its memory."""
     calls = on_a_gpu(monkeypatch)
     workload = SimpleNamespace(build=lambda params: calls.append("build") or (lambda: None))
-    own = harness.Worker(workload, {}, None, "cuda")
+    own = harness.Worker(workload, {}, SimpleNamespace(write=lambda *_, **__: None), "cuda")
     case = SimpleNamespace(visit=lambda fn: calls.append("visit"))
     assert harness.time_case(own, "a", case, {}) is None
     assert calls == ["build", "cublas", "visit"]

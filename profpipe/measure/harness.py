@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
-from profpipe import masking, origins, plugins, ranges
+from profpipe import masking, measure, origins, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
 from profpipe.job import LOG, Status, log_name
 from profpipe.measure import (
@@ -132,7 +132,10 @@ CASE_PREFIX = "profpipe:"
 
 
 class Events:
-    """The log of the job: one JSON object a line, flushed at once, without ``secrets``."""
+    """The log of the job: one JSON object a line, flushed at once, without ``secrets``.
+
+    ``at`` of each line is the time of ``time.monotonic``. The event ``mark`` says which ``phase`` of a case is over.
+    """
 
     def __init__(self, stream: TextIO, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
         self._stream = stream
@@ -143,7 +146,8 @@ class Events:
             fields = self._masker.mask_all(fields)
         elif text := fields.get("reason"):
             fields["reason"] = masking.mask_forms(str(text))
-        self._stream.write(json.dumps({"event": event, **fields}, default=str) + "\n")
+        line = {"event": event, "at": round(time.monotonic(), 4), **fields}
+        self._stream.write(json.dumps(line, default=str) + "\n")
         self._stream.flush()
 
     def metric(self, case: str, metric: str, value: float | None, unit: str) -> None:
@@ -176,6 +180,8 @@ def main(argv: list[str]) -> int:
 def _run(spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
     masking.remember(spec.get("secrets", {}))
+    machine.torch()
+    marks = {"began": measure.BEGAN, "imported": time.monotonic()}
     ranks = distributed.join(spec.get("processes", 1))
     log = spec_path.parent / log_name(ranks.rank)
     # Several processes measure all rounds again: one of them may have been ended a round earlier than another.
@@ -183,7 +189,7 @@ def _run(spec_path: Path) -> None:
     earlier = rounds.load_earlier_rounds(log, names)
     with log.open("a", encoding="utf-8") as stream:
         events = Events(stream, spec.get("secrets", {}))
-        described = {"ranges": ranges.use(spec["profiler"]), **ranks.describe(), **machine.describe()}
+        described = {"ranges": ranges.use(spec["profiler"]), **marks, **ranks.describe(), **machine.describe()}
         events.write("started", profiler=spec["profiler"], **described)
         worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, machine.device(), ranks)
         worker.freeze_imports()
@@ -401,6 +407,7 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
     fn = worker.build(params)
     _clear_workspaces()  # of products that made the inputs
     worker.ranks.barrier("built")
+    worker.events.write("mark", case=name, phase="build")
     if not case.visit(fn):
         return None
     flags, snapshots = case.finish(fn), Path(worker.spec["folder"], "snapshots", worker.ranks.file_name(name))
@@ -420,16 +427,20 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
     if worker.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
         fn = launch_profile.capture_graph(fn)
     worker.ranks.barrier("built")
+    mark = functools.partial(worker.events.write, "mark", case=name)
+    mark(phase="build")
     warmup = worker.spec["warmup"]
     # The first call of the load is the last call of the warm-up, so that a call of a minute is not made once more.
     loads = warmup > 0 and worker.device == "cuda" and worker.spec["profiler"] != "ncu"
     sampling.warm_up(fn, warmup - loads, device=worker.device)
     worker.ranks.barrier("warm")
+    mark(phase="warm-up")
     load = functools.partial(_apply_load, worker, fn) if loads else lambda: None
     if worker.spec["profiler"] == "ncu":
         repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
         with region(load), single_threaded_autograd(), ranges.annotate(range_name):
             fn()
+            mark(phase="sampling")
     else:
         # The clocks help to explain why times under a profiler differ from times without one.
         with region(load), conditions.monitor_device(worker.device) as monitor:
@@ -437,6 +448,7 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             wall_ns, clocks_hz = run_loop(
                 fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
             )
+            mark(phase="sampling")
         worker.events.metric(name, "loop_wall", wall_ns, "ns")
         measured = replace(monitor.conditions(), counted_hz=clocks_hz)
         if measured.counted_clock_hz is not None:

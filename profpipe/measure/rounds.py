@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -154,6 +155,7 @@ class TimedCase:
         earlier = self.samples_ns.get(metric, [])
         rule = self.plan.rule.for_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
         self._warm_up(fn, metric, rule.budget_s / 2)
+        began = time.monotonic()
         before = self.launches.get(metric)
         highest_hz = max(self.visit_clocks_hz, default=None)
         with conditions.monitor_device(self.device) as monitor:
@@ -179,18 +181,19 @@ class TimedCase:
         if self.ranks.is_distributed:
             self.write("samples", metric=RANK_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.all_max_each(samples.values_ns))
-        self._add(metric, self.rounds, RoundSamples(samples.values_ns, measured))
+        self._add(metric, self.rounds, RoundSamples(samples.values_ns, measured), began=began)
         for note in samples.notes:
             self.write("note", text=note)
         return samples
 
-    def _add(self, metric: str, number: int, measured: RoundSamples) -> None:
+    def _add(self, metric: str, number: int, measured: RoundSamples, **times: float) -> None:
         self.samples_ns.setdefault(metric, []).extend(measured.values_ns)
         self.conditions.append(measured.conditions)
         if measured.conditions.counted_clock_hz is not None:
             self.visit_clocks_hz.append(measured.conditions.counted_clock_hz)
         record = asdict(measured.conditions)
-        self.write("samples", metric=metric, round=number, unit="ns", values=measured.values_ns, conditions=record)
+        values = measured.values_ns
+        self.write("samples", metric=metric, round=number, unit="ns", values=values, conditions=record, **times)
 
     def finish(self, fn: Callable[[], object]) -> list[Flag]:
         """Write the metrics of the case after its last visit; return its validity flags."""

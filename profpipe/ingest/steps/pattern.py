@@ -243,18 +243,29 @@ def _anchors(tokens: Tokens) -> Iterator[tuple[int, int]]:
 
     Beside each is how near launches count as one, as those of an optimizer by hand do.
     """
-    order, ends = np.argsort(tokens, kind="stable"), np.cumsum(np.bincount(tokens))
     found: dict[tuple[int, int], tuple[float, int]] = {}
-    for token, places in enumerate(np.split(order, ends[:-1])):
-        for near, least in ((0, _LEAST_MATCH), (_NEAR, 1 - _LONGER)):
-            distance = np.diff(places[np.diff(places, prepend=-len(tokens)) > near])
-            if len(distance) < LEAST_STEPS:
-                break
-            typical = float(np.median(distance))
-            regularity = float((np.abs(distance - typical) <= _VARIES * typical).mean())
-            reaches = typical >= _LEAST_LAUNCHES and typical * len(distance) >= LEAST_COVERAGE * len(tokens)
-            if reaches and regularity > found.get((-len(distance), near), (least, 0))[0]:
-                found[-len(distance), near] = regularity, token
+    rows, tokens_known = len(tokens), int(tokens.max()) + 1
+    # NumPy sorts 16 bits in linear time.
+    every = np.argsort(tokens.astype(np.uint16) if tokens_known <= 1 << 16 else tokens, kind="stable")
+    is_first = np.diff(tokens[every], prepend=-1) > 0
+    for near, least in ((0, _LEAST_MATCH), (_NEAR, 1 - _LONGER)):
+        # The first launch of a kernel follows none.
+        places = every[is_first | (np.diff(every, prepend=0) > near)]
+        token = tokens[places]
+        follows = np.flatnonzero(token[1:] == token[:-1])
+        # By kernel, and its distances in ascending order.
+        token, distance = np.divmod(np.sort(token[follows] * rows + np.diff(places)[follows]), rows)
+        number = np.bincount(token, minlength=tokens_known)
+        middle = np.cumsum(number) - (number + 1) // 2, np.cumsum(number) - number // 2 - 1
+        # A kernel that runs once has no distance.
+        typical = np.append(distance, 0)[np.minimum(middle, len(distance))].mean(axis=0)
+        is_near = np.abs(distance - typical[token]) <= _VARIES * typical[token]
+        regularity = np.bincount(token, is_near, tokens_known) / np.maximum(number, 1)
+        reaches = (typical >= _LEAST_LAUNCHES) & (typical * number >= LEAST_COVERAGE * rows)
+        for each in np.flatnonzero(reaches & (number >= LEAST_STEPS) & (regularity > least)).tolist():
+            key = -int(number[each]), near
+            if regularity[each] > found.get(key, (0.0, 0))[0]:
+                found[key] = float(regularity[each]), each
     # Of nearly equal numbers a kernel that runs once comes first.
     for key in sorted(found, key=lambda key: (-round(4 * math.log2(-key[0])), key[1], key[0]))[:_ANCHORS]:
         yield found[key][1], key[1]

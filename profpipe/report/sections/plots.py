@@ -193,7 +193,7 @@ def line_chart(
     is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= DECADES
     signs = [
         f"The machine's peak is {number(peaks[0])} {y.unit.name}." if peaks and y.unit else "",
-        "Hollow: the case has a flag, which the table names." if any(mark.flags for mark in marks) else "",
+        _hollow(marks),
         "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in marks) else "",
     ]
     return doc.Chart(
@@ -462,6 +462,11 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
     roofs = grouped(((round(ridge, 3), round(peak, 3)), _row_name(workload, case)) for case, *_, ridge, peak in known)
+    notes = [
+        "Below the slanted line memory is the limit, below the level one arithmetic.",
+        _hollow([mark for own in series for mark in own.marks]),
+        "The peak depends on the types that a case computes in." if len(roofs) > 1 else "",
+    ]
     chart = doc.Chart(
         chart_id(workload.name, "roofline"),
         "Roofline",
@@ -469,8 +474,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.Axis("FLOP per byte", is_log=True),
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
         {"": tuple(series)},
-        "Below the slanted line memory is the limit, below the level one arithmetic. Hollow: the case has a flag."
-        + (" The peak depends on the types that a case computes in." if len(roofs) > 1 else ""),
+        " ".join(filter(None, notes)),
         doc.Placement.HTML,
         subtitle=fixed(workload),
         keys=tuple(names),
@@ -478,6 +482,12 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
                          for (ridge, peak), below in roofs.items()),
     )  # fmt: skip
     return doc.Section("roofline", "Roofline", (chart,), workload=workload.name)
+
+
+def _hollow(marks: Iterable[doc.Mark]) -> str:
+    """Return what hollow points mean, with the flags of ``marks``; empty where none has any."""
+    flags = sorted({flag for mark in marks for flag in mark.flags})
+    return f"Hollow: flagged {', '.join(flags)}." if flags else ""
 
 
 def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
