@@ -65,7 +65,7 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     job = Manifest.load(project / "out" / "latest").jobs[0]
     printed, _ = profpipe(project, "run", "--dry-run")
     assert "(measured before)" in printed
-    own = re.search(r"profpipe itself, with tables and report: about (\d+) s", printed)
+    own = re.search(r"profpipe itself with tables and report: about (\d+) s", printed)
     assert own and total_s(printed) == pytest.approx(job.seconds + float(own[1]), abs=1.1)
     # A new case takes as long as the others, and what a process costs is known.
     printed, _ = profpipe(project, "run", "--dry-run", "--set", "ms=10,20,30")

@@ -51,6 +51,10 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
     machine = Machine.examine(request)
     jobs, estimates = plan_jobs(request, machine, folder), Estimates.read(request, machine)
+    print(f"# {describe(request, jobs, estimates)}")
+    print(f"# of this, profpipe itself with tables and report: about {long_duration(estimates.own_s(jobs))}")
+    if left_out:
+        print(f"# left out, as it does not fit into the budget: {left_out}")
     for job in jobs:
         place = f", side by side with others (group {job.group})" if job.group else ""
         seconds = None if isinstance(job.tool, Missing) else estimates.seconds(job)
@@ -63,10 +67,6 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
             continue
         for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
             print(job.shown(command))
-    print(f"# profpipe itself, with tables and report: about {long_duration(estimates.own_s(jobs))}")
-    print(f"# {describe(request, jobs, estimates)}")
-    if left_out:
-        print(f"# not in this plan, as it does not fit into the budget: {left_out}")
 
 
 def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> str:
@@ -149,7 +149,9 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
             display.print(describe(run.request, left, run.estimates))
         for incident in run.manifest.incidents:
             if incident.kind is IncidentKind.LEFT_OUT:
-                display.print(f"not in this run: {incident.details}. To measure it too: {incident.source}")
+                display.print(
+                    f"left out, as it does not fit into the budget: {incident.details}. To measure it too: {incident.source}"
+                )
         try:
             run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:
