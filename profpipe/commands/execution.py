@@ -83,8 +83,9 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
         return f"{size}; the time is not known before {new} has ended well once"
     known = sum(is_known.values())
     before = "measured before" if known == len(is_known) else f"{count_cases(known)} measured before"
-    most = "at most, without jobs that are reused," if request.reuse else "about"
-    return f"{size}, {most} {long_duration(total_s)} ({before if known else 'no case measured before: a rough figure'})"
+    duration = long_duration(total_s)
+    time_text = f"at most {duration}, if no job is reused" if request.reuse else f"about {duration}"
+    return f"{size}, {time_text} ({before if known else 'no case measured before: a rough figure'})"
 
 
 def long_duration(seconds: float) -> str:
@@ -147,11 +148,9 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     ):
         if left := run.left():
             display.print(describe(run.request, left, run.estimates))
-        for incident in run.manifest.incidents:
-            if incident.kind is IncidentKind.LEFT_OUT:
-                display.print(
-                    f"left out, as it does not fit into the budget: {incident.details}. To measure it too: {incident.source}"
-                )
+        for left_out in (each for each in run.manifest.incidents if each.kind is IncidentKind.LEFT_OUT):
+            what = f"left out, as it does not fit into the budget: {left_out.details}"
+            display.print(f"{what}. To measure it too: {left_out.source}")
         try:
             run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:
