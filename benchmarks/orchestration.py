@@ -104,7 +104,7 @@ def measure(words: list[str], notes: Path) -> dict[tuple[str, str], float]:
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     end = time.monotonic()
-    if done.returncode not in (0, 1):  # 1: a case failed
+    if done.returncode not in (0, 1) or not notes.exists():  # 1: a case failed
         sys.exit(done.stdout + done.stderr)
     found = json.loads(notes.read_text(encoding="utf-8"))
     spans = [Span(*each) for each in found["spans"]]

@@ -273,6 +273,11 @@ WHOLE: Mapping[str, str] = {"PROFPIPE_RECORD": "whole"}
 REGIONS_ONLY: Mapping[str, str] = {"PROFPIPE_RECORD": "regions"}
 
 
+#: Environment of a process of the harness that waits after its imports. A JSON list of the file for its output and of
+#: the value of CUDA_VISIBLE_DEVICES, or null, then comes from its standard input.
+WAIT_VARIABLE = "PROFPIPE_WAIT"
+
+
 class Cause(str, Enum):
     """Why a case or a job did not end well. Stages decide by it, never by the reason that people read."""
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -53,18 +54,18 @@ class Server:
         self._below, self._count = below, 0
         self._process = subprocess.Popen(
             [sys.executable, str(ROOT / "tests" / "kill_server.py")],
-            env={**os.environ, "PYTHONPATH": path, "PROFPIPE_TEST": "1"},
+            env={**os.environ, "PYTHONPATH": path, "PROFPIPE_TEST": "1", "PROFPIPE_LEAST_CORES": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def project(self):
+    def project(self, pipeline=PIPELINE):
         self._count += 1
         folder = self._below / str(self._count)
         folder.mkdir()
         (folder / "sums.py").write_text(WORKLOAD)
-        (folder / "pipeline.yaml").write_text(PIPELINE)
+        (folder / "pipeline.yaml").write_text(pipeline)
         return folder
 
     def run(self, project, do, **kill):
@@ -232,3 +233,38 @@ def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undistur
     chance = random.Random(7)
     for _ in range(2):
         kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])
+
+
+#: Each case has a process of its own, and while it runs the process of the next case waits.
+ONE_BY_ONE = PIPELINE.replace("profilers: [plain, nsys]", "profilers: [plain]\n    isolate: true")
+
+
+def test_a_run_whose_next_process_waits_is_killed_without_loss_repetition_or_a_process_that_is_left(server):
+    whole = server.project(ONE_BY_ONE)
+    answer = server.run(whole, "start")
+    assert answer["status"] == 0, (whole / "output.txt").read_text()
+    expected, chance, were_waiting = store.load(only_run(whole))[0], random.Random(41), 0
+    kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(5)]
+    kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), 5)]
+    for kill in kills:
+        project = server.project(ONE_BY_ONE)
+        server.run(project, "start", **kill)
+        deadline = time.monotonic() + 10
+        were_waiting += len(processes_of(project))
+        while processes_of(project):
+            assert time.monotonic() < deadline, "a process is left"
+            time.sleep(0.02)
+        server.run(project, "resume" if only_run(project) else "start")
+        run = only_run(project)
+        data, record = store.load(run)
+        assert record.ended and len(record.jobs) == len(CASES)
+        for table in schema.ALL:
+            pd.testing.assert_frame_equal(comparable(data, table), comparable(expected, table))
+        ended = [
+            event
+            for path in run.glob("raw/**/job.jsonl")
+            for event in map(json.loads, path.read_text().splitlines())
+            if event["event"] == "case_ended"
+        ]
+        assert sorted(event["case"] for event in ended) == CASES
+    assert were_waiting, "no kill came while a process ran or waited"

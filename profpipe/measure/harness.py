@@ -25,7 +25,7 @@ from typing import Any, Final, TextIO
 
 from profpipe import masking, measure, origins, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
-from profpipe.job import LOG, Status, log_name
+from profpipe.job import LOG, WAIT_VARIABLE, Status, log_name
 from profpipe.measure import (
     case_order,
     conditions,
@@ -162,6 +162,7 @@ class Events:
 def main(argv: list[str]) -> int:
     """Run the specification ``argv[0]``; return 0 when every case was tried, whatever its status."""
     try:
+        _wait_for_turn()
         _run(Path(argv[0]))
     except OSError as error:
         if not is_disk_full(str(error)):
@@ -175,6 +176,24 @@ def main(argv: list[str]) -> int:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return UNWRITTEN
     return 0
+
+
+def _wait_for_turn() -> None:
+    """Wait after the imports where the runner has started this process ahead; end where it is not needed."""
+    if not os.environ.pop(WAIT_VARIABLE, ""):
+        return
+    machine.torch()
+    with os.fdopen(0, "rb", closefd=False) as runner:
+        if not (message := runner.readline()):
+            sys.exit(1)
+    output, gpus = json.loads(message)
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    for stream, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)):
+        opened = os.open(path, flags)
+        os.dup2(opened, stream)
+        os.close(opened)
+    os.dup2(1, 2)
 
 
 def _run(spec_path: Path) -> None:

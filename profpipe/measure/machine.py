@@ -61,6 +61,17 @@ def machine(gpus: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
     }
 
 
+def usable_cores() -> float:
+    """Return how many cores this process may use: the limit of its container (cgroups(7)) counts too."""
+    cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # version 2, and version 1
+        with suppress(OSError, ValueError):  # the other version; or no limit, which is written as "max"
+            words = " ".join(Path("/sys/fs/cgroup", name).read_text(encoding="ascii") for name in names).split()
+            quota, period = map(int, words)
+            cores = min(cores, quota / period) if quota > 0 else cores
+    return cores
+
+
 def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of the installed packages among ``names``."""
     found = {}

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from profpipe.errors import Interrupted, is_disk_full
 from profpipe.job import (
@@ -45,6 +45,7 @@ from profpipe.runner import (
     outcome,
     process,
 )
+from profpipe.runner.ahead import Ahead, Start
 from profpipe.runner.job_log import Attempt, JobLog, ProcessEnd
 from profpipe.runner.outcome import Result
 from profpipe.runner.process import Child, GracePeriods, InterruptCounter, SupervisorError
@@ -64,6 +65,7 @@ def run(
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
     numbers: tuple[int, int] | None = None,
+    ahead: Ahead | None = None,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when the job has ended, before the next one starts.
 
@@ -73,13 +75,14 @@ def run(
 
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
     the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
-    first job and of the last one, where ``jobs`` are a part of a run.
+    first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
     """
     first, last = numbers or (1, len(jobs))
     with InterruptCounter() as interrupts, process.adopt_orphans():
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, known)
+        context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
         for index, planned in enumerate(jobs, start=first):
+            context.upcoming[:] = jobs[index - first + 1 :]
             if (job := narrow(planned)) is None:
                 continue
             listener.job_started(job, index, last)
@@ -99,6 +102,22 @@ class Context:
     grace: GracePeriods
     interrupts: InterruptCounter
     oom_cases: dict[tuple[str, str], list[Case]]
+    ahead: Ahead
+    profilers: Mapping[str, Profiler]
+    #: The jobs that have not been started.
+    upcoming: list[Job] = field(default_factory=list)
+
+    def start_ahead(self) -> None:
+        """Start the processes of the next jobs that the harness runs alone, and that no earlier runner has begun."""
+
+        def starts() -> Iterator[tuple[Job, Start]]:
+            for job in (*self.upcoming, *self.ahead.following):
+                if job.script and job.processes == 1 and isinstance(job.tool, Tool) and not os.path.lexists(job.log):
+                    command = self.profilers[job.profiler].commands(job)[0]
+                    if command.argv == workload_argv(job):
+                        yield job, _start(command, job)
+
+        self.ahead.start(starts(), self.grace)
 
 
 # --- one job: as many attempts as its crashes require ----------------------------------------------------------------
@@ -336,19 +355,21 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
     return replace(end, seconds=end.seconds + lost_s)
 
 
-def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
-    before = artifacts.stamp_files(command, job)
+def _start(command: Command, job: Job) -> Start:
     mark = {process.JOB_VARIABLE: str(job.folder)}
     env = {**process.job_variables(job), **queue.step_variables(job), **job.env, **command.env, **mark}
-    if command.runs_workload:
-        env |= artifacts.variables(job, env)
+    return Start(command.argv, {**env, **artifacts.variables(job, env)} if command.runs_workload else env, job.cwd)
+
+
+def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
+    before, start = artifacts.stamp_files(command, job), _start(command, job)
     earlier_traces = artifacts.stamp_collected(job)
     returncode, seconds, used, oom_kills = None, 0.0, tuple[float, ...](), failure_reasons.count_kills()
     stopped: Outcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as output:
         # Without the values of the environment, which may be secrets: a log is often shared.
         output.write(f"$ {job.shown(command)}\n".encode(errors="backslashreplace"))
-        if command.runs_workload and job.script is None and (names := process.left_out(os.environ, env)):
+        if command.runs_workload and job.script is None and (names := process.left_out(os.environ, start.env)):
             output.write(raw_files.LEFT_OUT.encode() + ", ".join(names).encode("unicode_escape") + b"\n")
         output.flush()
         output_begin = output.tell()
@@ -356,11 +377,14 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # A workload that outlives its tool is a process that the tool left running.
             linger_s = job.timeout_s if command.may_outlive_tool else context.grace.linger_s
             grace = replace(context.grace, linger_s=linger_s)
-            started = process.start(command.argv, env, output, job.cwd, grace)
+            started = context.ahead.take(job, start, output) if command.runs_workload else None
+            started = started or process.start(start.argv, start.env, output, start.cwd, grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
             context.listener.process_started(output_begin)
+            if command.runs_workload:
+                context.start_ahead()
             stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began

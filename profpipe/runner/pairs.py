@@ -106,7 +106,11 @@ class Session(Protocol):
     def placed(self, job: Job) -> Job: ...
 
     def run_jobs(
-        self, planned: Sequence[Job], listener: ProgressListener, numbers: tuple[int, int] | None = None
+        self,
+        planned: Sequence[Job],
+        listener: ProgressListener,
+        numbers: tuple[int, int] | None = None,
+        following: Sequence[Job] = (),
     ) -> None: ...
 
 
@@ -239,9 +243,11 @@ class Pairs:
             long = {job.workload for job in timed[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
             a, b = ([_with_visits(job) if job.workload in long else job for job in side] for side in timed)
             own = a, b
+            following = [*self._jobs_of_pair(pair + 1, *timed, wanted)] if pair + 1 in pairs else []
             for jobs in (own, captured) if pair in with_captures else (own,):
                 # The jobs of a capture are chosen when the timed processes of the pair have ended.
-                self._session.run_jobs(list(self._jobs_of_pair(pair, *jobs, wanted)), listener, (number, total))
+                chosen = list(self._jobs_of_pair(pair, *jobs, wanted))
+                self._session.run_jobs(chosen, listener, (number, total), following)
                 number += sum(map(len, jobs))
 
     def _choose_length(self, jobs: Sequence[Job], listener: ProgressListener) -> None:

@@ -15,6 +15,7 @@ files.
 from __future__ import annotations
 
 import ctypes
+import json
 import marshal
 import os
 import re
@@ -121,6 +122,19 @@ class Child:
         kill_group(self, wait_s)
         self._close(wait_s)
 
+    def go_on(self, message: object) -> bool:
+        """Send ``message`` to a process that waits for it (``start``); return False where that has failed.
+
+        The time in which it waited does not count.
+        """
+        try:
+            self.supervisor.stdin.write(json.dumps(message).encode() + b"\n")  # type: ignore[union-attr]
+            self.supervisor.stdin.flush()  # type: ignore[union-attr]
+        except OSError:
+            return False
+        self.began = time.monotonic()
+        return True
+
     def _has_report(self, seconds: float | None) -> bool:
         poll = select.poll()
         poll.register(self.supervisor.stdout, select.POLLIN)  # type: ignore[arg-type]
@@ -141,16 +155,18 @@ def start(
     output: IO[bytes],
     cwd: Path | None = None,
     grace: GracePeriods = GRACE,
+    waits: bool = False,
 ) -> Child:
     """Start a program in a new session, without input, with both output streams to ``output``.
 
+    A program that ``waits`` reads from its standard input what ``Child.go_on`` sends.
     Raises OSError where the program cannot be started, and SupervisorError where none can. Audit hooks
     (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
     """
     sys.audit("profpipe.start", argv)
     command = [sys.executable, "-I", "-S", supervisor.__file__]
     folder = None if cwd is None else os.fspath(cwd)
-    request = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder, grace.linger_s, grace.kill_s))
+    request = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder, grace.linger_s, grace.kill_s, waits))
     owner = _popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output)
     with suppress(BrokenPipeError):
         owner.stdin.write(request)  # type: ignore[union-attr]
@@ -274,7 +290,7 @@ _NEEDED = re.compile(
     | VIRTUAL_ENV | CONDA_PREFIX | CONDA_DEFAULT_ENV | XDG_(CACHE|CONFIG|DATA)_HOME | MPLBACKEND
     | CC | CXX | LIBRARY_PATH | CPATH | (C|CPLUS)_INCLUDE_PATH
     | SSL_CERT_(FILE|DIR) | REQUESTS_CA_BUNDLE | CURL_CA_BUNDLE) $
-    | LC_ | PYTHON | PROFPIPE_
+    | LC_ | PYTHON | PROFPIPE_(?!LEAST_CORES$)
     | CUDA | CUDNN_ | CUBLAS | NVIDIA_ | NSYS_ | NCU_ | NCCL_
     | ROCM | HIP | HSA | ROCR | ROCPROF | MIOPEN_ | GPU_ | AMD_
     | TORCH | PYTORCH_ | TRITON | XFORMERS_ | FLASH_ | OMP_ | MKL_ | KMP_ | OPENBLAS_
@@ -291,7 +307,8 @@ _OF_SESSION = re.compile(
     r"""
     (_ | PWD | OLDPWD | SHLVL | HOSTNAME | MAIL | PS[1-4] | DISPLAY | WAYLAND_DISPLAY | WINDOWID | COLUMNS | LINES
     | STY | EDITOR | PAGER | LS_COLORS | COLORTERM | INVOCATION_ID | JOURNAL_STREAM | MANAGERPID | XAUTHORITY | CI
-    | KRB5CCNAME | PROMPT_COMMAND | ENVIRONMENT | ZELLIJ\w* | \w*SESSION\w* | \w+_WINDOW_?ID | \w+_SCREEN) $
+    | KRB5CCNAME | PROMPT_COMMAND | PROFPIPE_LEAST_CORES | ENVIRONMENT
+    | ZELLIJ\w* | \w*SESSION\w* | \w+_WINDOW_?ID | \w+_SCREEN) $
     | CI_ | GITHUB_ | GITLAB_ | JENKINS_ | BUILDKITE_ | RUNNER_
     | SSH_ | TMUX | XDG_ | DBUS_ | TERM | LESS | HIST | SUDO_ | VSCODE_ | GPG_ | SLURM | PYTEST_
     """,

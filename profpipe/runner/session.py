@@ -50,6 +50,7 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import (
     after_plain,
+    ahead,
     artifacts,
     checkout,
     estimate,
@@ -62,6 +63,7 @@ from profpipe.runner import (
     sides,
     slots,
 )
+from profpipe.runner.ahead import Ahead
 from profpipe.runner.pairs import ChooseAgain, Pairs
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
@@ -190,6 +192,7 @@ class Session:
     on_stored: Callable[[Job], object] = lambda job: None
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
+    _ahead: Ahead = field(default_factory=Ahead, init=False)
 
     @cached_property
     def machine(self) -> Machine:
@@ -257,6 +260,11 @@ class Session:
 
         ``choose_again`` names the cases to measure in a later block of pairs.
         """
+        lanes = len(self._slots.every) if self._slots else 1
+        with Ahead(lanes * ahead.has_spare_cores(lanes)) as self._ahead:
+            self._carry_out(listener, choose_again)
+
+    def _carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         if self.pairs:
             self.pairs.run(listener, choose_again)
             return
@@ -276,9 +284,17 @@ class Session:
     # --- running -----------------------------------------------------------------------------------------------------
 
     def run_jobs(
-        self, planned: Sequence[Job], listener: ProgressListener, numbers: tuple[int, int] | None = None
+        self,
+        planned: Sequence[Job],
+        listener: ProgressListener,
+        numbers: tuple[int, int] | None = None,
+        following: Sequence[Job] = (),
     ) -> None:
-        """Run the jobs that are not done. ``numbers`` are those of the first job and of the last one of the run."""
+        """Run the jobs that are not done. ``numbers`` are those of the first job and of the last one of the run.
+
+        ``following`` are jobs that are likely to be run after these.
+        """
+        self._ahead.following = following
         planned = self._with_ended(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
@@ -292,7 +308,7 @@ class Session:
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
-        shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
+        shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow, "ahead": self._ahead}
         if self._slots:
             ordered = self.estimates.longest_first(jobs)
             outcomes = slots.run(ordered, profilers.ALL, listener, self._slots, **shared)

@@ -18,6 +18,7 @@ from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
 from profpipe.measure import machine
 from profpipe.results import atomic
 from profpipe.runner import executor, process
+from profpipe.runner.ahead import Ahead
 from profpipe.runner.executor import Context
 from profpipe.runner.process import GracePeriods, InterruptCounter
 from profpipe.runner.request import readable
@@ -113,6 +114,7 @@ def run(
     grace: GracePeriods = process.GRACE,
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
+    ahead: Ahead | None = None,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next.
 
@@ -123,7 +125,7 @@ def run(
     """
     with InterruptCounter() as interrupts, process.adopt_orphans(), ThreadPoolExecutor(len(slots.every)) as threads:
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, known)
+        context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
         waiting = list(enumerate(jobs, start=1))
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}
@@ -135,6 +137,7 @@ def run(
                 if found is not None:
                     place, slot = found
                     number, planned = waiting.pop(place)
+                    context.upcoming[:] = [job for _, job in waiting]
                     if job := narrow(planned):
                         own, job = _assign(job, slot, slots, context)
                         own.listener.job_started(job, number, len(jobs))

@@ -32,7 +32,7 @@ _MOST_S = 60.0
 
 def main() -> None:
     """Carry out the request, and report the start, the end, and how many processes had to be ended."""
-    argv, env, folder, linger_s, kill_s = marshal.load(sys.stdin.buffer)
+    argv, env, folder, linger_s, kill_s, waits = marshal.load(sys.stdin.buffer)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     # A supervisor that is stopped does not see that its stdin closes, so the kernel continues it then.
     prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -48,8 +48,8 @@ def main() -> None:
 
     try:
         command = subprocess.Popen(
-            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
-            preexec_fn=end_with_parent,
+            argv, env=env, cwd=folder, stdin=subprocess.PIPE if waits else subprocess.DEVNULL, stdout=2,
+            start_new_session=True, preexec_fn=end_with_parent,
         )  # fmt: skip
     except OSError as error:
         # Only an error of the program or of its folder names a file.
@@ -57,7 +57,7 @@ def main() -> None:
     except ValueError:  # a NUL in a word, or = in the name of a variable
         return report(0, errno.EINVAL, argv[0], began)
     report(command.pid, 0, "", began)
-    threading.Thread(target=end_with_runner, args=[command.pid], daemon=True).start()
+    threading.Thread(target=end_with_runner, args=[command], daemon=True).start()
     cpu_s, peak, ended = 0.0, 0, 0
     while ended != command.pid:
         ended, status, used = os.wait3(0)
@@ -74,11 +74,15 @@ def report(*values: float | str) -> None:
         os.write(1, marshal.dumps(values))
 
 
-def end_with_runner(command: int) -> None:
-    """Wait until the runner closes the request, and kill what is left of the command then."""
-    while os.read(0, 4096):
-        pass
-    kill_all(command, _MOST_S)
+def end_with_runner(command: subprocess.Popen[bytes]) -> None:
+    """Wait until the runner closes the request, and kill what is left of the command then.
+
+    What the runner writes before that goes to a command that waits for it.
+    """
+    while said := os.read(0, 4096):
+        with suppress(OSError):  # the command has ended
+            os.write(command.stdin.fileno(), said)  # type: ignore[union-attr]
+    kill_all(command.pid, _MOST_S)
     os._exit(0)
 
 

@@ -1,0 +1,193 @@
+"""The process of the next job is started while a job runs, and nothing else changes by that."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kill_server import processes_of
+from program import ROOT, WITHOUT_TORCH, profpipe, rows
+
+from profpipe.job import WAIT_VARIABLE, Case, Job, Tool
+from profpipe.runner import process
+from profpipe.runner.ahead import Ahead, Start
+
+WORKLOAD = """
+import os, time
+from pathlib import Path
+
+with open(os.environ["LOADED"], "a") as stream:
+    stream.write("loaded ")
+
+def others():
+    '''The processes of this run that wait.'''
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            content = entry.read_bytes()
+        except OSError:
+            continue
+        if b"PROFPIPE_WAIT=1" in content and b"PROFPIPE_JOB=" + bytes(Path.cwd()) in content:
+            found.append(int(entry.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+def build(params):
+    DO
+    return lambda: sum(range(100))
+"""
+PIPELINE = """
+version: 1
+name: ahead
+defaults: {warmup: 0, repeats: 2, env: {LOADED: LOADED_FILE}, timing: {order: sequential, budget_s: 1, most: 3}}
+workloads:
+  sums: {script: sums.py, profilers: [plain], isolate: true, matrix: {n: [1, 2, 3]}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    def make(name, do="pass"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "sums.py").write_text(WORKLOAD.replace("DO", do))
+        text = PIPELINE.replace("LOADED_FILE", str(folder / "loaded.txt"))
+        (folder / "pipeline.yaml").write_text(text)
+        return folder
+
+    return make
+
+
+def run(folder, *words, cores="0", **options):
+    profpipe(folder, "run", *words, PYTHONPATH=WITHOUT_TORCH, PROFPIPE_LEAST_CORES=cores, **options)
+    return folder / "out" / "latest"
+
+
+def started_ahead(run):
+    """Of each job in their order: whether its process began before the process of the job before it had ended."""
+    logs = [path.read_text().splitlines() for path in sorted((run / "raw").glob("*/*/**/job.jsonl"))]
+    events = [[json.loads(line) for line in lines] for lines in logs]
+    began = [next(e["began"] for e in own if e["event"] == "started") for own in events]
+    ended = [next(e["at"] for e in own if e["event"] == "finished") for own in events]
+    return [False, *(a < b for a, b in zip(began[1:], ended[:-1], strict=True))]
+
+
+def cells(run, name):
+    measured = {"run", "process", "seconds", "flags", "value", "ci_low", "ci_high", "n"}
+    found = [{k: v for k, v in row.items() if k not in measured} for row in rows(run / f"{name}.parquet")]
+    return sorted(found, key=str)
+
+
+WAIT_FOR_OTHERS = "[time.sleep(0.1) for _ in range(100) if params['n'] < 3 and not others()]"
+
+
+def test_the_next_process_waits_while_a_job_runs_and_the_tables_are_the_same(project):
+    ahead, usual = run(project("ahead", WAIT_FOR_OTHERS)), run(project("usual"), cores="1000000")
+    assert (started_ahead(ahead), started_ahead(usual)) == ([False, True, True], [False, False, False])
+    for name in ("cases", "metrics", "kernels", "ranges"):
+        assert cells(ahead, name) == cells(usual, name)
+    assert (ahead / "../../loaded.txt").resolve().read_text() == "loaded " * 3
+    logs = [sorted((found / "raw").glob("**/log.txt")) for found in (ahead, usual)]
+    assert [[len(path.read_text().splitlines()) for path in own] for own in logs] == [[1, 1, 1]] * 2
+
+
+def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
+    found = run(project("printing", f"{WAIT_FOR_OTHERS}; print('case', params['n'], flush=True); os.system('echo x')"))
+    assert [path.read_text().splitlines()[1:] for path in sorted(found.glob("raw/**/log.txt"))] == [
+        [f"case {n}", "x"] for n in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_died_while_it_waits_costs_no_case(project, number):
+    found = run(
+        project("killed", f"{WAIT_FOR_OTHERS}; [os.kill(pid, {int(number)}) for pid in others()]; time.sleep(0.3)")
+    )
+    assert [row["status"] for row in rows(found / "cases.parquet")] == ["ok"] * 3
+    assert started_ahead(found) == [False] * 3
+
+
+def test_on_several_places_each_has_its_own(project):
+    words = "--set", "parallel=true", "--set", "gpus=2"
+    ahead, usual = (run(project(name), *words, cores=cores) for name, cores in (("a", "0"), ("b", "99999")))
+    assert cells(ahead, "cases") == cells(usual, "cases")
+    assert sorted(json.loads((ahead / "raw" / "slots.json").read_text())["slots"]) == ["place 1", "place 2"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_process_that_waits_ends_with_the_runner(project, number):
+    folder = project("interrupted", f"{WAIT_FOR_OTHERS}; open('ready', 'w').close(); time.sleep(30)")
+    env = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "PROFPIPE_LEAST_CORES": "0"}
+    runner = subprocess.Popen([sys.executable, "-m", "profpipe", "run"], cwd=folder, env=env, stdout=subprocess.DEVNULL)
+    wait_until((folder / "ready").exists)
+    assert len(processes_of(folder)) == 2
+    runner.send_signal(number)
+    runner.wait(60)
+    wait_until(lambda: not processes_of(folder))
+
+
+def wait_until(is_true):
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job whose program prints what it is sent."""
+    words = "import sys; print(sys.stdin.readline().strip(), flush=True)"
+    (tmp_path / "log.txt").touch()
+    start = Start((sys.executable, "-c", words), {"A": "1"}, tmp_path)
+    tool = Tool("plain", "")
+    return Job("sums", "plain", (Case("n=1", {}),), tmp_path, tool, sys.executable, tmp_path, ROOT / "a.py"), start
+
+
+def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job, tmp_path):
+    job, start = job
+    others = [
+        Start((*start.argv, "more"), start.env, start.cwd),
+        Start(start.argv, {"A": "2"}, start.cwd),
+        Start(start.argv, {}, start.cwd),
+        Start(start.argv, start.env, Path("/")),
+    ]
+    for needed in (*others, start, Start(start.argv, {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}, start.cwd)):
+        with Ahead(1) as ahead:
+            ahead.start([(job, start)], process.GRACE)
+            child = ahead.take(job, needed, io.BytesIO())
+            assert (child is None) == (needed in others)
+            if child:
+                assert child.wait(20) == 0 and child.end_remaining(process.GRACE) == 0
+        assert left_below(tmp_path) == []
+
+
+def test_at_most_so_many_processes_wait_and_one_that_no_job_needs_ends(job, tmp_path):
+    job, start = job
+    with Ahead(0) as ahead:
+        ahead.start([(job, start)], process.GRACE)
+        assert left_below(tmp_path) == []
+    with Ahead(1) as ahead:
+        for _ in range(2):
+            ahead.start([(job, start)], process.GRACE)
+            assert len(left_below(tmp_path)) == 1
+        ahead.start([], process.GRACE)
+        assert left_below(tmp_path) == []
+
+
+def left_below(folder):
+    """The processes that wait in ``folder``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            is_one = f"{WAIT_VARIABLE}=1".encode() in (entry / "environ").read_bytes()
+            if is_one and (entry / "cwd").readlink() == folder:
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
