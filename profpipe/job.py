@@ -331,6 +331,8 @@ class IncidentKind(str, Enum):
     DAMAGED_JOURNAL = "damaged_journal"
     #: The saved request has settings that this version does not know.
     UNKNOWN_SETTINGS = "unknown_settings"
+    #: `--budget` left out what its details name. The source is the command that measures it.
+    LEFT_OUT = "left_out"
 
     __str__ = str.__str__
 

@@ -150,6 +150,14 @@ def test_the_gpus_are_the_first_visible_ones() -> None:
             slots.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": listed})
 
 
+def test_all_gpus_are_those_that_are_visible(tmp_path: Path) -> None:
+    assert [slots.count_visible(GPUS, each) for each in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3,GPU-3"})] == [4, 2]
+    with pytest.raises(ConfigError, match="asks for all GPUs, and none is visible"):
+        slots.count_visible(GPUS, {"CUDA_VISIBLE_DEVICES": ""})
+    done = forked.run(tmp_path, "run", "--gpus", "all", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2 and "With a number, so many processes run side by side on the CPU." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

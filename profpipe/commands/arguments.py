@@ -253,6 +253,8 @@ def read_slurm(args: argparse.Namespace) -> list[str]:
     if getattr(args, "gpus", None):
         what = "is for the GPUs of one machine. Slurm runs the cases of an array side by side."
         raise ConfigError("--gpus", what, "Leave out --gpus or --slurm.")
+    if getattr(args, "budget", None):
+        raise ConfigError("--budget", "is for a run on one machine.", "Leave out --budget or --slurm.")
     if getattr(args, "reuse", False):
         raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
     if args.csv and not args.wait:
@@ -320,6 +322,17 @@ def percentage(text: str) -> float:
 
 def price(text: str) -> float:
     return _parse(float, text, 0.0001, "a price", 2.5)
+
+
+def gpu_count(text: str) -> int | str:
+    return text if text == "all" else positive_count(text)
+
+
+def budget(text: str) -> float:
+    """Return the seconds of ``90s``, ``10m`` or ``1.5h``."""
+    if (found := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smh])", text)) and float(found[1]) > 0:
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    raise argparse.ArgumentTypeError(f"{text!r} is no time. For example: 90s, 10m or 1h")
 
 
 def count(text: str) -> int:

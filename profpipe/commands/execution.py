@@ -8,6 +8,8 @@ import shlex
 import shutil
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,11 +21,12 @@ from profpipe.commands import recording, rendering
 from profpipe.commands.rendering import Result
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
-from profpipe.job import Missing, count_cases, readable
+from profpipe.job import Incident, IncidentKind, Job, Missing, count_cases, readable
 from profpipe.results import folders, manifest, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import guided_ncu, plan, session
+from profpipe.runner import estimate, guided_ncu, plan, session
+from profpipe.runner.estimate import Estimates
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.session import Session
@@ -42,13 +45,21 @@ def with_comparisons(request: RunRequest) -> RunRequest:
     )
 
 
-def print_jobs(request: RunRequest) -> None:
-    """Print every job with its exact commands. Nothing is started or written."""
+def print_jobs(request: RunRequest, left_out: str = "") -> None:
+    """Print every job with its time and its exact commands. Nothing is started or written."""
     session.load_rules(request)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
-    for job in plan_jobs(request, Machine.examine(request), folder):
+    machine = Machine.examine(request)
+    jobs, estimates = plan_jobs(request, machine, folder), Estimates.read(request, machine)
+    print(f"# {describe(request, jobs, estimates)}")
+    print(f"# of this, profpipe itself with tables and report: about {long_duration(estimates.own_s(jobs))}")
+    if left_out:
+        print(f"# left out, as it does not fit into the budget: {left_out}")
+    for job in jobs:
         place = f", side by side with others (group {job.group})" if job.group else ""
-        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}, in {job.cwd}{place}")
+        seconds = None if isinstance(job.tool, Missing) else estimates.seconds(job)
+        time_text = "" if seconds is None else f", about {long_duration(seconds)}"
+        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}{time_text}, in {job.cwd}{place}")
         for case in job.cases:
             print(f"#   {readable(case.id)}")
         if isinstance(job.tool, Missing):
@@ -58,11 +69,63 @@ def print_jobs(request: RunRequest) -> None:
             print(job.shown(command))
 
 
-def start(request: RunRequest, words: list[str], args: argparse.Namespace) -> int:
-    """Carry out a new run; the ``words`` of the command are kept in its record."""
+def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> str:
+    """Return the size of a run and its wall time: ``6 cases in 2 jobs, about 37 s (4 cases measured before)``."""
+    is_known: dict[tuple[str, str], bool] = {}
+    for job in jobs:
+        for case in job.cases:
+            key = job.workload, case.id
+            is_known[key] = is_known.get(key, True) and estimates.is_measured(job, case)
+    size = f"{count_cases(len(is_known))} in {len(jobs)} job{'' if len(jobs) == 1 else 's'}"
+    total_s = estimates.total_s(jobs, request.pipeline.gpus if request.comparisons else 1)
+    if total_s is None:
+        new = ", ".join(dict.fromkeys(job.workload for job in jobs if estimates.seconds(job) is None))
+        return f"{size}; the time is not known before {new} has ended well once"
+    known = sum(is_known.values())
+    before = "measured before" if known == len(is_known) else f"{count_cases(known)} measured before"
+    duration = long_duration(total_s)
+    time_text = f"at most {duration}, if no job is reused" if request.reuse else f"about {duration}"
+    return f"{size}, {time_text} ({before if known else 'no case measured before: a rough figure'})"
+
+
+def long_duration(seconds: float) -> str:
+    """Return ``45 s``, ``2 min 10 s`` or ``1 h 5 min``."""
+    minutes, rest = divmod(max(round(seconds), 1), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
+    """Return the part of the request that fits into the budget, and what is left out: ``ncu, repeats under plain``."""
+    machine = Machine.examine(request)
+    estimates = Estimates.read(request, machine)
+
+    def total_s(part: RunRequest) -> float | None:
+        return estimates.total_s(plan_jobs(part, machine, part.out), part.pipeline.gpus if part.comparisons else 1)
+
+    part, left = estimate.fit(request, budget_s, total_s)
+    names = (f"processes {kept + 1} and later of each case under {name}" if kept else name for name, kept in left)
+    return part, ", ".join(names)
+
+
+def start(request: RunRequest, words: list[str], args: argparse.Namespace, left_out: str = "") -> int:
+    """Carry out a new run; the ``words`` of the command are kept in its record, and what a budget ``left_out``."""
     run = session.create(request, words)
     with folders.lock(run.folder):
+        if left_out:
+            left = Incident(IncidentKind.LEFT_OUT, _without_budget(run.manifest.command), left_out)
+            run.manifest = run.manifest.with_incidents([left])
+            run.manifest.save(run.folder)
         return carry_out(run, args).exit_code
+
+
+def _without_budget(words: Sequence[str]) -> str:
+    """Return the command that measures the rest of a run too."""
+    end = words.index("--") if "--" in words else len(words)
+    own = [word for before, word in zip(("", *words), words[:end], strict=False) if "--budget" not in (before, word)]
+    own = [word for word in own if not word.startswith("--budget=")]
+    return shlex.join([*own, *([] if "--reuse" in own else ["--reuse"]), *words[end:]])
 
 
 def carry_out(run: Session, args: argparse.Namespace) -> Result:
@@ -78,10 +141,16 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
 
 def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     stop: ProfpipeError | None = None
+    began, spent_s = time.monotonic(), run.manifest.seconds or 0.0
     with (
         Path(os.devnull).open("w") as null,
         Display(null if args.quiet else None, is_verbose=args.verbose) as display,
     ):
+        if left := run.left():
+            display.print(describe(run.request, left, run.estimates))
+        for left_out in (each for each in run.manifest.incidents if each.kind is IncidentKind.LEFT_OUT):
+            what = f"left out, as it does not fit into the budget: {left_out.details}"
+            display.print(f"{what}. To measure it too: {left_out.source}")
         try:
             run.carry_out(display, pairs.choose_again)
         except Interrupted as interrupt:
@@ -99,6 +168,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     result = write_results(run.folder, run.request, run.data, run.manifest, run.data, csv=args.csv)
     signal.alarm(0)
     if stop is None:
+        run.manifest = replace(run.manifest, seconds=round(spent_s + time.monotonic() - began, 3))
         run.manifest.save(run.folder)
     rendering.print_result(result, args, stop.exit_code if stop else None)
     if stop:

@@ -20,7 +20,8 @@ EXAMPLES = """\
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
   profpipe run --captures 5                                 # five processes of each case: times with their spread
   profpipe run --gpus 2                                     # cases side by side, one on each of two GPUs
-  profpipe run --dry-run                                    # print the commands, run nothing
+  profpipe run --dry-run                                    # print how long it takes and the commands, run nothing
+  profpipe run --budget 10m                                 # what fits into ten minutes
   profpipe run --json > result.json
 
 on a Slurm cluster; words after -- are options of sbatch:
@@ -47,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gpus",
-        type=arguments.positive_count,
-        metavar="N",
-        help="run cases side by side on N GPUs, one on each; cases that the report compares stay on one GPU",
+        type=arguments.gpu_count,
+        metavar="N|all",
+        help="run cases side by side on N GPUs, or on all visible ones, one on each, long cases first; cases that the "
+        "report compares stay on one GPU",
     )
     parser.add_argument(
         "--price",
@@ -57,8 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EUR_PER_HOUR",
         help="EUR for an hour of one GPU: what steps and tokens cost",
     )
+    parser.add_argument(
+        "--budget",
+        type=arguments.budget,
+        metavar="TIME",
+        help="run what fits into TIME (90s, 10m, 1h), by the estimate of --dry-run: first each case under plain, then "
+        "the cheapest other profilers, then repeats",
+    )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
-    parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print every job with its time and its exact command, run nothing"
+    )
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
     arguments.add_wait(parser, "with --slurm")
     arguments.add_output_format(parser)
@@ -71,6 +82,11 @@ def main(args: argparse.Namespace) -> int:
 
     options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
+    if args.gpus == "all":
+        from profpipe.measure import machine
+        from profpipe.runner import slots
+
+        args.gpus = slots.count_visible(machine.nvidia_gpus(), os.environ)
     if args.gpus:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
     if args.price:
@@ -101,11 +117,13 @@ def main(args: argparse.Namespace) -> int:
     request = RunRequest.create(pipeline, path, args.out, *common, found)
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
-    request = execution.with_comparisons(request)
+    request, left_out = execution.with_comparisons(request), ""
+    if args.budget:
+        request, left_out = execution.fit(request, args.budget)
     if args.dry_run:
-        execution.print_jobs(request)
+        execution.print_jobs(request, left_out)
         return errors.OK
-    return execution.start(request, command, args)
+    return execution.start(request, command, args, left_out)
 
 
 def _submit(request: RunRequest, options: list[str], command: list[str], args: argparse.Namespace) -> int:

@@ -267,6 +267,8 @@ class Manifest:
     started: str = ""
     #: None: the run has not ended; empty: the record does not say.
     ended: str | None = ""
+    #: Wall time from the first job to the report, over all tries; None where the record does not say.
+    seconds: float | None = None
     command: tuple[str, ...] = ()
     #: The resolved pipeline file without the values of environment variables; None for ingested files.
     pipeline: Pipeline | None = None

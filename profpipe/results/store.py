@@ -128,6 +128,11 @@ def load(folder: Path) -> tuple[Tables, Manifest]:
     return Tables(**frames), manifest
 
 
+def load_cases(folder: Path) -> pd.DataFrame:
+    """Read the table `cases` of a run."""
+    return _read(folder / f"{schema.CASES.name}.parquet", schema.CASES)
+
+
 def _read(path: Path, table: schema.Table) -> pd.DataFrame:
     if not path.is_file():
         if table.is_new:

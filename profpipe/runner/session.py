@@ -53,6 +53,7 @@ from profpipe.runner import (
     ahead,
     artifacts,
     checkout,
+    estimate,
     executor,
     fingerprint,
     guided_ncu,
@@ -198,6 +199,10 @@ class Session:
         return sides.examine(self.request, self.manifest.ab)
 
     @cached_property
+    def estimates(self) -> estimate.Estimates:
+        return estimate.Estimates.read(self.request, self.machine, self.folder)
+
+    @cached_property
     def pairs(self) -> Pairs | None:
         return Pairs(self, self.both) if self.both else None
 
@@ -233,6 +238,15 @@ class Session:
         """Return the jobs of a run without pairs, those that are done too."""
         wanted = self.task.cases if self.task else None
         return list(map(self.placed, plan_jobs(self.request, self.machine, self.folder, wanted)))
+
+    def left(self) -> list[Job]:
+        """Return the jobs that are left; of pairs, which B has in the same number, those of A twice."""
+        ab = self.manifest.ab
+        if ab is None:
+            return [job for job in self.plan() if not self._is_done(job)]
+        counts = [("plain", ab.pairs), (ab.profiler, ab.captures)] if not self.manifest.jobs else []
+        requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
+        return [job for own, n in requests for job in plan_jobs(own, self.machine, self.folder) * n]
 
     def placed(self, job: Job) -> Job:
         """Return the job with its folder below that of the task."""
@@ -301,7 +315,8 @@ class Session:
             "overlaps": self._overlaps,
         }
         if self._slots:
-            outcomes = slots.run(jobs, profilers.ALL, listener, self._slots, **shared)
+            ordered = self.estimates.longest_first(jobs)
+            outcomes = slots.run(ordered, profilers.ALL, listener, self._slots, **shared)
         else:
             outcomes = executor.run(jobs, profilers.ALL, listener, **shared, numbers=numbers)
         for outcome in outcomes:

@@ -80,6 +80,14 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
     return {f"GPU {entry}": entry for entry in entries}
 
 
+def count_visible(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> int:
+    """Return how many of ``gpus`` are visible. Raises ConfigError where none is."""
+    if not machine.visible(gpus, environment):
+        what = "asks for all GPUs, and none is visible."
+        raise ConfigError("--gpus all", what, "With a number, so many processes run side by side on the CPU.")
+    return len(machine.valid_entries(gpus, environment, len(gpus)))
+
+
 def load(folder: Path, slots: Gpus) -> Slots:
     """Return the slots of the run in ``folder``. Raises ConfigError where the run was started on other ones."""
     path = folder / FILE

@@ -1,0 +1,330 @@
+"""Estimate how long a run takes: from earlier runs of the same cases on the same GPU, else from a model.
+
+An earlier run tells the seconds of each process (``run.json``) and of each case in it (table ``cases``). What it does
+not tell follows from the model, scaled by what is known of the same workload. A program that has not ended well once
+has no known length. `profpipe.db` has no settings of a case, so that it cannot tell whether a case is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from profpipe.config.models import Pipeline, Workload
+from profpipe.errors import ConfigError
+from profpipe.job import Case, Job, Missing, Status
+from profpipe.results import manifest, manifest_entries, store
+from profpipe.results.manifest import JobEntry, Manifest
+from profpipe.runner.request import Machine, RunRequest
+
+# --- the model -------------------------------------------------------------------------------------------------------
+# Seconds on an H100 (16 cores): medians over the runs in examples/ and those of benchmarks/orchestration.py. The CPU's
+# are those of two cores of a Xeon with torch 2.8. A measured run takes the place of the model, so that factors of two
+# matter here and tenths do not.
+
+#: Of a process before its first case and after its last one: Python, torch, CUDA, and the profiler's start and export.
+_PROCESS_S: Final = {"plain": 6.0, "torch": 6.0, "nsys": 8.0, "ncu": 7.0, "rocprof": 8.0}
+#: Of a case: input, warm-up, samples or recorded calls; ncu replays each kernel some ten times.
+_CASE_S: Final = {"plain": 0.8, "torch": 0.35, "nsys": 0.4, "ncu": 2.2, "rocprof": 0.4}
+#: The same on a CPU. Under plain its times scatter, so that sampling and warm-up use the whole budget (`budget_s`).
+_CPU_PROCESS_S: Final = 4.0
+_CPU_CASE_S, _CPU_BUDGETS = 0.4, 1.6
+#: Of a program: how much longer than under plain it takes; `guided` ncu replays three kernels, each in its process.
+_PROGRAM: Final = {"plain": 1.0, "torch": 1.1, "nsys": 1.2, "ncu": 4.0, "rocprof": 1.2}
+#: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
+#: under a profiler. The recording of a program has some 100,000 events.
+_START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
+
+#: Earlier runs that are read, the newest first, and how many of them give the median of a case.
+_RUNS, _RECENT = 8, 3
+#: What the seconds of a case depend on, beside its parameters and the profiler.
+_SETTINGS: Final = {
+    *("script", "command", "flag", "params", "warmup", "processes", "timing", "steps", "capture", "ncu", "torch"),
+    *("collect", "hook", "nodes", "tasks_per_node"),
+}
+
+
+def _model(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
+    """Return the seconds of a case of a script; of a program, its length in lengths without a profiler."""
+    if workload.is_command:
+        return _PROGRAM[profiler]
+    if is_on_gpu:
+        return _CASE_S[profiler]
+    return _CPU_CASE_S + (_CPU_BUDGETS * workload.timing.budget_s if profiler == "plain" else 0.0)
+
+
+def _process_s(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
+    if workload.is_command:
+        return 0.0
+    return _PROCESS_S[profiler] if is_on_gpu else _CPU_PROCESS_S
+
+
+# --- earlier runs ----------------------------------------------------------------------------------------------------
+
+
+def _recent(newest_first: Sequence[float]) -> float | None:
+    return statistics.median(newest_first[:_RECENT]) if newest_first else None
+
+
+@dataclass
+class _Known:
+    """What earlier runs tell of a workload under a profiler."""
+
+    #: Seconds of each case in the newest runs with the same settings, without its share of the process.
+    cases: dict[str, list[float]] = field(default_factory=dict)
+    #: Seconds of cases in the newest run, with whatever settings, in those of the model.
+    ratios: list[float] = field(default_factory=list)
+    #: Seconds of the processes of the newest runs outside their cases.
+    process_s: list[float] = field(default_factory=list)
+
+    def case_s(self, case: Case) -> float | None:
+        return _recent(self.cases.get(case.id, ()))
+
+
+@dataclass
+class Estimates:
+    """Estimates the jobs of a pipeline on a machine."""
+
+    pipeline: Pipeline
+    is_on_gpu: bool
+    known: dict[tuple[str, str], _Known] = field(default_factory=dict)
+    #: By how much the work of profpipe itself took longer in the newest runs than in the model.
+    own: list[float] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, request: RunRequest, machine: Machine, before: Path | None = None) -> Estimates:
+        """Read the newest runs in the results folder, of those older than the run in ``before``.
+
+        So a resumed run has the estimates with which it began.
+        """
+        here = Manifest(machine=manifest.parse(manifest.Machine, machine.described))
+        made = cls(manifest_entries.published(request.pipeline, request.secrets), bool(here.machine.gpus))
+        for folder, run in _earlier(request.out, before):
+            if run.device[0] != here.device[0] or run.schema_version != here.schema_version or run.nodes:
+                continue
+            seconds = _seconds_of_cases(folder)
+            for (name, profiler), entries in _by_process(run).items():
+                workload = run.workload(name)
+                if workload is not None and name in made.pipeline.workloads:
+                    made._add(name, profiler, workload, entries, seconds)
+            own_s = _own_s(run)
+            if own_s is not None and not run.ab:
+                model_s = sum(_reading_s(run.is_command(e.workload), e.profiler, len(e.cases)) for e in run.jobs)
+                made.own.append(own_s / (_REPORT_S + model_s))
+        return made
+
+    def _add(
+        self,
+        name: str,
+        profiler: str,
+        workload: Workload,
+        entries: Sequence[JobEntry],
+        seconds: Mapping[tuple[str, str, str], tuple[str, float]],
+    ) -> None:
+        """Add what the processes of an earlier run tell, after those of newer runs."""
+        own = self.pipeline.workloads[name]
+        is_same = _settings(own) == _settings(workload) and own.is_command == workload.is_command
+        known, model_s = self.known.setdefault((name, profiler), _Known()), _model(workload, profiler, self.is_on_gpu)
+        outside_s = _process_s(workload, profiler, self.is_on_gpu)
+        is_guided = profiler == "ncu" and workload.ncu.kernels == "guided"
+        ratios, rests, found = [], [], dict[str, list[float]]()
+        for entry in entries:
+            rows = {case: seconds.get((name, case, profiler), ("", 0.0)) for case in entry.cases}
+            inside_s = sum(own_s for _, own_s in rows.values())
+            # In the table, a program has the sum of its processes.
+            if workload.is_command or not 0 < inside_s <= entry.seconds:
+                each_s = max(entry.seconds - outside_s, 0.0) / max(len(rows), 1)
+                rows = {case: (status, each_s) for case, (status, _) in rows.items()}
+            else:
+                rests.append(entry.seconds - inside_s)
+            for case, (status, own_s) in rows.items():
+                if status in (Status.OK, Status.SKIPPED):
+                    found.setdefault(case, []).append(own_s)
+                if status == Status.OK:
+                    ratios.append(own_s / model_s)
+        known.ratios = known.ratios or ratios
+        known.process_s += [statistics.median(rests)] if rests else []
+        for case, measured in found.items() if is_same else ():
+            # A guided job of ncu becomes several.
+            known.cases.setdefault(case, []).append(sum(measured) if is_guided else statistics.median(measured))
+
+    # --- estimates ---------------------------------------------------------------------------------------------------
+
+    def is_measured(self, job: Job, case: Case) -> bool:
+        """Return True if an earlier run has measured the case under the profiler of ``job``, with the same settings."""
+        known = self.known.get((job.workload, job.profiler), _Known())
+        return isinstance(job.tool, Missing) or case.id in known.cases
+
+    def seconds(self, job: Job) -> float | None:
+        """Return the seconds of the job's processes; None for a program whose length is not known."""
+        if isinstance(job.tool, Missing):
+            return 0.0
+        workload = self.pipeline.workloads[job.workload]
+        known = self.known.get((job.workload, job.profiler), _Known())
+        others = [each.ratios for (name, _), each in self.known.items() if name == job.workload and each.ratios]
+        ratios = known.ratios or (others[0] if others else [])
+        new = [case for case in job.cases if case.id not in known.cases]
+        if new and workload.is_command and not ratios:
+            return None
+        scale = statistics.fmean(ratios) if ratios else 1.0
+        process_s = _recent(known.process_s)
+        if process_s is None:
+            process_s = _process_s(workload, job.profiler, self.is_on_gpu)
+        new_s = scale * _model(workload, job.profiler, self.is_on_gpu)
+        measured = (known.case_s(case) for case in job.cases)
+        return process_s + sum(new_s if seconds is None else seconds for seconds in measured)
+
+    def own_s(self, jobs: Iterable[Job]) -> float:
+        """Return the seconds of profpipe outside the processes: its start, reading, tables and the report."""
+        read = (_reading_s(job.script is None, job.profiler, len(job.cases)) for job in jobs if not _is_missing(job))
+        return _START_S + (_recent(self.own) or 1.0) * (_REPORT_S + sum(read))
+
+    def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
+        """Return the seconds of a run of ``jobs`` with so many of them side by side; None where one is not known."""
+        lanes, alone_s, groups = [0.0] * slots, 0.0, dict[str, int]()
+        for job in self.longest_first(jobs):
+            seconds = self.seconds(job)
+            if seconds is None:
+                return None
+            if not job.group:
+                alone_s += seconds
+                continue
+            lane = groups.setdefault(job.group, lanes.index(min(lanes)))
+            lanes[lane] += seconds
+        return alone_s + max(lanes) + self.own_s(jobs)
+
+    def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs with those of long groups before those of short ones, so that all GPUs end together.
+
+        The order of profilers in a workload stays, and so does the order of processes that take turns and of jobs that
+        run alone: nothing overtakes these.
+        """
+        totals: dict[str, float] = {}
+        for job in jobs:
+            totals[job.group] = totals.get(job.group, 0.0) + (self.seconds(job) or 0.0)
+        turns: dict[str, dict[str, int]] = {}
+        for job in jobs:
+            own = turns.setdefault(job.workload, {})
+            own.setdefault(job.profiler, len(own))
+        blocks = itertools.groupby(jobs, key=lambda job: bool(job.group) and not job.is_repeated)
+        return [
+            job
+            for is_free, block in blocks
+            for job in (
+                sorted(block, key=lambda job: (turns[job.workload][job.profiler], -totals[job.group]))
+                if is_free
+                else block
+            )
+        ]
+
+
+def _is_missing(job: Job) -> bool:
+    return isinstance(job.tool, Missing)
+
+
+def _reading_s(is_program: bool, profiler: str, cases: int) -> float:
+    return _READ_RECORDING_S if is_program and profiler != "plain" else _READ_S * cases
+
+
+def _earlier(out: Path, before: Path | None) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the newest runs by the times in their names. A run with a damaged manifest is left out."""
+    found = (path.parent for path in out.glob(f"[!.]*/{manifest.FILE}") if not path.parent.is_symlink())
+    names = sorted((path for path in found if before is None or path.name < before.name), key=lambda path: path.name)
+    for folder in names[: -_RUNS - 1 : -1]:
+        with suppress(ConfigError):
+            if (run := Manifest.load(folder)).is_run:
+                yield folder, run
+
+
+def _by_process(run: Manifest) -> dict[tuple[str, str], list[JobEntry]]:
+    """Return the processes of a run that came to their end, by workload and profiler."""
+    found: dict[tuple[str, str], list[JobEntry]] = {}
+    for entry in run.jobs:
+        if not entry.interrupted and 0 < entry.seconds < math.inf:
+            found.setdefault((entry.workload, entry.profiler), []).append(entry)
+    return found
+
+
+def _seconds_of_cases(folder: Path) -> dict[tuple[str, str, str], tuple[str, float]]:
+    """Return the status and the seconds of each case of a run, by workload, case and profiler."""
+    try:
+        cases = store.load_cases(folder)
+    except ConfigError:
+        return {}  # the report of that run names the damage
+    columns = (cases[name] for name in ("workload", "case", "profiler", "status"))
+    rows = zip(*columns, cases["seconds"].fillna(0.0), strict=True)
+    return {(workload, case, profiler): (status, float(s)) for workload, case, profiler, status, s in rows}
+
+
+def _settings(workload: Workload) -> dict[str, Any]:
+    is_repeated = not workload.is_command  # `repeats` of a program are its processes
+    return workload.model_dump(mode="json", include=_SETTINGS | ({"repeats"} if is_repeated else set()))
+
+
+def _own_s(run: Manifest) -> float | None:
+    """Return the seconds of profpipe itself in a run, without its start; None where the record does not say."""
+    lanes: dict[str | None, float] = {}
+    for entry in run.jobs:
+        if not entry.reused_from:
+            lanes[entry.lane] = lanes.get(entry.lane, 0.0) + entry.seconds
+    alone_s = lanes.pop(None, 0.0)
+    own_s = (run.seconds or 0.0) - alone_s - max(lanes.values(), default=0.0)
+    # Of a run that was killed and resumed, a part of the time is not known.
+    return own_s if own_s > 0 else None
+
+
+# --- a budget --------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    request: RunRequest, budget_s: float, total_s: Callable[[RunRequest], float | None]
+) -> tuple[RunRequest, list[tuple[str, int]]]:
+    """Return the part of ``request`` that fits into ``budget_s``, and what is left out: profilers and processes.
+
+    First comes one process of each case without a profiler, then the other profilers, the cheapest first and ncu last,
+    then the repeated processes under plain. ``total_s`` estimates a request. With each profiler that is left out comes
+    the number of its processes of each case that are kept. Raises ConfigError where nothing fits, or where the length
+    of a program is not known.
+    """
+    whole_s = total_s(request)
+    if whole_s is None:
+        what = "cannot be kept: how long a program takes is not known before it has ended well once."
+        raise ConfigError("--budget", what, "Run it once without --budget: -p plain --set repeats=1")
+    if whole_s <= budget_s:
+        return request, []
+    chosen = {name: own for name, own in request.pipeline.workloads.items() if name in (request.workloads or [name])}
+    asked = list(dict.fromkeys(p for own in chosen.values() for p in request.profilers or own.profilers))
+    most = max([request.captures or 1, *(own.repeats for own in chosen.values() if own.is_command)])
+
+    def part(profilers: Sequence[str], processes: int) -> RunRequest:
+        workloads = dict(request.pipeline.workloads)
+        for name, own in chosen.items():
+            names = request.profilers or own.profilers
+            wanted = [p for p in names if p in profilers] or list(names[:1])
+            repeats = min(own.repeats, processes) if own.is_command else own.repeats
+            workloads[name] = own.model_copy(update={"profilers": wanted, "repeats": repeats})
+        pipeline = request.pipeline.model_copy(update={"workloads": workloads})
+        captures = request.captures and min(request.captures, processes)
+        return replace(request, pipeline=pipeline, profilers=(), captures=captures)
+
+    def seconds(profilers: Sequence[str], processes: int = 1) -> float:
+        return total_s(part(profilers, processes)) or 0.0
+
+    kept = [asked[0] if "plain" not in asked else "plain"]
+    others = sorted((p for p in asked if p not in kept), key=lambda p: (p == "ncu", seconds([*kept, p])))
+    if (least_s := seconds(kept)) > budget_s:
+        what = f"is too short: one process of each case under {kept[0]} takes about {math.ceil(least_s)} s."
+        raise ConfigError("--budget", what, f"Ask for --budget {math.ceil(least_s)}s, or for fewer cases.")
+    for profiler in others:
+        if seconds([*kept, profiler]) > budget_s:
+            break
+        kept.append(profiler)
+    processes = next(n for n in range(most, 0, -1) if n == 1 or seconds(kept, n) <= budget_s)
+    left = [(p, 0) for p in asked if p not in kept] + ([("plain", processes)] if processes < most else [])
+    return part(kept, processes), left

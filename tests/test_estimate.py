@@ -1,0 +1,171 @@
+"""How long a run takes, before it runs, and the part of it that fits into a budget: real runs on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import forked
+import pytest
+from program import WITHOUT_TORCH
+
+from profpipe.results.manifest import Manifest
+from profpipe.runner.request import RunRequest
+
+PIPELINE = """
+version: 1
+name: naps
+defaults: {profilers: [plain], timing: {budget_s: 0.3}}
+workloads:
+  naps:
+    script: naps
+    repeats: 5
+    matrix: {ms: [10, 20]}
+"""
+NAPS = """
+import time
+
+def build(params):
+    return lambda: time.sleep(params["ms"] / 1e3)
+"""
+ENV = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def profpipe(folder: Path, *words: str, exit_code: int = 0) -> tuple[str, str]:
+    """Return what profpipe prints on both streams."""
+    done = forked.run(folder, *words, env=ENV)
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def total_s(text: str) -> float:
+    """Return the seconds of ``2 cases in 1 job, about 1 min 5 s (...)``."""
+    found = re.search(r" jobs?, about (?:(\d+) min )?(\d+) s \(", text)
+    assert found, text
+    return 60 * float(found[1] or 0) + float(found[2])
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    (tmp_path / "naps.py").write_text(NAPS)
+    return tmp_path
+
+
+def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_before(project: Path) -> None:
+    printed, _ = profpipe(project, "run", "--dry-run")
+    assert re.search(r"^# naps under plain: 2 cases, about \d+ s, in ", printed, re.MULTILINE)
+    assert "2 cases in 1 job, about" in printed and "(no case measured before: a rough figure)" in printed
+    assert not (project / "out").exists()
+    _, progress = profpipe(project, "run")
+    assert progress.startswith("2 cases in 1 job, about ")
+    job = Manifest.load(project / "out" / "latest").jobs[0]
+    printed, _ = profpipe(project, "run", "--dry-run")
+    assert "(measured before)" in printed
+    own = re.search(r"profpipe itself with tables and report: about (\d+) s", printed)
+    assert own and total_s(printed) == pytest.approx(job.seconds + float(own[1]), abs=1.1)
+    # A new case takes as long as the others, and what a process costs is known.
+    printed, _ = profpipe(project, "run", "--dry-run", "--set", "ms=10,20,30")
+    assert "3 cases in 1 job" in printed and "(2 cases measured before)" in printed
+    # Other settings are another measurement, and a damaged record is none.
+    assert "no case measured before" in profpipe(project, "run", "--dry-run", "--set", "repeats=9")[0]
+    ((project / "out" / "latest").resolve() / "run.json").write_text("{")
+    assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
+
+
+def test_the_length_of_a_program_is_not_made_up(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(len(sys.argv) > 2)\n")
+    words = ("-p", "plain", "--set", "s=1.5", "--", "python", "slow.py", "{s}")
+    unknown = "1 case in 1 job; the time is not known before slow has ended well once"
+    assert unknown in profpipe(tmp_path, "run", "--dry-run", *words)[0]
+    printed = profpipe(tmp_path, "run", "--budget", "1m", *words, exit_code=2)[1]
+    assert "how long a program takes is not known before it has ended well once. Run it once" in printed
+    # A run that failed says nothing about the length of one that does not.
+    profpipe(tmp_path, "run", *words, "fail", exit_code=1)
+    assert "the time is not known" in profpipe(tmp_path, "run", "--dry-run", *words, "fail")[0]
+    assert profpipe(tmp_path, "run", *words)[1].startswith(unknown)
+    printed = profpipe(tmp_path, "run", "--dry-run", *words)[0]
+    assert re.search(r"slow under plain: 1 case, about [12] s, in ", printed) and "(measured before)" in printed
+    # Another argument is another case of the same program.
+    printed = profpipe(tmp_path, "run", "--dry-run", *words[:3], "s=1,1.5", *words[4:])[0]
+    assert "2 cases in 2 jobs" in printed and "(1 case measured before)" in printed
+
+
+@pytest.mark.slow
+def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
+    run, program = ("run", "-p", "plain", "--set", "repeats=5"), ("--", "python", "slow.py")
+    profpipe(tmp_path, "run", "-p", "plain", *program)
+    printed, _ = profpipe(tmp_path, "run", "-p", "plain", "--dry-run", *program)
+    once_s, one_s = total_s(printed), Manifest.load(tmp_path / "out" / "latest").jobs[0].seconds
+    assert "takes about" in profpipe(tmp_path, *run, "--budget", "1s", *program, exit_code=2)[1]
+    printed, progress = profpipe(tmp_path, *run, "--budget", f"{once_s + 2.5 * one_s:.1f}s", *program)
+    folder = (tmp_path / "out" / "latest").resolve()
+    kept = len(Manifest.load(folder).jobs)
+    assert 1 < kept < 5 and f"processes {kept + 1} and later of each case under plain" in progress
+    command = re.search(r"To measure it too: profpipe (.+)", progress)
+    assert command and "--budget" not in command[1] and "--reuse" in command[1]
+    page = (folder / "SUMMARY.md").read_text()
+    assert "measures what did not fit into the budget (processes" in page and f"`profpipe {command[1]}`" in page
+    # A resumed run has the same choice.
+    assert RunRequest.load(folder).pipeline.workloads["slow"].repeats == kept
+    profpipe(tmp_path, *shlex.split(command[1]))
+    assert len(Manifest.load(tmp_path / "out" / "latest").jobs) == 5
+
+
+def test_a_budget_takes_the_cheapest_profiler_first_and_ncu_last() -> None:
+    from profpipe.config.models import Pipeline
+    from profpipe.errors import ConfigError
+    from profpipe.runner import estimate
+
+    costs = {"plain": 10.0, "nsys": 30.0, "torch": 20.0, "ncu": 5.0}
+    workload = {"script": "x", "profilers": list(costs)}
+    pipeline = Pipeline.model_validate(
+        {"version": 1, "workloads": {"w": workload, "n": {**workload, "profilers": ["nsys"]}}}
+    )
+    request = RunRequest(pipeline, Path("p.yaml"), Path("out"), captures=3)
+
+    def seconds(part: RunRequest) -> float:
+        own = [p for each in part.pipeline.workloads.values() for p in each.profilers]
+        return sum(costs[p] * (part.captures or 1 if p == "plain" else 1) for p in own)
+
+    def chosen(budget_s: float) -> tuple[list[str], int | None, list[str]]:
+        part, left = estimate.fit(request, budget_s, seconds)
+        return part.pipeline.workloads["w"].profilers, part.captures, [name for name, _ in left]
+
+    assert seconds(request) == 115
+    assert chosen(115) == (list(costs), 3, [])
+    assert chosen(114) == (list(costs), 2, ["plain"])
+    # A workload without plain has its first profiler.
+    assert chosen(94) == (["plain", "nsys", "torch"], 1, ["ncu", "plain"])
+    assert chosen(89) == (["plain", "torch"], 3, ["nsys", "ncu"])
+    assert chosen(40) == (["plain"], 1, ["nsys", "torch", "ncu", "plain"])
+    with pytest.raises(ConfigError, match="one process of each case under plain takes about 40 s"):
+        chosen(39)
+
+
+@pytest.mark.parametrize("text", ["10", "0s", "m", "-5s", "1d", "nan h"])
+def test_a_budget_has_a_unit(tmp_path: Path, text: str) -> None:
+    assert "is no time. For example: 90s, 10m or 1h" in profpipe(tmp_path, "run", f"--budget={text}", exit_code=2)[1]
+
+
+@pytest.mark.slow
+def test_long_cases_run_first_on_several_slots(tmp_path: Path) -> None:
+    workload = {"command": ["sleep", "{s}"], "matrix": {"s": [0.1, 0.2, 1.5]}}
+    document = {
+        "version": 1,
+        "gpus": 2,
+        "defaults": {"profilers": ["plain"], "parallel": True},
+        "workloads": {"w": workload},
+    }
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(document))
+
+    def starts() -> list[str]:
+        progress = profpipe(tmp_path, "run")[1]
+        return re.findall(r"\] w under plain: s=([\d.]+)$", progress, re.MULTILINE)
+
+    assert starts() == ["0.1", "0.2", "1.5"]
+    assert starts()[0] == "1.5"
