@@ -146,7 +146,7 @@ class Events:
             fields = self._masker.mask_all(fields)
         elif text := fields.get("reason"):
             fields["reason"] = masking.mask_forms(str(text))
-        line = {"event": event, "at": round(time.monotonic(), 4), **fields}
+        line = {"event": event, **fields, "at": round(time.monotonic(), 4)}
         self._stream.write(json.dumps(line, default=str) + "\n")
         self._stream.flush()
 
