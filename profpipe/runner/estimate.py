@@ -24,10 +24,10 @@ from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner.request import Machine, RunRequest
 
 # --- the model -------------------------------------------------------------------------------------------------------
-# Seconds on an H100, which give 131 s for the 24 cases of pipeline.yaml under four profilers, of 134 s that were
-# measured, and for the runs of scripts in examples/ a half to twice the truth; models whose calls take seconds need five
-# times as long and more, as no call is known (transformer_lm, cogvideox). The CPU is an EPYC with two cores and torch
-# 2.13. What earlier runs tell takes the place of the model.
+# Seconds on an H100. They give 131 s for the 24 cases of pipeline.yaml under four profilers, of 134 s that were
+# measured, and a half to twice the truth for the runs of scripts in examples/. Models whose calls take seconds
+# (transformer_lm, cogvideox) need five times as long and more: the length of a call is not known. The CPU is an EPYC
+# with two cores and torch 2.13. What earlier runs tell takes the place of the model.
 
 #: Of a process before its first case and after its last one: Python, torch, CUDA, and the profiler's start and export.
 _PROCESS_S: Final = {"plain": 6.0, "torch": 6.0, "ncu": 7.0}
