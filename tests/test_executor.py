@@ -27,7 +27,7 @@ from profpipe.job import (
     Status,
     Tool,
 )
-from profpipe.runner import executor, process as process_control
+from profpipe.runner import executor, process as process_control, slots
 from profpipe.runner.process import GracePeriods
 
 NO_MEMORY = Outcome(Status.OOM, Cause.HOST_MEMORY, "no memory")
@@ -623,6 +623,60 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
         next(outcomes)
     assert not jobs[1].folder.exists()
     assert signal.getsignal(signal.SIGINT) is before, "the caller's own handler is back"
+
+
+# --- a job runs while the caller handles the outcome of the one before ------------------------------------------------
+
+
+def overlapped(tmp_path, *programs, places=0):
+    """Outcomes of jobs of which each starts before the outcome of the one before it is handled."""
+    group = {"group": "one"} if places else {}
+    jobs = [job_of(tmp_path, do, folder=tmp_path / str(n), **group) for n, do in enumerate(programs)]
+    profiler, options = {"fake": fake_profiler(tmp_path)}, {"overlaps": lambda ended, following: True}
+    if places:
+        own = slots.Slots({f"place {n}": None for n in range(places)})
+        return jobs, slots.run(jobs, profiler, Notes(), own, HURRIED, **options)
+    return jobs, executor.run(jobs, profiler, Notes(), HURRIED, **options)
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("places", [0, 1])
+def test_the_next_job_runs_while_the_caller_handles_an_outcome(tmp_path, places):
+    jobs, outcomes = overlapped(tmp_path, OK, OK, OK, places=places)
+    seen = []
+    for number, outcome in enumerate(outcomes):
+        seen.append(outcome.job.folder)
+        if number < 2:
+            wait_for(jobs[number + 1].log)
+    assert seen == [job.folder for job in jobs]
+
+
+@pytest.mark.parametrize("places", [0, 1])
+def test_an_interrupt_while_the_caller_works_ends_the_job_that_runs_beside_it(tmp_path, places):
+    jobs, outcomes = overlapped(tmp_path, OK, f"(folder / 'inside').touch(); {HANG}", OK, places=places)
+    assert next(outcomes).status == "ok"
+    wait_for(jobs[1].folder / "inside")
+    os.kill(os.getpid(), signal.SIGINT)
+    second = next(outcomes)
+    assert second.job.folder == jobs[1].folder and second.interrupted
+    with pytest.raises(Interrupted, match="Interrupted in job 2 of 3"):
+        next(outcomes)
+    assert not jobs[2].folder.exists()
+
+
+@pytest.mark.parametrize("places", [0, 1])
+def test_a_caller_that_leaves_early_leaves_no_job_behind(tmp_path, places):
+    jobs, outcomes = overlapped(tmp_path, OK, f"(folder / 'pids').write_text(str(os.getpid())); {HANG}", places=places)
+    next(outcomes)
+    wait_for(jobs[1].folder / "pids")
+    outcomes.close()
+    assert not is_alive(int((jobs[1].folder / "pids").read_text()))
 
 
 # --- ask -------------------------------------------------------------------------------------------------------------

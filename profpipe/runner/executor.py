@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from profpipe.errors import Interrupted, is_disk_full
@@ -66,8 +67,12 @@ def run(
     narrow: Callable[[Job], Job | None] = lambda job: job,
     numbers: tuple[int, int] | None = None,
     ahead: Ahead | None = None,
+    overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when the job has ended, before the next one starts.
+
+    Where ``overlaps(ended, next)`` is true, the next job starts first and runs while the caller handles the outcome.
+    The jobs run in another thread: a caller that reads large files can be interrupted in the main thread only.
 
     Ctrl-C, SIGTERM and SIGHUP end the running process so that it can still write its report. The outcome of its job is
     yielded like any other, and then errors.Interrupted is raised. A signal that arrives while the caller handles an
@@ -78,20 +83,36 @@ def run(
     first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
     """
     first, last = numbers or (1, len(jobs))
-    with InterruptCounter() as interrupts, process.adopt_orphans():
+    with InterruptCounter() as interrupts, process.adopt_orphans(), ThreadPoolExecutor(1) as thread:
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
         context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
-        for index, planned in enumerate(jobs, start=first):
-            context.upcoming[:] = jobs[index - first + 1 :]
-            if (job := narrow(planned)) is None:
-                continue
-            listener.job_started(job, index, last)
-            ended = carry_out(job, profilers[job.profiler], context)
-            listener.job_ended(ended)
-            yield ended
-            if interrupts.count:
-                when = "in" if ended.interrupted else "after"
-                raise Interrupted(f"Interrupted {when} job {index} of {last}.")
+        waiting = list(enumerate(jobs, start=first))
+
+        def start_next() -> tuple[int, Future[JobOutcome]] | None:
+            while waiting:
+                index, planned = waiting.pop(0)
+                context.upcoming[:] = [job for _, job in waiting]
+                if job := narrow(planned):
+                    listener.job_started(job, index, last)
+                    return index, thread.submit(carry_out, job, profilers[job.profiler], context)
+            return None
+
+        running = start_next()
+        try:
+            while running:
+                index, future = running
+                ended, running = future.result(), None
+                listener.job_ended(ended)
+                if waiting and not interrupts.count and overlaps(ended.job, waiting[0][1]):
+                    running = start_next()
+                yield ended
+                if interrupts.count and not running:
+                    when = "in" if ended.interrupted else "after"
+                    raise Interrupted(f"Interrupted {when} job {index} of {last}.")
+                running = running or start_next()
+        finally:
+            if running:
+                interrupts.count = max(interrupts.count, 2)
 
 
 @dataclass(frozen=True)

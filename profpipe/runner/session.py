@@ -308,7 +308,12 @@ class Session:
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
-        shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow, "ahead": self._ahead}
+        shared: dict[str, Any] = {
+            "oom_cases": oom_cases,
+            "narrow": self._narrow,
+            "ahead": self._ahead,
+            "overlaps": self._overlaps,
+        }
         if self._slots:
             ordered = self.estimates.longest_first(jobs)
             outcomes = slots.run(ordered, profilers.ALL, listener, self._slots, **shared)
@@ -317,6 +322,14 @@ class Session:
         for outcome in outcomes:
             folder = outcome.job.folder
             self._store(outcome, keys.get(folder, "") if outcome.job.cases == whole[folder] else "")
+
+    def _overlaps(self, ended: Job, following: Job) -> bool:
+        """Return True if ``following`` may run while the files of ``ended`` are read.
+
+        The cores must suffice for both, and ``_narrow`` must not need what is read.
+        """
+        needs_plain = following.script is None and ended.profiler == "plain"
+        return self._ahead.most > 0 and not following.is_repeated and not needs_plain
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)

@@ -115,8 +115,10 @@ def run(
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
     ahead: Ahead | None = None,
+    overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
 ) -> Iterator[JobOutcome]:
-    """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next.
+    """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next,
+    unless ``overlaps(ended, next)`` is true.
 
     Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
     command only. A job without a group runs when all jobs before it have ended, and those after it wait.
@@ -130,11 +132,12 @@ def run(
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}
         stopped: list[int] = []
+        ended: JobOutcome | None = None
         try:
             while True:
                 used = {slot for _, slot in busy.values()}
                 found = None if interrupts.count else _find_next(waiting, used, slots)
-                if found is not None:
+                if found is not None and (ended is None or overlaps(ended.job, waiting[found[0]][1])):
                     place, slot = found
                     number, planned = waiting.pop(place)
                     context.upcoming[:] = [job for _, job in waiting]
@@ -143,13 +146,16 @@ def run(
                         own.listener.job_started(job, number, len(jobs))
                         busy[threads.submit(_carry_out, job, profilers, own)] = number, slot
                     continue
+                if ended is not None:
+                    yield ended
+                    ended = None
+                    continue
                 if not busy:
                     break
                 done = min(wait(busy, return_when=FIRST_COMPLETED).done, key=busy.__getitem__)
                 number, _ = busy.pop(done)
                 ended = done.result()
                 stopped += [number] if ended.interrupted else []
-                yield ended
         finally:
             if busy:
                 interrupts.count = max(interrupts.count, 2)
