@@ -97,6 +97,12 @@ def test_the_next_process_waits_while_a_job_runs_and_the_tables_are_the_same(pro
     assert [[len(path.read_text().splitlines()) for path in own] for own in logs] == [[1, 1, 1]] * 2
 
 
+def test_nothing_starts_beside_a_process_that_measures_without_a_profiler(project):
+    found = run(project("four", WAIT_FOR_OTHERS.replace("< 3", "in (1, 2)")), "--set", "n=1,2,3,4")
+    # The fourth would have started beside the second, which had waited itself.
+    assert started_ahead(found) == [False, True, True, False]
+
+
 def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
     found = run(project("printing", f"{WAIT_FOR_OTHERS}; print('case', params['n'], flush=True); os.system('echo x')"))
     assert [path.read_text().splitlines()[1:] for path in sorted(found.glob("raw/**/log.txt"))] == [
@@ -126,7 +132,7 @@ def test_the_process_that_waits_ends_with_the_runner(project, number):
     env = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "PROFPIPE_LEAST_CORES": "0"}
     runner = subprocess.Popen([sys.executable, "-m", "profpipe", "run"], cwd=folder, env=env, stdout=subprocess.DEVNULL)
     wait_until((folder / "ready").exists)
-    assert len(processes_of(folder)) == 2
+    assert len(processes_of(folder)) == 3
     runner.send_signal(number)
     runner.wait(60)
     wait_until(lambda: not processes_of(folder))

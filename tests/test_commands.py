@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -258,7 +259,7 @@ def interrupted(project, how):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         events = list(project.glob("out/2*/raw/sums/plain/job.jsonl"))
-        if events and '"case_started", "case": "do=slow' in events[0].read_text():
+        if events and re.search('"case_started".*"case": "do=slow', events[0].read_text()):
             break
         time.sleep(0.05)
     process.send_signal(how)

@@ -72,7 +72,10 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     assert "3 cases in 1 job" in printed and "(2 cases measured before)" in printed
     # Other settings are another measurement, and a damaged record is none.
     assert "no case measured before" in profpipe(project, "run", "--dry-run", "--set", "repeats=9")[0]
-    ((project / "out" / "latest").resolve() / "run.json").write_text("{")
+    record = (project / "out" / "latest").resolve() / "run.json"
+    record.write_text(record.read_text().replace('"profiler": "plain"', '"profiler": "of another version"'))
+    assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
+    record.write_text("{")
     assert "no case measured before" in profpipe(project, "run", "--dry-run")[0]
 
 

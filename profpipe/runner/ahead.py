@@ -1,4 +1,4 @@
-"""Start the process of a later job ahead: it imports torch and the harness while another job measures, and waits.
+"""Start the processes of later jobs ahead: they import torch and the harness beside another job, and wait.
 
 To start Python and import torch takes seconds in which the GPU has nothing to do. A process that waits has no context
 on the GPU, has loaded no workload and read no specification. It is used if the job then needs the same command,
@@ -26,6 +26,9 @@ from profpipe.runner.process import Child, GracePeriods
 #: from the job that measures. The variable sets another number.
 _LEAST_CORES: Final = 8
 _CORES_VARIABLE: Final = "PROFPIPE_LEAST_CORES"
+#: How many wait for each job that runs at once. Under plain only a process that was not started ahead may start others,
+#: so one of so many and one pays for its imports.
+LANE: Final = 2
 #: Nothing reads it before a process uses the GPU, so it is given to the process when that goes on.
 _LATE: Final = "CUDA_VISIBLE_DEVICES"
 

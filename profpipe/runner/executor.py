@@ -398,13 +398,15 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # A workload that outlives its tool is a process that the tool left running.
             linger_s = job.timeout_s if command.may_outlive_tool else context.grace.linger_s
             grace = replace(context.grace, linger_s=linger_s)
-            started = context.ahead.take(job, start, output) if command.runs_workload else None
-            started = started or process.start(start.argv, start.env, output, start.cwd, grace)
+            taken = context.ahead.take(job, start, output) if command.runs_workload else None
+            started = taken or process.start(start.argv, start.env, output, start.cwd, grace)
         except (OSError, SupervisorError) as error:
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
             context.listener.process_started(output_begin)
-            if command.runs_workload:
+            # Nothing else runs while samples are taken without a profiler. Others import beside the imports of a
+            # process that has just been started.
+            if command.runs_workload and (taken is None or job.profiler != "plain"):
                 context.start_ahead()
             stopped, was_due, ended = _attend(started, command, job, log, context)
             # What a server returns when the runner ends it says nothing.

@@ -261,7 +261,7 @@ class Session:
         ``choose_again`` names the cases to measure in a later block of pairs.
         """
         lanes = len(self._slots.every) if self._slots else 1
-        with Ahead(lanes * ahead.has_spare_cores(lanes)) as self._ahead:
+        with Ahead(ahead.LANE * lanes * ahead.has_spare_cores(lanes)) as self._ahead:
             self._carry_out(listener, choose_again)
 
     def _carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
@@ -326,10 +326,12 @@ class Session:
     def _overlaps(self, ended: Job, following: Job) -> bool:
         """Return True if ``following`` may run while the files of ``ended`` are read.
 
-        The cores must suffice for both, and ``_narrow`` must not need what is read.
+        The cores must suffice for both, and ``_narrow`` must not need what is read. Beside a job without a profiler,
+        whose times count, nothing is read.
         """
         needs_plain = following.script is None and ended.profiler == "plain"
-        return self._ahead.most > 0 and not following.is_repeated and not needs_plain
+        is_alone = following.profiler == "plain" or following.is_repeated
+        return self._ahead.most > 0 and not is_alone and not needs_plain
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
