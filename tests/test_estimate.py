@@ -70,6 +70,8 @@ def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_b
     # A new case takes as long as the others, and what a process costs is known.
     printed, _ = profpipe(project, "run", "--dry-run", "--set", "ms=10,20,30")
     assert "3 cases in 1 job" in printed and "(2 cases measured before)" in printed
+    printed, _ = profpipe(project, "run", "--dry-run", "-p", "plain,torch")
+    assert "2 cases in 2 jobs" in printed and "(measured before in part)" in printed
     # Other settings are another measurement, and a damaged record is none.
     assert "no case measured before" in profpipe(project, "run", "--dry-run", "--set", "repeats=9")[0]
     record = (project / "out" / "latest").resolve() / "run.json"

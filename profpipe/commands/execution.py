@@ -72,20 +72,25 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
 def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> str:
     """Return the size of a run and its wall time: ``6 cases in 2 jobs, about 37 s (4 cases measured before)``."""
     is_known: dict[tuple[str, str], bool] = {}
-    for job in jobs:
-        for case in job.cases:
-            key = job.workload, case.id
-            is_known[key] = is_known.get(key, True) and estimates.is_measured(job, case)
+    measured = [(job.workload, case.id, estimates.is_measured(job, case)) for job in jobs for case in job.cases]
+    for workload, name, is_measured in measured:
+        is_known[workload, name] = is_known.get((workload, name), True) and is_measured
     size = f"{count_cases(len(is_known))} in {len(jobs)} job{'' if len(jobs) == 1 else 's'}"
     total_s = estimates.total_s(jobs, request.pipeline.gpus if request.comparisons else 1)
     if total_s is None:
         new = ", ".join(dict.fromkeys(job.workload for job in jobs if estimates.seconds(job) is None))
         return f"{size}; the time is not known before {new} has ended well once"
     known = sum(is_known.values())
-    before = "measured before" if known == len(is_known) else f"{count_cases(known)} measured before"
+    if known == len(is_known):
+        before = "measured before"
+    elif known:
+        before = f"{count_cases(known)} measured before"
+    else:
+        is_part = any(each for *_, each in measured)
+        before = "measured before in part" if is_part else "no case measured before: a rough figure"
     duration = long_duration(total_s)
     time_text = f"at most {duration}, if no job is reused" if request.reuse else f"about {duration}"
-    return f"{size}, {time_text} ({before if known else 'no case measured before: a rough figure'})"
+    return f"{size}, {time_text} ({before})"
 
 
 def long_duration(seconds: float) -> str:
