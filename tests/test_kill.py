@@ -235,7 +235,7 @@ def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undistur
         kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])
 
 
-#: Each case has a process of its own, and while it runs the process of the next case waits.
+#: Each case has a process of its own. While the first one runs, the processes of the next two wait.
 ONE_BY_ONE = PIPELINE.replace("profilers: [plain, nsys]", "profilers: [plain]\n    isolate: true")
 
 
@@ -250,7 +250,8 @@ def test_a_run_whose_next_process_waits_is_killed_without_loss_repetition_or_a_p
         project = server.project(ONE_BY_ONE)
         server.run(project, "start", **kill)
         deadline = time.monotonic() + 10
-        were_waiting += len(processes_of(project))
+        # One measures; a second one waits.
+        were_waiting += len(processes_of(project)) > 1
         while processes_of(project):
             assert time.monotonic() < deadline, "a process is left"
             time.sleep(0.02)
@@ -267,4 +268,4 @@ def test_a_run_whose_next_process_waits_is_killed_without_loss_repetition_or_a_p
             if event["event"] == "case_ended"
         ]
         assert sorted(event["case"] for event in ended) == CASES
-    assert were_waiting, "no kill came while a process ran or waited"
+    assert were_waiting, "no kill came while a process waited"

@@ -147,6 +147,8 @@ def test_time_left_goes_by_the_cases_of_the_current_job_and_the_mean_of_all(
     assert time_left(seconds_of_jobs, jobs_left, job_s, job_done) == left_s
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(7.6, "8 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7.6, "8 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s"), (3725, "1 h 2 min")]
+)
 def test_durations_are_short(seconds, text):
     assert duration(seconds) == text

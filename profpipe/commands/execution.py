@@ -27,7 +27,7 @@ from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 from profpipe.runner import estimate, guided_ncu, plan, session
 from profpipe.runner.estimate import Estimates
-from profpipe.runner.progress import Display
+from profpipe.runner.progress import Display, duration
 from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.session import Session
 
@@ -52,13 +52,13 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
     machine = Machine.examine(request)
     jobs, estimates = plan_jobs(request, machine, folder), Estimates.read(request, machine)
     print(f"# {describe(request, jobs, estimates)}")
-    print(f"# of this, profpipe itself with tables and report: about {long_duration(estimates.own_s(jobs))}")
+    print(f"# of this, profpipe itself with tables and report: about {duration(estimates.own_s(jobs))}")
     if left_out:
         print(f"# left out, as it does not fit into the budget: {left_out}")
     for job in jobs:
         place = f", side by side with others (group {job.group})" if job.group else ""
         seconds = None if isinstance(job.tool, Missing) else estimates.seconds(job)
-        time_text = "" if seconds is None else f", about {long_duration(seconds)}"
+        time_text = "" if seconds is None else f", about {duration(seconds)}"
         print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}{time_text}, in {job.cwd}{place}")
         for case in job.cases:
             print(f"#   {readable(case.id)}")
@@ -88,17 +88,9 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
     else:
         is_part = any(each for *_, each in measured)
         before = "measured before in part" if is_part else "no case measured before: a rough figure"
-    duration = long_duration(total_s)
-    time_text = f"at most {duration}, if no job is reused" if request.reuse else f"about {duration}"
+    total = duration(total_s)
+    time_text = f"at most {total}, if no job is reused" if request.reuse else f"about {total}"
     return f"{size}, {time_text} ({before})"
-
-
-def long_duration(seconds: float) -> str:
-    """Return ``45 s``, ``2 min 10 s`` or ``1 h 5 min``."""
-    minutes, rest = divmod(max(round(seconds), 1), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:

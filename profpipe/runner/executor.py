@@ -404,7 +404,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
             context.listener.process_started(output_begin)
-            # Nothing else runs while samples are taken without a profiler. Others import beside the imports of a
+            # Nothing is started while samples are taken without a profiler. Others import beside the imports of a
             # process that has just been started.
             if command.runs_workload and (taken is None or job.profiler != "plain"):
                 context.start_ahead()

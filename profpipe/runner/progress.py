@@ -226,13 +226,11 @@ def time_left(
 
 
 def duration(seconds: float) -> str:
-    """Return ``8 s``, ``2:05`` (minutes) or ``1:02:05`` (hours)."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    """Return ``8 s``, ``2 min 5 s`` or ``1 h 2 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _is_bad(status: str) -> bool:
