@@ -55,6 +55,11 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_profiler_that_is_missing_counts_as_no_measurement(project: Path) -> None:
+    printed, _ = profpipe(project, "run", "--dry-run", "-p", "plain,rocprof")
+    assert printed.startswith("# 2 cases in 2 jobs, about ") and "(no case measured before: a rough figure)" in printed
+
+
 def test_a_run_says_how_long_it_takes_first_from_a_model_and_then_from_the_run_before(project: Path) -> None:
     printed, _ = profpipe(project, "run", "--dry-run")
     assert re.search(r"^# naps under plain: 2 cases, about \d+ s, in ", printed, re.MULTILINE)

@@ -72,7 +72,9 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
 def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> str:
     """Return the size of a run and its wall time: ``6 cases in 2 jobs, about 37 s (4 cases measured before)``."""
     is_known: dict[tuple[str, str], bool] = {}
-    measured = [(job.workload, case.id, estimates.is_measured(job, case)) for job in jobs for case in job.cases]
+    # A job without its tool takes no time, whatever was measured before.
+    able = [job for job in jobs if not isinstance(job.tool, Missing)] or jobs
+    measured = [(job.workload, case.id, estimates.is_measured(job, case)) for job in able for case in job.cases]
     for workload, name, is_measured in measured:
         is_known[workload, name] = is_known.get((workload, name), True) and is_measured
     size = f"{count_cases(len(is_known))} in {len(jobs)} job{'' if len(jobs) == 1 else 's'}"

@@ -162,7 +162,7 @@ class Estimates:
     def is_measured(self, job: Job, case: Case) -> bool:
         """Return True if an earlier run has measured the case under the profiler of ``job``, with the same settings."""
         known = self.known.get((job.workload, job.profiler), _Known())
-        return isinstance(job.tool, Missing) or case.id in known.cases
+        return case.id in known.cases
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds of the job's processes; None for a program whose length is not known."""
