@@ -153,8 +153,7 @@ def test_a_disturbed_sweep_loses_nothing_and_equals_a_run_on_one_machine(sweep):
     for words in ("running", "killed by SIGKILL", "time limit", "node failed", "Not complete"):
         assert words in page
     sweep.cluster.run("scancel", sweep.job)
-    wait_for(lambda: sweep.state(9) == "CANCELLED")
-    wait_for(lambda: sweep.state(cancelled) == "CANCELLED")
+    wait_for(lambda: all(sweep.state(index) == "CANCELLED" for index in (8, 9, cancelled)))
     sweep.profpipe("collect", "latest", "--quiet", exit_code=1)
     assert {task.state for task in sweep.tasks() if task.index in (8, 9, cancelled)} == {TaskState.CANCELLED}
     assert len(rows(sweep.run / "cases.csv")) >= 4 * (len(others) + 1)
