@@ -126,7 +126,7 @@ def test_a_budget_leaves_out_repeats_and_says_how_to_measure_them(tmp_path: Path
     assert len(Manifest.load(tmp_path / "out" / "latest").jobs) == 5
 
 
-def test_a_budget_takes_the_cheapest_profiler_first_and_ncu_last() -> None:
+def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last() -> None:
     from profpipe.config.models import Pipeline
     from profpipe.errors import ConfigError
     from profpipe.runner import estimate
@@ -144,15 +144,16 @@ def test_a_budget_takes_the_cheapest_profiler_first_and_ncu_last() -> None:
 
     def chosen(budget_s: float) -> tuple[list[str], int | None, list[str]]:
         part, left = estimate.fit(request, budget_s, seconds)
-        return part.pipeline.workloads["w"].profilers, part.captures, [name for name, _ in left]
+        return part.pipeline.workloads["w"].profilers, part.captures, left
 
     assert seconds(request) == 115
     assert chosen(115) == (list(costs), 3, [])
-    assert chosen(114) == (list(costs), 2, ["plain"])
+    assert chosen(114) == (list(costs), 2, ["processes 3 and later of each case under plain"])
     # A workload without plain has its first profiler.
-    assert chosen(94) == (["plain", "nsys", "torch"], 1, ["ncu", "plain"])
-    assert chosen(89) == (["plain", "torch"], 3, ["nsys", "ncu"])
-    assert chosen(40) == (["plain"], 1, ["nsys", "torch", "ncu", "plain"])
+    once = "processes 2 and later of each case under plain"
+    assert chosen(94) == (["plain", "nsys", "torch"], 1, ["ncu", once])
+    assert chosen(89) == (["plain", "torch", "ncu"], 3, ["nsys of w"])
+    assert chosen(40) == (["plain"], 1, ["nsys of w", "torch", "ncu", once])
     with pytest.raises(ConfigError, match="one process of each case under plain takes about 40 s"):
         chosen(39)
 

@@ -96,7 +96,7 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
 
 
 def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
-    """Return the part of the request that fits into the budget, and what is left out: ``ncu, repeats under plain``."""
+    """Return the part of the request that fits into the budget, and what is left out: ``nsys, ncu``."""
     machine = Machine.examine(request)
     estimates = Estimates.read(request, machine)
 
@@ -104,8 +104,7 @@ def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
         return estimates.total_s(plan_jobs(part, machine, part.out), part.pipeline.gpus if part.comparisons else 1)
 
     part, left = estimate.fit(request, budget_s, total_s)
-    names = (f"processes {kept + 1} and later of each case under {name}" if kept else name for name, kept in left)
-    return part, ", ".join(names)
+    return part, ", ".join(left)
 
 
 def start(request: RunRequest, words: list[str], args: argparse.Namespace, left_out: str = "") -> int:

@@ -287,13 +287,12 @@ def _own_s(run: Manifest) -> float | None:
 
 def fit(
     request: RunRequest, budget_s: float, total_s: Callable[[RunRequest], float | None]
-) -> tuple[RunRequest, list[tuple[str, int]]]:
-    """Return the part of ``request`` that fits into ``budget_s``, and what is left out: profilers and processes.
+) -> tuple[RunRequest, list[str]]:
+    """Return the part of ``request`` that fits into ``budget_s``, and what is left out: ``ncu``, ``torch of lm``.
 
     First comes one process of each case without a profiler, then the other profilers, the cheapest first and ncu last,
-    then the repeated processes under plain. ``total_s`` estimates a request. With each profiler that is left out comes
-    the number of its processes of each case that are kept. Raises ConfigError where nothing fits, or where the length
-    of a program is not known.
+    then the repeated processes under plain. A workload without plain keeps its first profiler. ``total_s`` estimates a
+    request. Raises ConfigError where nothing fits, or where the length of a program is not known.
     """
     whole_s = total_s(request)
     if whole_s is None:
@@ -325,9 +324,15 @@ def fit(
         what = f"is too short: one process of each case under {kept[0]} takes about {math.ceil(least_s)} s."
         raise ConfigError("--budget", what, f"Ask for --budget {math.ceil(least_s)}s, or for fewer cases.")
     for profiler in others:
-        if seconds([*kept, profiler]) > budget_s:
-            break
-        kept.append(profiler)
+        if seconds([*kept, profiler]) <= budget_s:
+            kept.append(profiler)
     processes = next(n for n in range(most, 0, -1) if n == 1 or seconds(kept, n) <= budget_s)
-    left = [(p, 0) for p in asked if p not in kept] + ([("plain", processes)] if processes < most else [])
-    return part(kept, processes), left
+    fitting, left = part(kept, processes), []
+    for profiler in asked:
+        users = [name for name, own in chosen.items() if profiler in (request.profilers or own.profilers)]
+        lost = [name for name in users if profiler not in fitting.pipeline.workloads[name].profilers]
+        if lost:
+            left.append(profiler if lost == users else f"{profiler} of {', '.join(lost)}")
+    if processes < most:
+        left.append(f"processes {processes + 1} and later of each case under plain")
+    return fitting, left
