@@ -144,7 +144,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
         Path(os.devnull).open("w") as null,
         Display(null if args.quiet else None, is_verbose=args.verbose) as display,
     ):
-        if left := run.left():
+        if not args.quiet and (left := run.left()):
             display.print(describe(run.request, left, run.estimates))
         for left_out in (each for each in run.manifest.incidents if each.kind is IncidentKind.LEFT_OUT):
             what = f"left out, as it does not fit into the budget: {left_out.details}"
