@@ -7,6 +7,7 @@ has no known length. `profpipe.db` has no settings of a case, so that it cannot 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
@@ -185,7 +186,11 @@ class Estimates:
 
     def own_s(self, jobs: Iterable[Job]) -> float:
         """Return the seconds of profpipe outside the processes: its start, reading, tables and the report."""
-        read = (_reading_s(job.script is None, job.profiler, len(job.cases)) for job in jobs if not _is_missing(job))
+        read = (
+            _reading_s(job.script is None, job.profiler, len(job.cases))
+            for job in jobs
+            if not isinstance(job.tool, Missing)
+        )
         return _START_S + (_recent(self.own) or 1.0) * (_REPORT_S + sum(read))
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
@@ -225,10 +230,6 @@ class Estimates:
                 else block
             )
         ]
-
-
-def _is_missing(job: Job) -> bool:
-    return isinstance(job.tool, Missing)
 
 
 def _reading_s(is_program: bool, profiler: str, cases: int) -> float:
@@ -278,8 +279,8 @@ def _own_s(run: Manifest) -> float | None:
             lanes[entry.lane] = lanes.get(entry.lane, 0.0) + entry.seconds
     alone_s = lanes.pop(None, 0.0)
     own_s = (run.seconds or 0.0) - alone_s - max(lanes.values(), default=0.0)
-    # Of a run that was killed and resumed, a part of the time is not known.
-    return own_s if own_s > 0 else None
+    # Of a run that was killed and resumed, a part of the time is not known. A damaged record may hold any number.
+    return own_s if 0 < own_s < math.inf else None
 
 
 # --- a budget --------------------------------------------------------------------------------------------------------
@@ -321,12 +322,12 @@ def fit(
     kept = [asked[0] if "plain" not in asked else "plain"]
     others = sorted((p for p in asked if p not in kept), key=lambda p: (p == "ncu", seconds([*kept, p])))
     if (least_s := seconds(kept)) > budget_s:
-        what = f"is too short: one process of each case under {kept[0]} takes about {math.ceil(least_s)} s."
+        what = f"is too short: one process of each case takes about {math.ceil(least_s)} s."
         raise ConfigError("--budget", what, f"Ask for --budget {math.ceil(least_s)}s, or for fewer cases.")
     for profiler in others:
         if seconds([*kept, profiler]) <= budget_s:
             kept.append(profiler)
-    processes = next(n for n in range(most, 0, -1) if n == 1 or seconds(kept, n) <= budget_s)
+    processes = max(1, bisect.bisect_right(range(1, most + 1), budget_s, key=lambda n: seconds(kept, n)))
     fitting, left = part(kept, processes), []
     for profiler in asked:
         users = [name for name, own in chosen.items() if profiler in (request.profilers or own.profilers)]
