@@ -15,9 +15,10 @@ import pytest
 from kill_server import processes_of
 from program import ROOT, WITHOUT_TORCH, profpipe, rows
 
+from profpipe.errors import ConfigError
 from profpipe.job import WAIT_VARIABLE, Case, Job, Tool
 from profpipe.runner import process
-from profpipe.runner.ahead import Ahead, Start
+from profpipe.runner.ahead import Ahead, Start, finish, has_spare_cores
 
 WORKLOAD = """
 import os, time
@@ -170,6 +171,10 @@ def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job,
             assert (child is None) == (needed in others)
             if child:
                 assert child.wait(20) == 0 and child.end_remaining(process.GRACE) == 0
+                # It has not opened the log, as one whose imports fail.
+                log = io.BytesIO()
+                finish(child, log)
+                assert json.loads(log.getvalue()) == [str(tmp_path / "log.txt"), needed.env.get("CUDA_VISIBLE_DEVICES")]
         assert left_below(tmp_path) == []
 
 
@@ -184,6 +189,12 @@ def test_at_most_so_many_processes_wait_and_one_that_no_job_needs_ends(job, tmp_
             assert len(left_below(tmp_path)) == 1
         ahead.start([], process.GRACE)
         assert left_below(tmp_path) == []
+
+
+def test_a_number_of_cores_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("PROFPIPE_LEAST_CORES", "many")
+    with pytest.raises(ConfigError, match="PROFPIPE_LEAST_CORES: is 'many', which is no number of cores"):
+        has_spare_cores()
 
 
 def left_below(folder):

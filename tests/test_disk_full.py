@@ -20,7 +20,7 @@ from fake_profiler import Notes, fake_profiler, job_of
 from profpipe import errors, plugins, profilers
 from profpipe.job import Cause
 from profpipe.results import store
-from profpipe.runner import executor, failure_reasons
+from profpipe.runner import failure_reasons, slots
 from profpipe.runner.process import GracePeriods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ def full(job):
 
 
 def carry_out(job, profiler):
-    (outcome,) = executor.run([job], {"fake": profiler}, Notes(), HURRIED)
+    (outcome,) = slots.run([job], {"fake": profiler}, Notes(), HURRIED)
     return outcome
 
 
@@ -95,7 +95,7 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path):
     large = full(job)
 
     def carry_out_plain():
-        (outcome,) = executor.run([job], profilers.ALL, Notes(), HURRIED)
+        (outcome,) = slots.run([job], profilers.ALL, Notes(), HURRIED)
         return outcome
 
     assert carry_out_plain().status == "ok"

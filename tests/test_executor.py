@@ -38,7 +38,7 @@ OK = "pass"
 
 
 def carry_out(job, profiler, notes=None):
-    (outcome,) = executor.run([job], {"fake": profiler}, notes or Notes(), HURRIED)
+    (outcome,) = slots.run([job], {"fake": profiler}, notes or Notes(), HURRIED)
     return outcome
 
 
@@ -132,7 +132,7 @@ def test_an_exit_code_after_the_last_case_does_not_matter_if_all_files_exist(tmp
 
 def test_each_outcome_is_there_before_the_next_job_starts(tmp_path):
     jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
-    outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
     assert next(outcomes).job is jobs[0]
     assert not jobs[1].folder.exists()
     assert next(outcomes).job is jobs[1]
@@ -434,10 +434,10 @@ def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path)
     options = {"skip_larger_after_oom": True}
     jobs = [sized(tmp_path, n, folder=tmp_path / str(n), options=options) for n in (2, 3, 1)]
     profiler = {"fake": fake_profiler(tmp_path, makes_report=False)}
-    outcomes = list(executor.run(jobs, profiler, Notes(), HURRIED))
+    outcomes = list(slots.run(jobs, profiler, Notes(), HURRIED))
     assert [[end.status for end in outcome.case_outcomes.values()] for outcome in outcomes] == [[], ["skipped"], []]
     before = {("attention", "fake"): [Case("n=0.5", {**jobs[2].cases[0].params, "n": 0.5})]}
-    (outcome,) = executor.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
+    (outcome,) = slots.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
     (end,) = outcome.case_outcomes.values()
     assert (end.status, end.cause) == (Status.SKIPPED, Cause.LARGER_THAN_OOM)
 
@@ -525,7 +525,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from fake_profiler import Notes as Listener, fake_profiler, job_of
 from profpipe import errors
-from profpipe.runner import executor as run
+from profpipe.runner import slots as run
 from profpipe.runner.process import GracePeriods
 from profpipe.errors import Interrupted
 
@@ -615,7 +615,7 @@ def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(
 def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_path):
     before = signal.getsignal(signal.SIGINT)  # ignored, where a shell without job control started the tests
     jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
-    outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
     assert next(outcomes).status == "ok"
     os.kill(os.getpid(), signal.SIGINT)
     (tmp_path / "stored").write_text("what the caller was about to write")
@@ -635,8 +635,8 @@ def overlapped(tmp_path, *programs, places=0):
     profiler, options = {"fake": fake_profiler(tmp_path)}, {"overlaps": lambda ended, following: True}
     if places:
         own = slots.Slots({f"place {n}": None for n in range(places)})
-        return jobs, slots.run(jobs, profiler, Notes(), own, HURRIED, **options)
-    return jobs, executor.run(jobs, profiler, Notes(), HURRIED, **options)
+        return jobs, slots.run(jobs, profiler, Notes(), HURRIED, slots=own, **options)
+    return jobs, slots.run(jobs, profiler, Notes(), HURRIED, **options)
 
 
 def wait_for(path):
@@ -721,7 +721,7 @@ class RealNsys:
 def under_nsys(tmp_path, nsys, *todo, changes=None, **fields):
     script = fake_profiler(tmp_path).script
     job = job_of(tmp_path, *todo, profiler="nsys", tool=Tool("nsys", "", str(nsys)), **fields)
-    (outcome,) = executor.run([job], {"nsys": RealNsys(script, changes)}, Notes(), GracePeriods())
+    (outcome,) = slots.run([job], {"nsys": RealNsys(script, changes)}, Notes(), GracePeriods())
     return outcome
 
 

@@ -16,7 +16,7 @@ from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.errors import ConfigError
 from profpipe.job import Cause, Outcome, Status, Visit
-from profpipe.runner import executor
+from profpipe.runner import slots
 from profpipe.runner.job_log import JobLog, ProcessEnd
 from profpipe.runner.outcome import INTERRUPTED
 from profpipe.runner.process import JOB_VARIABLE, GracePeriods
@@ -159,7 +159,7 @@ def left_behind(job, log, *files):
 
 
 def take_up(job, profiler):
-    (outcome,) = executor.run([job], {"fake": profiler}, Notes(), HURRIED)
+    (outcome,) = slots.run([job], {"fake": profiler}, Notes(), HURRIED)
     return outcome
 
 
@@ -334,7 +334,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from fake_profiler import Notes, fake_profiler, job_of
-from profpipe.runner import executor as run
+from profpipe.runner import slots as run
 folder = Path({str(tmp_path)!r})
 job = job_of(folder, {f"{write}; time.sleep(600)"!r})
 list(run.run([job], {{"fake": fake_profiler(folder)}}, Notes()))

@@ -43,7 +43,7 @@ def job(below: Path, name: str, group: str, do: str = SPAN.format(seconds=0.3), 
 
 def carry_out(jobs: list[Job], places: Slots, below: Path) -> dict[str, JobOutcome]:
     profiler = {"fake": fake_profiler(below)}
-    return {one.job.folder.name: one for one in slots.run(jobs, profiler, Notes(), places, HURRIED)}
+    return {one.job.folder.name: one for one in slots.run(jobs, profiler, Notes(), HURRIED, slots=places)}
 
 
 def span_of(outcome: JobOutcome) -> tuple[float, float, str | None]:
@@ -93,7 +93,7 @@ def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> 
 
 def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, name, "time.sleep(600)") for name in "abc"]
-    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO))
 
     def interrupt() -> None:
         while not all((one.folder / "job.jsonl").exists() for one in jobs[:2]):
@@ -109,7 +109,7 @@ def test_an_interrupt_ends_all_jobs_and_what_they_measured_is_kept(tmp_path: Pat
 
 def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_out(tmp_path: Path) -> None:
     jobs = [job(tmp_path, "a", "a", "pass"), job(tmp_path, "b", "b", "time.sleep(600)")]
-    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED)
+    outcomes = slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO))
     assert next(outcomes).job.folder.name == "a"
     began = time.monotonic()
     outcomes.close()
@@ -117,7 +117,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
     (tmp_path / "file").touch()
     jobs = [replace(jobs[1], folder=tmp_path / "b2"), replace(jobs[0], folder=tmp_path / "file" / "a")]
     with pytest.raises(NotADirectoryError):
-        list(slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), Slots(TWO), HURRIED))
+        list(slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO)))
 
 
 # --- which GPUs ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.job import Command, Tool
-from profpipe.runner import executor, process, supervisor
+from profpipe.runner import process, slots, supervisor
 from profpipe.runner.process import GRACE, GracePeriods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,10 +44,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from fake_profiler import Notes, fake_profiler, job_of
-from profpipe.runner import executor
+from profpipe.runner import slots
 folder = Path({folder!r})
 job = job_of(folder, "pass", script=None, command=("sh", "-c", {script!r}))
-(outcome,) = executor.run([job], {{"fake": fake_profiler(folder)}}, Notes())
+(outcome,) = slots.run([job], {{"fake": fake_profiler(folder)}}, Notes())
 print(outcome.status, outcome.reason, outcome.returncode)
 """
 #: A command that is no job and may be long, such as an export.
@@ -239,7 +239,7 @@ def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pid"))
     job, began = job_of(tmp_path, "pass", script=None, command=command, timeout_s=0.5), time.monotonic()
-    (outcome,) = executor.run([job], {"fake": fake_profiler(tmp_path)}, Notes())
+    (outcome,) = slots.run([job], {"fake": fake_profiler(tmp_path)}, Notes())
     assert outcome.status == "timeout" and time.monotonic() - began < 10.5
     assert GRACE.interrupt_s + GRACE.terminate_s + 2 * GRACE.linger_s <= 10
 
@@ -270,9 +270,9 @@ def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path):
     profiler = fake_profiler(tmp_path)
     profiler.commands = commands  # type: ignore[method-assign]
     patient = GracePeriods(interrupt_s=0.7, terminate_s=0.2, linger_s=0.2, report_s=30.0)
-    executed = list(executor.run([job], {"fake": profiler}, Notes(), patient))
+    executed = list(slots.run([job], {"fake": profiler}, Notes(), patient))
     assert executed[0].status == "timeout" and report.read_text() == "report"
     report.unlink()
     again = replace(job, folder=tmp_path / "again")
-    list(executor.run([again], {"fake": profiler}, Notes(), replace(patient, report_s=0.0)))
+    list(slots.run([again], {"fake": profiler}, Notes(), replace(patient, report_s=0.0)))
     assert not report.exists()

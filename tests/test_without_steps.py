@@ -16,7 +16,7 @@ from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_var
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
-from profpipe.runner import after_plain, executor
+from profpipe.runner import after_plain, slots
 
 STEPS = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
 PYTHON_LOADED, TORCH_IMPORTED = "hook.capture.loaded", "hook.capture.torch"
@@ -151,7 +151,7 @@ def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) ->
     job = replace(
         job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
     )
-    (outcome,) = executor.run([job], {"nsys": nsys_profiler}, ProgressListener())
+    (outcome,) = slots.run([job], {"nsys": nsys_profiler}, ProgressListener())
     assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()
     assert "late" in (job.folder / "log.txt").read_text(encoding="utf-8")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
+from profpipe.errors import ConfigError
 from profpipe.job import WAIT_VARIABLE, Job
 from profpipe.measure import machine
 from profpipe.runner import process
@@ -35,7 +36,10 @@ _LATE: Final = "CUDA_VISIBLE_DEVICES"
 
 def has_spare_cores(jobs: int = 1) -> bool:
     """Return True if work beside ``jobs`` that run at once takes no time from them."""
-    return machine.usable_cores() >= jobs * float(os.environ.get(_CORES_VARIABLE, _LEAST_CORES))
+    text = os.environ.get(_CORES_VARIABLE, str(_LEAST_CORES))
+    if not text.isdecimal():
+        raise ConfigError(_CORES_VARIABLE, f"is {text!r}, which is no number of cores.", "For example: 8")
+    return machine.usable_cores() >= jobs * int(text)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Ahead:
 
     most: int = 0
     following: Sequence[Job] = ()
-    _waiting: dict[Path, tuple[Start, Child, IO[bytes]]] = field(default_factory=dict)
+    _waiting: dict[Path, tuple[Start, Child]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Ahead:
@@ -78,13 +82,13 @@ class Ahead:
             for spec in self._waiting.keys() - needed.keys():
                 self._end(spec)
             for spec in needed.keys() - self._waiting.keys():
-                output = tempfile.TemporaryFile()  # noqa: SIM115
                 first = needed[spec]
                 env = {**first.env, WAIT_VARIABLE: "1"}
                 # Where no process can be started, the start of the job says why.
                 with suppress(OSError, process.SupervisorError):
+                    output = tempfile.TemporaryFile()  # noqa: SIM115
                     child = process.start(first.argv, env, output, first.cwd, grace, waits=True)
-                    self._waiting[spec] = first, child, output
+                    self._waiting[spec] = first, child
 
     def take(self, job: Job, start: Start, output: IO[bytes]) -> Child | None:
         """Let the process of ``job`` go on; None where there is none for ``start``. It writes into ``log.txt``.
@@ -94,11 +98,9 @@ class Ahead:
         with self._lock:
             if job.spec not in self._waiting:
                 return None
-            first, child, printed = self._waiting[job.spec]
+            first, child = self._waiting[job.spec]
             if first.is_same(start) and child.poll() is None:
-                printed.seek(0)
-                output.write(printed.read())
-                output.flush()
+                child.copy_output(output)
                 if child.go_on([str(job.folder / "log.txt"), start.env.get(_LATE)]):
                     del self._waiting[job.spec]
                     return child
@@ -106,6 +108,13 @@ class Ahead:
             return None
 
     def _end(self, spec: Path) -> None:
-        _, child, output = self._waiting.pop(spec)
+        _, child = self._waiting.pop(spec)
         child.kill()
-        output.close()
+        child.output.close()
+
+
+def finish(taken: Child | None, log: IO[bytes]) -> None:
+    """Append to ``log`` what a process wrote after it was taken and before it opened that file, such as a traceback."""
+    if taken:
+        with taken.output:
+            taken.copy_output(log)

@@ -1,4 +1,4 @@
-"""[Job] -> [JobOutcome]: run the processes of the jobs.
+"""Job -> JobOutcome: run the processes of a job.
 
 The commands of a job run one after the other, each in its own session, under a time limit, with the output in
 ``log.txt``. The files that a command made and the cases in the log of the job decide whether it succeeded, never the
@@ -15,11 +15,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from profpipe.errors import Interrupted, is_disk_full
+from profpipe.errors import is_disk_full
 from profpipe.job import (
     LOG,
     Case,
@@ -41,6 +40,7 @@ from profpipe.job import (
 from profpipe.measure import case_order
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
+    ahead,
     artifacts,
     failure_reasons,
     outcome,
@@ -56,63 +56,6 @@ _POLL_S = 0.2
 #: How often a command is started whose tool fails by chance before the workload runs, and the pause after the first
 #: of these failures. Each further pause is longer by this: the cause is a busy machine.
 _MAX_STARTS, _RESTART_PAUSE_S = 4, 0.2
-
-
-def run(
-    jobs: Sequence[Job],
-    profilers: Mapping[str, Profiler],
-    listener: ProgressListener,
-    grace: GracePeriods = process.GRACE,
-    oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
-    narrow: Callable[[Job], Job | None] = lambda job: job,
-    numbers: tuple[int, int] | None = None,
-    ahead: Ahead | None = None,
-    overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
-) -> Iterator[JobOutcome]:
-    """Yield the outcome of each job when the job has ended, before the next one starts.
-
-    Where ``overlaps(ended, next)`` is true, the next job starts first and runs while the caller handles the outcome.
-    The jobs run in another thread: a caller that reads large files can be interrupted in the main thread only.
-
-    Ctrl-C, SIGTERM and SIGHUP end the running process so that it can still write its report. The outcome of its job is
-    yielded like any other, and then errors.Interrupted is raised. A signal that arrives while the caller handles an
-    outcome takes effect when the caller asks for the next one.
-
-    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
-    the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
-    first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
-    """
-    first, last = numbers or (1, len(jobs))
-    with InterruptCounter() as interrupts, process.adopt_orphans(), ThreadPoolExecutor(1) as thread:
-        known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
-        waiting = list(enumerate(jobs, start=first))
-
-        def start_next() -> tuple[int, Future[JobOutcome]] | None:
-            while waiting:
-                index, planned = waiting.pop(0)
-                context.upcoming[:] = [job for _, job in waiting]
-                if job := narrow(planned):
-                    listener.job_started(job, index, last)
-                    return index, thread.submit(carry_out, job, profilers[job.profiler], context)
-            return None
-
-        running = start_next()
-        try:
-            while running:
-                index, future = running
-                ended, running = future.result(), None
-                listener.job_ended(ended)
-                if waiting and not interrupts.count and overlaps(ended.job, waiting[0][1]):
-                    running = start_next()
-                yield ended
-                if interrupts.count and not running:
-                    when = "in" if ended.interrupted else "after"
-                    raise Interrupted(f"Interrupted {when} job {index} of {last}.")
-                running = running or start_next()
-        finally:
-            if running:
-                interrupts.count = max(interrupts.count, 2)
 
 
 @dataclass(frozen=True)
@@ -404,11 +347,12 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             stopped = _failed(job, Cause.NOT_STARTABLE, f"could not be started: {error}")
         else:
             context.listener.process_started(output_begin)
-            # Nothing is started while samples are taken without a profiler. Others import beside the imports of a
-            # process that has just been started.
+            # Processes import beside the imports of a process that has just been started, and never beside the samples
+            # that the process of this slot takes without a profiler.
             if command.runs_workload and (taken is None or job.profiler != "plain"):
                 context.start_ahead()
             stopped, was_due, ended = _attend(started, command, job, log, context)
+            ahead.finish(taken, output)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             used = started.used

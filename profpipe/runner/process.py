@@ -53,6 +53,8 @@ _SHORT_S: Final = 60.0
 _LOST: Final = -9
 #: The processes that this process has started itself and that it waits for.
 _own: Final[set[int]] = set()
+#: Held until a process that was just started is among them.
+_own_lock: Final = threading.Lock()
 
 
 class SupervisorError(ProfpipeError):
@@ -88,10 +90,11 @@ class Child:
     process and of those that it waited for, in seconds, and the peak of the memory of one of them, in bytes.
     """
 
-    def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float) -> None:
-        self.supervisor, self.pid, self.began, self.ended = owner, pid, began, began
+    def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float, output: IO[bytes]) -> None:
+        self.supervisor, self.pid, self.began, self.ended, self.output = owner, pid, began, began, output
         self.returncode: int | None = None
         self.used: tuple[float, ...] = ()
+        self._copied = 0
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -135,6 +138,14 @@ class Child:
         self.began = time.monotonic()
         return True
 
+    def copy_output(self, target: IO[bytes]) -> None:
+        """Append what the process has written into ``output`` since the last call."""
+        # The process shares the position in the file.
+        number = self.output.fileno()
+        target.write(os.pread(number, os.fstat(number).st_size - self._copied, self._copied))
+        target.flush()
+        self._copied = os.fstat(number).st_size
+
     def _has_report(self, seconds: float | None) -> bool:
         poll = select.poll()
         poll.register(self.supervisor.stdout, select.POLLIN)  # type: ignore[arg-type]
@@ -172,14 +183,15 @@ def start(
         owner.stdin.write(request)  # type: ignore[union-attr]
         owner.stdin.flush()  # type: ignore[union-attr]
     report = _read_report(owner)
+    if not (report and report[0]):
+        owner.wait()
+        _own.discard(owner.pid)
     if report is None:
         what = "The supervisor of the processes ends before it starts one. To see why, run"
         raise SupervisorError(f"{what}: {shlex.join(command)}")
     pid, number, name, began = report
     if pid:
-        return Child(owner, pid, began)
-    owner.wait()
-    _own.discard(owner.pid)
+        return Child(owner, pid, began, output)
     if not name:
         raise SupervisorError(f"No process can be started: {os.strerror(number)}")
     raise OSError(number, os.strerror(number), name)
@@ -188,12 +200,13 @@ def start(
 def _popen(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process in a new session. Raises SupervisorError where that is not the fault of the program."""
     try:
-        started = subprocess.Popen(argv, start_new_session=True, **options)
+        with _own_lock:
+            started = subprocess.Popen(argv, start_new_session=True, **options)
+            _own.add(started.pid)
     except OSError as error:
         if error.filename is None or argv[0] == sys.executable:
             raise SupervisorError(f"No process can be started: {error}") from error
         raise
-    _own.add(started.pid)
     return started
 
 
@@ -240,7 +253,7 @@ def _call_unsupervised(
         pass
     finally:
         returncode = called.returncode
-        _signal(called.pid, signal.SIGKILL, os.killpg)
+        supervisor.send(-called.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             called.wait(GRACE.kill_s)
             _own.discard(called.pid)
@@ -422,7 +435,7 @@ def kill_leftovers(job_folder: Path, wait_s: float) -> None:
 
     Raises ProfpipeError if a process does not die, for it may still write.
     """
-    if not _kill_all(lambda: _find_marked(job_folder), wait_s):
+    if not supervisor.wait_until_none_is_left(lambda: _find_marked(job_folder), wait_s, signal.SIGKILL):
         left = ", ".join(map(str, sorted(_find_marked(job_folder))))
         raise ProfpipeError(
             f"{job_folder}: process {left} of an earlier run still writes here. End that process first."
@@ -458,8 +471,10 @@ def _kill_adopted(wait_s: float) -> int:
 
     def find() -> set[int]:
         adopted = set()
-        for pid, state, parent, session in list(supervisor.processes()):
-            if parent == us and session != our_session and pid not in _own:
+        with _own_lock:
+            foreign = [own for own in supervisor.processes() if own[0] not in _own]
+        for pid, state, parent, session in foreign:
+            if parent == us and session != our_session:
                 if state in "ZX":
                     with suppress(ChildProcessError):
                         os.waitpid(pid, os.WNOHANG)
@@ -468,7 +483,7 @@ def _kill_adopted(wait_s: float) -> int:
         found.update(adopted)
         return adopted
 
-    _kill_all(find, wait_s)
+    supervisor.wait_until_none_is_left(find, wait_s, signal.SIGKILL)
     return len(found)
 
 
@@ -484,12 +499,12 @@ def stop(
     def has_ended() -> bool:
         return process.poll() is not None
 
-    _signal(process.pid, signal.SIGINT, os.killpg)
+    supervisor.send(-process.pid, signal.SIGINT)
     ended = _wait_until(has_ended, grace.interrupt_s, unless=is_urgent)
     if not ended and not is_urgent() and is_reporting():
         ended = _wait_until(has_ended, grace.report_s, unless=is_urgent)
     if not ended and not is_urgent():
-        _signal(process.pid, signal.SIGTERM, os.killpg)
+        supervisor.send(-process.pid, signal.SIGTERM)
         ended = _wait_until(has_ended, grace.terminate_s, unless=is_urgent)
     if not ended:
         kill_group(process, grace.kill_s)
@@ -497,27 +512,16 @@ def stop(
 
 def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
     """End the process group of a server as a service manager would: SIGTERM, and time to finish. nsys does the same."""
-    _signal(process.pid, signal.SIGTERM, os.killpg)
+    supervisor.send(-process.pid, signal.SIGTERM)
     if not _wait_until(lambda: process.poll() is not None, grace.server_s, unless=is_urgent):
         kill_group(process, grace.kill_s)
 
 
 def kill_group(process: Child, wait_s: float = GRACE.kill_s) -> None:
     """End the group of a process at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
-    _signal(process.pid, signal.SIGKILL, os.killpg)
+    if process.poll() is None:
+        supervisor.send(-process.pid, signal.SIGKILL)
     process.wait(wait_s)
-
-
-def _kill_all(find: Callable[[], set[int]], wait_s: float) -> bool:
-    """Repeat SIGKILL until ``find`` returns no process, for one look at the table misses a process that forks."""
-
-    def none_left() -> bool:
-        left = find()
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
-        return not left
-
-    return _wait_until(none_left, wait_s)
 
 
 def _wait_until(is_true: Callable[[], bool], wait_s: float, unless: Callable[[], bool] = lambda: False) -> bool:
@@ -527,9 +531,3 @@ def _wait_until(is_true: Callable[[], bool], wait_s: float, unless: Callable[[],
             return False
         time.sleep(_STEP_S)
     return True
-
-
-def _signal(pid: int, number: signal.Signals, send: Callable[[int, int], None] = os.kill) -> None:
-    """Send a signal to a process, or to the process group that it leads (``os.killpg``)."""
-    with suppress(ProcessLookupError, PermissionError):
-        send(pid, number)

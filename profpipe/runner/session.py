@@ -13,6 +13,7 @@ A run may be killed at any point and resumed. Its files say how far it is, from 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -54,7 +55,6 @@ from profpipe.runner import (
     artifacts,
     checkout,
     estimate,
-    executor,
     fingerprint,
     guided_ncu,
     job_cache,
@@ -308,26 +308,27 @@ class Session:
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
-        shared: dict[str, Any] = {
-            "oom_cases": oom_cases,
-            "narrow": self._narrow,
-            "ahead": self._ahead,
-            "overlaps": self._overlaps,
-        }
-        if self._slots:
-            ordered = self.estimates.longest_first(jobs)
-            outcomes = slots.run(ordered, profilers.ALL, listener, self._slots, **shared)
-        else:
-            outcomes = executor.run(jobs, profilers.ALL, listener, **shared, numbers=numbers)
-        for outcome in outcomes:
-            folder = outcome.job.folder
-            self._store(outcome, keys.get(folder, "") if outcome.job.cases == whole[folder] else "")
+        outcomes = slots.run(
+            self.estimates.longest_first(jobs) if self._slots else jobs,
+            profilers.ALL,
+            listener,
+            oom_cases=oom_cases,
+            narrow=self._narrow,
+            numbers=numbers,
+            ahead=self._ahead,
+            overlaps=self._overlaps,
+            slots=self._slots,
+        )
+        with contextlib.closing(outcomes):
+            for outcome in outcomes:
+                folder = outcome.job.folder
+                self._store(outcome, keys.get(folder, "") if outcome.job.cases == whole[folder] else "")
 
     def _overlaps(self, ended: Job, following: Job) -> bool:
         """Return True if ``following`` may run while the files of ``ended`` are read.
 
-        The cores must suffice for both, and ``_narrow`` must not need what is read. Beside a job without a profiler,
-        whose times count, nothing is read.
+        The cores must suffice for both, and ``_narrow`` must not need what is read. A job without a profiler, whose
+        times count, does not start before the files are read.
         """
         needs_plain = following.script is None and ended.profiler == "plain"
         is_alone = following.profiler == "plain" or following.is_repeated

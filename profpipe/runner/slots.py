@@ -1,13 +1,14 @@
-"""Run jobs side by side on slots: a slot runs one job at a time, pinned to one GPU.
+"""[Job] -> [JobOutcome]: run jobs one after the other, or side by side on slots.
 
-On a machine without a visible GPU a slot is a place for one process. A group of jobs stays on the slot that its first
-job was given. The run's folder holds which that is, so that a resumed run continues there.
+A slot runs one job at a time, pinned to one GPU. On a machine without a visible GPU it is a place for one process. A
+group of jobs stays on the slot that its first job was given. The run's folder holds which that is, so that a resumed
+run continues there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,41 +111,56 @@ def run(
     jobs: Sequence[Job],
     profilers: Mapping[str, Profiler],
     listener: ProgressListener,
-    slots: Slots,
     grace: GracePeriods = process.GRACE,
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
+    numbers: tuple[int, int] | None = None,
     ahead: Ahead | None = None,
     overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
-) -> Iterator[JobOutcome]:
-    """Yield the outcome of each job when it has ended. The slot of that job waits until the caller asks for the next,
-    unless ``overlaps(ended, next)`` is true.
+    slots: Slots | None = None,
+) -> Generator[JobOutcome, None, None]:
+    """Yield the outcome of each job when it has ended. The next job starts when the caller asks for the next outcome.
 
-    Each job is carried out by the executor in a thread. What ends a job ends the processes below the supervisor of its
-    command only. A job without a group runs when all jobs before it have ended, and those after it wait.
-    An interrupt ends all running jobs; their outcomes are yielded, and then errors.Interrupted is raised. When the
-    caller leaves early, the jobs are killed. The other parameters are those of ``executor.run``.
+    Where ``overlaps(ended, next)`` is true, the next job starts first and runs while the caller handles the outcome.
+    With ``slots``, jobs of groups run side by side, and what waits for the caller is the slot of the job that ended. A
+    job without a group runs when all jobs before it have ended, and those after it wait.
+
+    The executor carries out each job in a thread: signals reach the main thread only. What ends a job ends the
+    processes below the supervisor of its command only. Ctrl-C, SIGTERM and SIGHUP end the running processes so that
+    they can still write their reports. The outcomes of their jobs are yielded, and then errors.Interrupted is raised.
+    When the caller closes the generator, the running jobs are killed.
+
+    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
+    the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
+    first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
     """
-    with InterruptCounter() as interrupts, process.adopt_orphans(), ThreadPoolExecutor(len(slots.every)) as threads:
+    first, last = numbers or (1, len(jobs))
+    slots = slots or Slots({})
+    with (
+        InterruptCounter() as interrupts,
+        process.adopt_orphans(),
+        ThreadPoolExecutor(len(slots.every) or 1) as threads,
+    ):
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
         context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
-        waiting = list(enumerate(jobs, start=1))
+        waiting = list(enumerate(jobs, start=first))
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}
         stopped: list[int] = []
-        ended: JobOutcome | None = None
+        number, ended = first - 1, None
         try:
             while True:
                 used = {slot for _, slot in busy.values()}
                 found = None if interrupts.count else _find_next(waiting, used, slots)
                 if found is not None and (ended is None or overlaps(ended.job, waiting[found[0]][1])):
                     place, slot = found
-                    number, planned = waiting.pop(place)
+                    index, planned = waiting.pop(place)
                     context.upcoming[:] = [job for _, job in waiting]
                     if job := narrow(planned):
-                        own, job = _assign(job, slot, slots, context)
-                        own.listener.job_started(job, number, len(jobs))
-                        busy[threads.submit(_carry_out, job, profilers, own)] = number, slot
+                        job = job if slot == _ALONE else slots.place(job, slot)
+                        own = replace(context, listener=listener.lane(job.lane))
+                        own.listener.job_started(job, index, last)
+                        busy[threads.submit(_carry_out, job, profilers, own)] = index, slot
                     continue
                 if ended is not None:
                     yield ended
@@ -160,8 +176,8 @@ def run(
             if busy:
                 interrupts.count = max(interrupts.count, 2)
         if interrupts.count:
-            which = f"in job {' and '.join(map(str, sorted(stopped)))}" if stopped else "between two jobs"
-            raise Interrupted(f"Interrupted {which} of {len(jobs)}.")
+            when = f"in job {' and '.join(map(str, sorted(stopped)))}" if stopped else f"after job {number}"
+            raise Interrupted(f"Interrupted {when if number else 'before job 1'} of {last}.")
 
 
 def _find_next(waiting: Sequence[tuple[int, Job]], used: set[int], slots: Slots) -> tuple[int, int] | None:
@@ -176,14 +192,6 @@ def _find_next(waiting: Sequence[tuple[int, Job]], used: set[int], slots: Slots)
             if slots.assigned.get(job.group, slot) == slot:
                 return place, slot
     return None
-
-
-def _assign(job: Job, slot: int, slots: Slots, context: Context) -> tuple[Context, Job]:
-    """Return the job on its slot, and the context with the listener of that slot."""
-    if slot == _ALONE:
-        return context, job
-    job = slots.place(job, slot)
-    return replace(context, listener=context.listener.lane(job.lane)), job
 
 
 def _carry_out(job: Job, profilers: Mapping[str, Profiler], context: Context) -> JobOutcome:

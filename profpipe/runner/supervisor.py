@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
@@ -88,25 +88,28 @@ def end_with_runner(command: subprocess.Popen[bytes]) -> None:
 
 def end_remaining(command: int, linger_s: float, kill_s: float) -> int:
     """End what the command left running, and return how many processes did not end themselves."""
-    if wait_until_none_is_left(command, linger_s):
+    if wait_until_none_is_left(lambda: find_left(command), linger_s):
         return 0
     left = find_left(command)
     for pid in left:
         send(pid, signal.SIGTERM)
-    if not wait_until_none_is_left(command, linger_s):
+    if not wait_until_none_is_left(lambda: find_left(command), linger_s):
         kill_all(command, kill_s)
     return len(left)
 
 
 def kill_all(command: int, wait_s: float) -> None:
-    """Repeat SIGKILL until no process is left, for one look at the table misses a process that forks."""
-    wait_until_none_is_left(command, wait_s, signal.SIGKILL)
+    """Kill what is left of the command."""
+    wait_until_none_is_left(lambda: find_left(command), wait_s, signal.SIGKILL)
 
 
-def wait_until_none_is_left(command: int, wait_s: float, number: int = 0) -> bool:
-    """Return True once no process is left. Until then each gets the signal ``number`` again and again."""
+def wait_until_none_is_left(find: Callable[[], set[int]], wait_s: float, number: int = 0) -> bool:
+    """Return True once ``find`` returns no process. Until then each gets the signal ``number`` again and again.
+
+    One look at the table misses a process that forks.
+    """
     deadline = time.monotonic() + wait_s
-    while left := find_left(command):
+    while left := find():
         for pid in left if number else ():
             send(pid, number)
         if time.monotonic() > deadline:
