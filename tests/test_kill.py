@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -235,37 +236,49 @@ def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undistur
         kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])
 
 
-#: Each case has a process of its own. While the first one runs, the processes of the next two wait.
-ONE_BY_ONE = PIPELINE.replace("profilers: [plain, nsys]", "profilers: [plain]\n    isolate: true")
+def cases_by_event(run):
+    """The case of each job whose log has an event, by event."""
+    found = {"case_ended": [], "ended": []}
+    for path in run.glob("raw/**/job.jsonl") if run else ():
+        lines = path.read_text().splitlines()
+        for line in lines:
+            with suppress(ValueError):  # cut by the kill
+                found.setdefault(json.loads(line)["event"], []).extend(json.loads(lines[0])["cases"])
+    return found
 
 
-def test_a_run_whose_next_process_waits_is_killed_without_loss_repetition_or_a_process_that_is_left(server):
-    whole = server.project(ONE_BY_ONE)
+#: Each case has a process of its own. Under plain the processes of two cases wait while the first one runs. Under nsys
+#: the files of a case are read while the next one runs.
+@pytest.mark.parametrize("profiler", ["plain", pytest.param("nsys", marks=pytest.mark.exhaustive)])
+def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process_that_is_left(server, profiler):
+    pipeline = PIPELINE.replace("profilers: [plain, nsys]", f"profilers: [{profiler}]\n    isolate: true")
+    whole = server.project(pipeline)
     answer = server.run(whole, "start")
     assert answer["status"] == 0, (whole / "output.txt").read_text()
-    expected, chance, were_waiting = store.load(only_run(whole))[0], random.Random(41), 0
+    expected, chance, overlapped = store.load(only_run(whole))[0], random.Random(41), 0
     kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(5)]
     kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), 5)]
     for kill in kills:
-        project = server.project(ONE_BY_ONE)
+        project = server.project(pipeline)
         server.run(project, "start", **kill)
         deadline = time.monotonic() + 10
-        # One measures; a second one waits.
-        were_waiting += len(processes_of(project)) > 1
+        run = only_run(project)
+        begun = cases_by_event(run)
+        if profiler == "plain":  # one process measures, and a second one waits
+            overlapped += len(processes_of(project)) > 1
+        elif run:  # one job runs, and the one before it is not stored
+            overlapped += len([*run.glob("raw/sums/nsys/*/")]) > len(Manifest.load(run).jobs) + 1
         while processes_of(project):
             assert time.monotonic() < deadline, "a process is left"
             time.sleep(0.02)
-        server.run(project, "resume" if only_run(project) else "start")
+        server.run(project, "resume" if run else "start")
         run = only_run(project)
         data, record = store.load(run)
         assert record.ended and len(record.jobs) == len(CASES)
         for table in schema.ALL:
             pd.testing.assert_frame_equal(comparable(data, table), comparable(expected, table))
-        ended = [
-            event
-            for path in run.glob("raw/**/job.jsonl")
-            for event in map(json.loads, path.read_text().splitlines())
-            if event["event"] == "case_ended"
-        ]
-        assert sorted(event["case"] for event in ended) == CASES
-    assert were_waiting, "no kill came while a process waited"
+        measured = Counter(cases_by_event(run)["case_ended"])
+        assert sorted(measured) == CASES
+        # A case under nsys whose report was not written is recorded again.
+        assert all(measured[case] == 1 for case in (CASES if profiler == "plain" else begun["ended"]))
+    assert overlapped, "no kill came while two jobs overlapped"
