@@ -28,13 +28,10 @@ _MOST_NAMED = 2
 
 _REST = "not in kernels"
 
+#: The changes whose words differ from their values.
 _CHANGES: Mapping[KernelChange, str] = {
-    KernelChange.EXCHANGED: "exchanged",
     KernelChange.APPEARED: "only on B",
     KernelChange.VANISHED: "only on A",
-    KernelChange.CLASS: "class",
-    KernelChange.LAUNCHES: "launches",
-    KernelChange.TIME: "time",
     KernelChange.UNCHANGED: "",
 }
 
@@ -193,7 +190,11 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
 def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     found = case.kernels
     assert found is not None and case.judgement is not None
-    columns, rows = kernel_rows(found.kernels, lambda kernel: _CHANGES[kernel.change], lambda kernel: kernel.is_other)
+    columns, rows = kernel_rows(
+        found.kernels,
+        lambda kernel: _CHANGES.get(kernel.change, kernel.change.value),
+        lambda kernel: kernel.is_other,
+    )
     rows.append(_sum_row(_REST, found.not_in_kernels_ns))
     total = doc.Cell(found.difference_ns, is_strong=True)
     rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])

@@ -80,7 +80,7 @@ def _lacking_tasks(findings: Findings, run: Manifest) -> doc.Text:
 
 def _failed(findings: Findings) -> Iterator[doc.Text]:
     failed = [group for group in findings.not_run if group.status.is_failure]
-    counts = grouped((OUTCOMES[group.status], max(len(group.cases), 1)) for group in failed)
+    counts = grouped((_word(group.status, _OUTCOMES), max(len(group.cases), 1)) for group in failed)
     if counts:
         outcomes = doc.join(f"{count_cases(sum(numbers))} {outcome}" for outcome, numbers in counts.items())
         more = doc.Link("reasons and logs", "#failures")
@@ -193,29 +193,13 @@ def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Te
 
 # --- not run ----------------------------------------------------------------------------------------------------------
 
-OUTCOMES: Mapping[Status, str] = {
-    Status.OOM: "out of memory",
-    Status.TIMEOUT: "timed out",
-    Status.FAILED: "failed",
-    Status.CRASHED: "crashed",
-    Status.INTERRUPTED: "interrupted",
-    Status.SKIPPED: "skipped",
-}
-
-#: What became of a task of a cluster.
-TASKS: Mapping[TaskState, str] = {
-    TaskState.PENDING: "pending",
-    TaskState.RUNNING: "running",
-    TaskState.REQUEUED: "requeued",
-    TaskState.NODE_FAILED: "node failed",
-    TaskState.TIME_LIMIT: "time limit",
-    TaskState.CANCELLED: "cancelled",
-    TaskState.PREEMPTED: "preempted",
+#: The words for outcomes, and for tasks of a cluster, where they differ from the values. `failed` is in both.
+_OUTCOMES: Mapping[str, str] = {Status.OOM: "out of memory", Status.TIMEOUT: "timed out"}
+_TASKS: Mapping[str, str] = {
     TaskState.OUT_OF_MEMORY: "host memory",
     TaskState.KILLED: "killed by SIGKILL",
     TaskState.STOPPED: "stopped by a signal",
     TaskState.FAILED: "task failed",
-    TaskState.NOT_SUBMITTED: "not submitted",
     TaskState.UNKNOWN: "unknown to Slurm",
 }
 
@@ -225,9 +209,13 @@ _NAMED, _GROUPS, _LOGS = 3, 6, 4
 _Group = tuple[str, NotRun]
 
 
+def _word(state: Status | TaskState, words: Mapping[str, str]) -> str:
+    return words.get(state, state.value.replace("_", " "))
+
+
 def failures(findings: Findings) -> doc.Section:
     """Return what failed: the cases, the reason and the log."""
-    groups = [(OUTCOMES[group.status], group) for group in findings.not_run if group.status.is_failure]
+    groups = [(_word(group.status, _OUTCOMES), group) for group in findings.not_run if group.status.is_failure]
     return doc.make_section("failures", "Failed", [_table("failures", groups, findings)])
 
 
@@ -238,10 +226,10 @@ def unfinished(findings: Findings) -> doc.Section:
         if group.status is Status.INTERRUPTED:
             # Cases that take turns have the samples of earlier rounds.
             has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
-            groups.append(("not finished" if has_times else OUTCOMES[group.status], group))
+            groups.append(("not finished" if has_times else _word(group.status, _OUTCOMES), group))
     for group in findings.pending:
         not_queued = "cut off" if group.is_cut_off else "not started"
-        groups.append((TASKS[group.task_state] if group.task_state else not_queued, group))
+        groups.append((_word(group.task_state, _TASKS) if group.task_state else not_queued, group))
     table = _table("unfinished", groups, findings)
     has_reasons = any(group.task_state for _, group in groups)
     return doc.make_section("unfinished", "Not finished", [table if has_reasons else table.without("reason")])
