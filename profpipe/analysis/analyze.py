@@ -41,14 +41,13 @@ from profpipe.analysis.findings import (
     DoubtCause,
     Findings,
     Iteration,
-    Limit,
     Shape,
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Counters, SwitchCost, find_phases, switch_cost, top_kernels
+from profpipe.analysis.kernels import PREFERENCE, SwitchCost, find_phases, switch_cost, top_kernels
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import Manifest, PeakRates
+from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
@@ -132,7 +131,7 @@ def _workload(
     kernels = index.tables.kernels
     counters = roofline.collect_counters(index, data.params, dict(declared.ncu.targets) if declared else {})
     cases = case_results(data, basis, run)
-    cases = {id: replace(c, limit=_limit(index, c, data.rates, counters[id])) for id, c in cases.items()}
+    cases = {id: replace(c, limit=roofline.limit(index, c, data.rates, counters[id])) for id, c in cases.items()}
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
@@ -200,21 +199,6 @@ def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int
     """Count kernel launches by the columns ``by``; copies and sets are none."""
     launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
     return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
-
-
-def _limit(index: CaseIndex, case: CaseResult, rates: PeakRates, counters: Iterable[Counters]) -> Limit:
-    breakdown, dram = case.breakdown, None
-    if breakdown is not None and breakdown.iterations:
-        totals = index.totals[case.id, breakdown.profiler]
-        launches = {name: own.calls / breakdown.iterations for name, own in totals.by_name.items()}
-        # ncu may have profiled one launch of many, which represents the others only if all do the same work.
-        representative = [
-            row
-            for row in counters
-            if row.calls >= launches.get(row.kernel, 0.0) or not totals.by_name[row.kernel].has_high_variance
-        ]
-        dram = roofline.dram(case, representative, launches)
-    return roofline.limit(case, rates, *(dram or (None, None)))
 
 
 def _shapes(

@@ -106,14 +106,15 @@ def _by_type(work: Mapping[str, float]) -> dict[str, float]:
     return {_DTYPES.get(name, name): flop for name, flop in found.items()}
 
 
-def limit(case: CaseResult, rates: PeakRates, dram_bytes: float | None, dram_bytes_per_s: float | None) -> Limit:
-    """Return what limits ``case``; the last two are the DRAM traffic of a call that ncu measured.
+def limit(recorded: CaseIndex, case: CaseResult, rates: PeakRates, counters: Iterable[Counters]) -> Limit:
+    """Return what limits ``case``, of whose kernels ncu measured ``counters``.
 
     The declared bytes are the least that a call must move, and an unfused call moves more. So measured traffic decides;
     without it, a call that stays far below both peaks has no known limit.
     """
     issue, gpu_ns, flops = case.values.get("issue"), _gpu_ns(case), case.values.get("flops")
     moved, per_s = case.values.get("bytes_moved"), (case.gbytes_per_s or 0.0) * 1e9 or None
+    dram_bytes, dram_bytes_per_s = _dram(recorded, case, counters) or (None, None)
     if dram_bytes:
         moved, per_s = dram_bytes, dram_bytes_per_s
     peak, memory = flops_rate(rates, case.params, case.values), rates.bytes_per_s
@@ -163,19 +164,24 @@ def _is_host_bound(case: CaseResult, issue: float | None, gpu_ns: float | None) 
     return (case.idle_share or 0.0) > HOST_BOUND
 
 
-def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, float]) -> tuple[float, float] | None:
+def _dram(recorded: CaseIndex, case: CaseResult, counters: Iterable[Counters]) -> tuple[float, float] | None:
     """Return the DRAM bytes of a call and the bytes/s while its kernels run, as ncu measured them.
 
-    ``launches`` are those of each kernel in a call. None where ncu measured too small a share of the call's kernels.
+    None where ncu measured too small a share of the call's kernels.
     """
-    if case.breakdown is None or case.breakdown.iterations is None:
+    if case.breakdown is None or not case.breakdown.iterations:
         return None
+    totals = recorded.totals[case.id, case.breakdown.profiler].by_name
     moved = seconds = 0.0
     for row in counters:
-        if row.mean_ns and _DRAM_RATE in row.values and row.kernel in launches:
-            kernel_s = row.mean_ns / 1e9 * launches[row.kernel]
-            seconds += kernel_s
-            moved += row.values[_DRAM_RATE][0] * kernel_s
+        own, rate = totals.get(row.kernel), row.values.get(_DRAM_RATE)
+        if own and rate and row.mean_ns:
+            launches = own.calls / case.breakdown.iterations
+            # ncu may have profiled one launch of many, which represents the others only if all do the same work.
+            if row.calls >= launches or not own.has_high_variance:
+                kernel_s = row.mean_ns / 1e9 * launches
+                seconds += kernel_s
+                moved += rate[0] * kernel_s
     covered = seconds * 1e9 / case.breakdown.total.ns
     return (moved, moved / seconds) if seconds and covered >= _LEAST_COVERED else None
 
