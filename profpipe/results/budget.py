@@ -16,7 +16,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,11 +116,6 @@ class _Watch:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def check(self, needed: float) -> None:
-        self._measure(needed)
-        if self.excess:
-            raise TooLarge(self.excess)
-
     @contextmanager
     def interrupting(self, connection: sqlite3.Connection) -> Iterator[None]:
         with self._lock:
@@ -138,7 +133,7 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(_TICK_S):
-            self._measure()
+            self.measure()
             if self.excess:
                 with self._lock:
                     for connection in self._connections:
@@ -146,7 +141,7 @@ class _Watch:
                         with suppress(sqlite3.ProgrammingError):
                             connection.interrupt()
 
-    def _measure(self, needed: float = 0) -> None:
+    def measure(self, needed: float = 0) -> None:
         seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes + needed
         if not self.excess and seconds > self._seconds:
             self.excess = f"to read it takes more than {self._seconds:,.0f} s of CPU time"
@@ -156,7 +151,7 @@ class _Watch:
     def _stop_main(self, *_: object) -> None:
         if _current is not self or self._ended.is_set():
             return
-        self._measure()
+        self.measure()
         if self.excess:
             signal.setitimer(signal.ITIMER_PROF, _AGAIN_S, _AGAIN_S)
             raise TooLarge(self.excess)
@@ -210,15 +205,14 @@ def _cpu_s() -> float:
     return used.user + used.system
 
 
-def reading() -> object | None:
-    """Return what stands for the file that is being read, None where none is."""
-    return _current
-
-
 def check(needed: float = 0) -> None:
     """Raise ``TooLarge`` where the file that is being read passes its budget, or would with ``needed`` bytes more."""
-    if _current is not None:
-        _current.check(needed)
+    # This may run in another thread, and reading may end meanwhile.
+    watch = _current
+    if watch is not None:
+        watch.measure(needed)
+        if watch.excess:
+            raise TooLarge(watch.excess)
 
 
 def check_bytes(path: Path, needed: float) -> None:
@@ -227,14 +221,9 @@ def check_bytes(path: Path, needed: float) -> None:
         raise TooLarge(f"to read it takes more than {most / 1e6:,.0f} MB of memory")
 
 
-@contextmanager
-def interrupting(connection: sqlite3.Connection) -> Iterator[None]:
+def interrupting(connection: sqlite3.Connection) -> AbstractContextManager[None]:
     """Interrupt the statements of ``connection`` when the budget is spent."""
-    if _current is None:
-        yield
-    else:
-        with _current.interrupting(connection):
-            yield
+    return _current.interrupting(connection) if _current else nullcontext()
 
 
 def resident_bytes() -> int:
