@@ -151,7 +151,8 @@ def test_a_variant_with_other_numbers_in_its_name_is_exchanged_among_several(cap
 def test_processes_of_one_side_with_other_kernels_are_named_before_the_table(captured):
     data = captured([("flash",), ("cudnn",), ("flash",)], [("flash",)] * 3)
     case = comparison(data)
-    assert {side: [each.processes for each in sets] for side, sets in case.kernels.variations.items()} == {"A": [2, 1]}
+    ((side, sets),) = case.kernels.variations.items()
+    assert (side, [processes for processes, _ in sets]) == ("A", [2, 1])
     text = plain(variation(case))
     assert text.startswith("2 of 3 processes of A launched ") and ", 1 launched " in text
     assert '"kernels_vary"' in case.flags
@@ -245,7 +246,7 @@ def test_sets_of_kernels_are_grouped_whatever_the_order_of_the_processes():
     x, y = {"x": ClassTotal(2, 10.0, "gemm")}, {"y": ClassTotal(1, 20.0, "gemm"), "z": ClassTotal(1, 1.0, "add")}
     for order in itertools.permutations([x, x, y]):
         found = kernel_differences.vary(dict(enumerate(order, start=1)))
-        assert [(each.processes, each.launches) for each in found] == [(2, {"x": 2}), (1, {"y": 1, "z": 1})]
+        assert found == [(2, {"x": 2}), (1, {"y": 1, "z": 1})]
 
 
 def test_two_of_a_class_that_appear_for_one_are_not_called_exchanged():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profpipe.analysis import roofline
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
@@ -16,27 +16,16 @@ _DTYPES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
 @dataclass(frozen=True)
-class Work:
-    """The FLOPs of the model in one step on all GPUs. torch counts them in a step that is not recorded.
-
-    ``dtype`` is that of the most FLOPs. ``again`` are FLOPs of what the backward pass computes again, which is no work
-    of the model. ``unknown`` are operators whose FLOPs are not known: then there are at least ``flops``. ``missing`` is
-    why nothing is known.
-    """
-
-    flops: float = 0.0
-    dtype: str = ""
-    again: float = 0.0
-    unknown: tuple[str, ...] = ()
-    missing: str = ""
-
-
-@dataclass(frozen=True)
 class Cost:
     """The cost of a case on all ``gpus`` of its program, without a profiler; None: not known.
 
     Energies are in J. Those of a step have the time ``step_s`` of a steady step, and ``items`` of it where the pipeline
     file states these. ``window_s`` is how long the counter of energy was read. ``euros_per_s`` are for all GPUs.
+
+    ``flops`` are those of the model in one step on all GPUs, 0 where they are not known. torch counts them in a step
+    that is not recorded. ``dtype`` is that of the most FLOPs. ``again`` are FLOPs of what the backward pass computes
+    again, which is no work of the model. ``unknown`` are operators whose FLOPs are not known: then there are at least
+    ``flops``. ``missing`` is why nothing is known, empty where torch did not record the case.
     """
 
     case: CaseResult
@@ -49,7 +38,11 @@ class Cost:
     euros_per_s: float | None
     #: A language model generates tokens: the price of a step says nothing.
     has_requests: bool = False
-    work: Work | None = None
+    flops: float = 0.0
+    dtype: str = ""
+    again: float = 0.0
+    unknown: tuple[str, ...] = ()
+    missing: str = ""
     #: The dense FLOP/s of a GPU for the data type of most of the work, by the data sheet.
     peak: float | None = None
 
@@ -61,7 +54,7 @@ class Cost:
     @property
     def flops_per_s(self) -> float | None:
         """The FLOP/s of a GPU, as the mean over a step."""
-        return self.work.flops / self.step_s / self.gpus if self.work and self.work.flops else None
+        return self.flops / self.step_s / self.gpus if self.flops else None
 
     @property
     def mfu(self) -> float | None:
@@ -96,9 +89,8 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
         # Which of several processes work on a token is not known.
         is_priced = case.id not in requests or (own is not None and own.processes == 1)
         gpus, window_ns = round(known[schema.GPUS]), known.get(schema.ENERGY_WINDOW)
-        work = None if case.id in requests else _work(workload, case.id)
         token_j, step_j = (known.get(name) for name in schema.ENERGIES)
-        yield Cost(
+        cost = Cost(
             case,
             gpus,
             step_s=case.time.ns / 1e9,
@@ -108,29 +100,28 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
             items=workload.steps.items.get(case.id),
             euros_per_s=workload.price * gpus / _S_PER_HOUR if workload.price and is_priced else None,
             has_requests=case.id in requests,
-            work=work,
-            peak=workload.data_sheet[1].get(work.dtype) if work else None,
         )
+        yield cost if cost.has_requests else _with_flops(cost, workload)
 
 
-def _work(workload: WorkloadFindings, case: str) -> Work | None:
-    """Return the work of a step; None where torch did not record the case."""
-    numbers = workload.recorded.numbers.get((case, "torch", ""), {})
+def _with_flops(cost: Cost, workload: WorkloadFindings) -> Cost:
+    numbers = workload.recorded.numbers.get((cost.case.id, "torch", ""), {})
     found = {
         name.removeprefix(schema.FLOPS): own.value for name, own in numbers.items() if name.startswith(schema.FLOPS)
     }
     if not found:
-        return None
+        return cost
     why = [name.removeprefix("_missing.") for name in found if name.startswith("_missing.")]
-    own = workload.steps.of(case)
+    own = workload.steps.of(cost.case.id)
     if own and "plain" in own.uneven:
         why.append("uneven")
     by_type = {name[1:]: flops for name, flops in found.items() if name.startswith(".") and flops}
     if not by_type and not why:
         why.append("none")
     if why:
-        return Work(missing=why[0])
-    dtype = max(by_type, key=lambda name: by_type[name])
+        return replace(cost, missing=why[0])
+    most = max(by_type, key=lambda name: by_type[name])
     unknown = tuple(name.removeprefix("_unknown.") for name in found if name.startswith("_unknown."))
-    rate = _DTYPES.get(dtype) or roofline.dtype_of(dtype)
-    return Work(sum(by_type.values()), rate, found.get("_again", 0.0), unknown)
+    cost = replace(cost, flops=sum(by_type.values()), again=found.get("_again", 0.0), unknown=unknown)
+    dtype = _DTYPES.get(most) or roofline.dtype_of(most)
+    return replace(cost, dtype=dtype, peak=workload.data_sheet[1].get(dtype))

@@ -45,6 +45,8 @@ _SUBJECT: Final = re.compile(rf"^{schema.PAIR_PREFIX}(?P<pair>\d+) (?P<side>[AB]
 #: What the kernels of an iteration cost, by name; and those that the process of each pair launched under a profiler.
 Kernels: TypeAlias = "Mapping[str, ClassTotal]"
 Captures: TypeAlias = "Mapping[int, Kernels]"
+#: The number of processes of a side that launch the same kernels, and the launches by kernel where such sets differ.
+KernelSet: TypeAlias = "tuple[int, Mapping[str, float]]"
 #: (workload, case)
 _Key = tuple[str, str]
 
@@ -81,14 +83,6 @@ class KernelDifference:
     def is_other(self) -> bool:
         """True for a kernel that one side does not launch, or launches more often."""
         return self.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
-
-
-@dataclass(frozen=True)
-class KernelSet:
-    """The launches by kernel that ``processes`` processes of a side have in common, where sets differ."""
-
-    processes: int
-    launches: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -237,8 +231,8 @@ def vary(captures: Captures) -> list[KernelSet]:
             groups.append([calls])
         else:
             group.append(calls)
-    sets = [KernelSet(len(own), {name: own[0][name] for name in differing if own[0][name]}) for own in groups]
-    return sorted(sets, key=lambda each: -each.processes)
+    sets = [(len(own), {name: own[0][name] for name in differing if own[0][name]}) for own in groups]
+    return sorted(sets, key=lambda each: -each[0])
 
 
 # --- captures of an `ab` run -----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def _case(
         "speedup": case.speedup,
         "is_baseline": case.is_baseline,
         "memory": {name: values.get(name) for name in ("peak_allocated", "peak_reserved")},
-        "model_flops": cost.work.flops or None if cost and cost.work else None,
+        "model_flops": cost.flops or None if cost else None,
         "mfu": cost.mfu if cost else None,
         "energy": {of: getattr(cost, f"{of}_j", None) for of in ("step", "token", "item")},
         "price": {of: getattr(cost, f"euros_{of}", None) for of in ("per_1000_steps", "per_million_items")},

@@ -147,14 +147,14 @@ def variation(case: CaseVerdict) -> doc.Text:
 
 
 def _variation(side: str, found: Sequence[KernelSet]) -> doc.Text:
-    seen = [name for each in found for name in each.launches]
-    short, processes = _brief(seen, _IN_LINE), sum(each.processes for each in found)
+    seen = [name for _, launches in found for name in launches]
+    short, processes = _brief(seen, _IN_LINE), sum(alike for alike, _ in found)
     sets: list[doc.Text] = []
-    for each in found:
-        kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in each.launches.items()]
+    for alike, launches in found:
+        kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in launches.items()]
         listed = doc.join(kernels, most=_MOST_NAMED) if kernels else "none of these"
-        head = f"{each.processes} of {plural(processes, 'process', 'processes')} of {side} launched "
-        sets.append(doc.concat(head if not sets else f"{each.processes} launched ", listed))
+        head = f"{alike} of {plural(processes, 'process', 'processes')} of {side} launched "
+        sets.append(doc.concat(head if not sets else f"{alike} launched ", listed))
     return doc.join(sets, last=", ")
 
 

@@ -89,16 +89,13 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     found = [
         cost
         for cost in find_costs(workload)
-        if cost.window_s is not None
-        or cost.euros_per_1000_steps
-        or cost.flops_per_s
-        or (cost.work and cost.work.missing)
+        if cost.window_s is not None or cost.euros_per_1000_steps or cost.flops_per_s or cost.missing
     ]
     item = workload.steps.item_name
     columns: doc.Columns[Cost] = [
         (doc.label("case"), lambda cost: case_text(cost.case)),
         (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
-        (doc.Column("tflop", "TFLOP a step"), lambda cost: _in_tera(cost.work.flops if cost.work else None)),
+        (doc.Column("tflop", "TFLOP a step"), lambda cost: _in_tera(cost.flops)),
         (doc.Column("tflops", "TFLOP/s a GPU"), lambda cost: _in_tera(cost.flops_per_s)),
         (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
         (doc.Column("energy", "J a step"), lambda cost: cost.step_j),
@@ -139,15 +136,14 @@ _NOT_COUNTED = {
 
 def _of_work(workload: WorkloadFindings, found: Sequence[Cost]) -> list[doc.Text]:
     """Return what FLOPs and MFU are of, and why they are unknown."""
-    works = [cost.work for cost in found if cost.work]
-    missing = dict.fromkeys(work.missing for work in works if work.missing)
+    missing = dict.fromkeys(cost.missing for cost in found if cost.missing)
     sentences: list[doc.Text] = [f"FLOPs are unknown: {_NOT_COUNTED.get(why, why)}." for why in missing]
-    if any(work.flops for work in works):
+    if any(cost.flops for cost in found):
         sentences.append(
             "FLOPs: matrix products, convolutions and attention (causal attention in full) of one step, counted once"
             " under torch by the formulas of its flop counter."
         )
-    peaks = {(cost.work.dtype, cost.peak) for cost in found if cost.work and cost.mfu}
+    peaks = {(cost.dtype, cost.peak) for cost in found if cost.mfu}
     name = workload.data_sheet[0]
     sentences += [
         f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
@@ -156,9 +152,9 @@ def _of_work(workload: WorkloadFindings, found: Sequence[Cost]) -> list[doc.Text
     ]
     if any(cost.flops_per_s and not cost.peak for cost in found):
         sentences.append(f"The peak of {name or 'the GPU'} is not known here, so there is no MFU.")
-    if again := [work.again / work.flops for work in works if work.flops and work.again]:
+    if again := [cost.again / cost.flops for cost in found if cost.flops and cost.again]:
         sentences.append(f"What the backward pass computes again is not in it: {span(again, percent)} % more.")
-    if unknown := list(dict.fromkeys(name for work in works for name in work.unknown)):
+    if unknown := list(dict.fromkeys(name for cost in found for name in cost.unknown)):
         named = doc.join(map(doc.Code, unknown), most=_MOST_UNKNOWN)
         sentences.append(fill("These are at least so many, for the FLOPs of {} are unknown.", named))
     return sentences
