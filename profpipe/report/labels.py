@@ -86,32 +86,38 @@ def per_iteration(workload: WorkloadFindings) -> str:
     return {Iteration.CALL: "/call", Iteration.STEP: "/step"}.get(workload.iteration, "")
 
 
+#: By quantity: what a time is, what follows it in a sentence, and what it is measured over, one and several.
+_TIMES: Mapping[str, tuple[str, str, str, str]] = {
+    "time": ("median time of a call", "per call", "sample", "samples"),
+    "step": ("median time of a steady step", "per step", "step", "steps"),
+    "wall": ("process wall time, start-up included", "of process wall time", "process", "processes"),
+    "kernel": ("kernel time per call", "of kernel time per call", "iteration", "iterations"),
+    "cpu_op": (
+        "self time of CPU operators per call", "of CPU operators' self time per call", "iteration", "iterations",
+    ),
+}  # fmt: skip
+
+
 def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
     """What the times of a workload are, in words. ``are_uneven``: steps of a case are, and their time is the mean."""
     if basis is None:
         return ""
-    if basis.quantity == "time":
-        return "median time of a call"
-    if basis.quantity == "step":
-        average = "median time of a steady step" + (", of uneven steps the mean" if are_uneven else "")
-        return average + ("" if basis.profiler == "plain" else f" ({basis.profiler})")
-    if basis.quantity == "wall":
-        return "process wall time, start-up included"
-    if basis.quantity == "cpu_op":
-        return f"self time of CPU operators per call ({basis.profiler})"
-    return f"kernel time per call ({basis.profiler})"
+    words = _TIMES[basis.quantity][0]
+    if basis.quantity == "step" and are_uneven:
+        words += ", of uneven steps the mean"
+    return words if basis.profiler == "plain" else f"{words} ({basis.profiler})"
 
 
 def of_what(basis: Basis | None) -> str:
     """``per call``: what follows a time in a sentence."""
-    words = {
-        "time": "per call",
-        "step": "per step",
-        "wall": "of process wall time",
-        "kernel": "of kernel time per call",
-        "cpu_op": "of CPU operators' self time per call",
-    }
-    return words[basis.quantity] if basis else ""
+    return _TIMES[basis.quantity][1] if basis else ""
+
+
+def samples(basis: Basis, counts: Iterable[int]) -> str:
+    """Return ``30 samples`` or ``3 to 5 steps``: what times are measured over, of each case so many."""
+    one, several = _TIMES[basis.quantity][2:]
+    over = span(counts)
+    return f"{over} {one if over == '1' else several}"
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------

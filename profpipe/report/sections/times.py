@@ -14,12 +14,9 @@ from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, span, variant_text
+from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, samples, span, variant_text
 from profpipe.report.sections import steps
 from profpipe.report.units import Unit, size_unit, step_unit, time_unit
-
-#: What a time is measured over, one and several; sums of kernels are over iterations.
-_SAMPLES = {"time": ("sample", "samples"), "step": ("step", "steps"), "wall": ("process", "processes")}
 
 #: Names of cases that share their flags in a cell; more are counted.
 _MOST_NAMES = 2
@@ -40,12 +37,9 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
         parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
     if workload.basis and counts and not _is_in_headline(workload, on_cpu):
-        over = span(counts)
-        one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
         are_uneven = any(workload.basis.profiler in own.uneven for own in workload.steps.cases)
         what = quantity(workload.basis, are_uneven)
-        samples = f"{over} {one if over == '1' else several}"
-        parts.append(f"Time: {what}, over {samples}{_of_processes(workload)}.")
+        parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_of_processes(workload)}.")
     if workload.is_on_cpu:
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:
