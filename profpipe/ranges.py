@@ -20,10 +20,13 @@ import sys
 from typing import Any, Callable, Optional
 from urllib.parse import quote
 
-#: As results.schema.ENCODED_PREFIX, which this process does not import, because the schema needs pandas.
+#: A range with this prefix has a percent-encoded name, because torch's traces change some characters.
 ENCODED_PREFIX = "profpipe%"
 
-#: The range around step 7 that the optimizer ends is ``profpipe.step:optimizer:7``.
+#: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
+CASE_PREFIX = "profpipe:"
+
+#: The range around a step, by its rule and number: ``profpipe.step:optimizer:7``.
 STEP_PREFIX = "profpipe.step:"
 
 #: The range around a call of a module, by its path and class: ``profpipe.module:GPT.h.0.mlp:MLP``.
@@ -32,8 +35,9 @@ MODULE_PREFIX = "profpipe.module:"
 #: Steps that torch.profiler records with the ranges of modules, after the others.
 MODULE_STEPS = 3
 
-#: The range around each of them, as of other steps, and one after each of them that came to its end.
+#: The range around each of them: ``profpipe.modules:optimizer:25``. Only the modules count there.
 MODULES_PREFIX = "profpipe.modules:"
+#: A range after each of these steps that came to its end.
 MODULES_END = "profpipe.modules_end"
 
 #: Calls of the outermost module before those that are steps, where no optimizer steps and the user did not ask for

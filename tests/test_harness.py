@@ -16,7 +16,6 @@ import pytest
 
 from profpipe.measure import harness
 from profpipe.measure.conditions import Conditions, Reading
-from profpipe.results import schema
 
 ROOT = Path(__file__).parents[1]
 
@@ -121,10 +120,6 @@ def test_files_of_a_snapshot_are_in_the_folder_of_the_case(tmp_path):
     (error,) = of(events, "error")
     assert (error["during"], error["reason"]) == ("snapshot", "OSError: no space left")
     assert {event["status"] for event in of(events, "case_ended")} == {"ok"}
-
-
-def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
-    assert harness.CASE_PREFIX == schema.CASE_PREFIX
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from hooked import run_python
 from report_study import analyze, case_row, kernel_row, tables, written
 
-from profpipe import ranges
 from profpipe.analysis.modules import find_modules
 from profpipe.ingest import reader
 from profpipe.report import results_json
@@ -60,11 +59,6 @@ print("untouched", torch.nn.Module.__call__ is call)
 
 def read(path: Path) -> Tables:
     return reader.parse(reader.choose(path, reader.parsers()), path)
-
-
-def test_hook_and_parser_have_the_same_names() -> None:
-    names = "MODULE_PREFIX", "MODULES_PREFIX", "MODULES_END"
-    assert [getattr(ranges, name) for name in names] == [getattr(schema, name) for name in names]
 
 
 @pytest.mark.slow

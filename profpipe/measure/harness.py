@@ -127,9 +127,6 @@ def _torch_profiler(trace: Path, load: Callable[[], None]) -> Iterator[None]:
 #: Exit code of a process that could not continue after a CUDA error.
 CONTEXT_LOST = 70
 
-#: As results.schema.CASE_PREFIX, which this process does not import, because the schema needs pandas.
-CASE_PREFIX = "profpipe:"
-
 
 class Events:
     """The log of the job: one JSON object a line, flushed at once, without ``secrets``.
@@ -405,7 +402,7 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
     worker.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
     shared: dict[str, Any] = {"ranks": worker.ranks, "visit_clocks_hz": worker.visit_clocks_hz}
     timed = {
-        name: rounds.TimedCase(plan, worker.device, CASE_PREFIX + name, worker.events.for_case(name), **shared)
+        name: rounds.TimedCase(plan, worker.device, ranges.CASE_PREFIX + name, worker.events.for_case(name), **shared)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():
@@ -442,7 +439,7 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
 
 
 def profile_case(worker: Worker, name: str, region: Region, params: dict[str, Any]) -> CaseEnd:
-    fn, repeats, range_name = worker.build(params), worker.spec["repeats"], CASE_PREFIX + name
+    fn, repeats, range_name = worker.build(params), worker.spec["repeats"], ranges.CASE_PREFIX + name
     if worker.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
         fn = launch_profile.capture_graph(fn)
     worker.ranks.barrier("built")

@@ -19,25 +19,18 @@ import pandas as pd
 
 from profpipe.job import Status
 
+# The names of ranges, for parsers too: the process of a workload writes them, and may have no pandas.
+from profpipe.ranges import (
+    CASE_PREFIX,
+    ENCODED_PREFIX,
+    MODULE_PREFIX as MODULE_PREFIX,
+    MODULES_END as MODULES_END,
+    MODULES_PREFIX as MODULES_PREFIX,
+    STEP_PREFIX,
+)
+
 #: Increase this number when a column changes. ``run.json`` stores it, and runs of other versions are refused.
 SCHEMA_VERSION: Final = 1
-
-#: The range around a step, by its rule and number: ``profpipe.step:optimizer:7``.
-STEP_PREFIX: Final = "profpipe.step:"
-
-#: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
-CASE_PREFIX: Final = "profpipe:"
-
-#: The range around a call of a module, by its path and class: ``profpipe.module:GPT.h.0.mlp:MLP``.
-MODULE_PREFIX: Final = "profpipe.module:"
-
-#: The range around a step whose modules have ranges: ``profpipe.modules:optimizer:25``. Only the modules count there.
-MODULES_PREFIX: Final = "profpipe.modules:"
-#: A range after each of these steps that came to its end.
-MODULES_END: Final = "profpipe.modules_end"
-
-#: A range with this prefix has a percent-encoded name, because torch's traces change some characters.
-ENCODED_PREFIX: Final = "profpipe%"
 
 #: The subject of a metric of one process, or of its GPU, begins with one of these; its number follows.
 RANK_PREFIX: Final = "rank "
