@@ -32,7 +32,6 @@ from profpipe.analysis.case_results import (
     case_results,
     choose_basis,
     judge_win,
-    shared_marks,
     with_grades,
 )
 from profpipe.analysis.cases import lay_out, order
@@ -161,7 +160,6 @@ def _workload(
         data,
         shapes=tuple(_shapes(cases, data, unreliable)),
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
-        shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
         untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
         top=tuple(itertools.chain.from_iterable(top)),

@@ -98,7 +98,7 @@ def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> 
         }
     if data.nodes.of_cases:
         cases = {id: _with_node_mark(case, cases, data) for id, case in cases.items()}
-    shared = shared_marks(cases.values())
+    shared = _shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
         return cases  # a ratio of two single processes says nothing
@@ -115,7 +115,7 @@ def _with_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: Wor
     return replace(case, marks=(*case.marks, flag))
 
 
-def shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
+def _shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     """Return the flags that every timed case has; none for a single case."""
     timed = [case.marks for case in cases if case.time]
     return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()

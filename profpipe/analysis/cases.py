@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
-from profpipe.job import Case
+from profpipe.job import Case, as_text
 from profpipe.results.schema import ALL, Tables
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ class Layout:
         params = self.params[case]
         named = []
         if self.compare is not None and self.compare in params:
-            value = shown(params[self.compare])
+            value = as_text(params[self.compare])
             named.append(value if self.compare == COMPARED else f"{self.compare}={value}")
         return " ".join([*named, *self.options(params)])
 
     def options(self, params: Mapping[str, Any], drop_axes: Iterable[str] = ()) -> list[str]:
         """Return the parameters that only some cases set, except ``drop_axes``: ``["topk=0.5"]``."""
         left = [axis for axis in self.extra if axis not in drop_axes and params.get(axis) is not None]
-        return [f"{axis}={shown(params[axis])}" for axis in left]
+        return [f"{axis}={as_text(params[axis])}" for axis in left]
 
     def shape(self, case: str) -> Axes:
         """Return the other axes that vary, with the case's values."""
@@ -82,7 +82,7 @@ class Layout:
 
     def _point(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         axes = dict.fromkeys([*(axis for axis in self.varying if axis not in self.extra), *self.baseline])
-        return tuple(shown(params.get(axis)) for axis in axes)
+        return tuple(as_text(params.get(axis)) for axis in axes)
 
     @functools.cached_property
     def extra(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Layout:
         """
         if self.compare is None or axis == self.compare:
             return False
-        by_compared = grouped((shown(own.get(self.compare)), own.get(axis)) for own in self.params.values())
+        by_compared = grouped((as_text(own.get(self.compare)), own.get(axis)) for own in self.params.values())
         sets_none = any(all(value is None for value in own) for own in by_compared.values())
         return sets_none and all(value is None or is_number(value) for own in by_compared.values() for value in own)
 
@@ -180,11 +180,6 @@ def _scalar(text: str) -> Any:
     return text
 
 
-def shown(value: Any) -> str:
-    """Return a parameter's value as the pipeline file writes it."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
@@ -220,7 +215,7 @@ def in_words(shape: Axes) -> str:
             words.append(axis if value else f"not {axis}")
         else:
             # "forward", not "what forward".
-            words.append(shown(value) if axis == "what" and not is_number(value) else f"{axis} {shown(value)}")
+            words.append(as_text(value) if axis == "what" and not is_number(value) else f"{axis} {as_text(value)}")
     return ", ".join(words)
 
 
@@ -230,10 +225,10 @@ def order(shapes: Iterable[Axes]) -> list[Axes]:
     words: dict[str, int] = {}
     for shape in shapes:
         for axis, value in shape:
-            words.setdefault(f"{axis}={shown(value)}", len(words))
+            words.setdefault(f"{axis}={as_text(value)}", len(words))
 
     def rank(shape: Axes) -> list[tuple[int, float]]:
-        keyed = [(0, float(v)) if is_number(v) else (1, float(words[f"{a}={shown(v)}"])) for a, v in shape]
+        keyed = [(0, float(v)) if is_number(v) else (1, float(words[f"{a}={as_text(v)}"])) for a, v in shape]
         # Words first, so that causal and not causal are blocks with the sizes inside.
         return [key for key in keyed if key[0]] + [key for key in keyed if not key[0]]
 

@@ -628,8 +628,6 @@ class WorkloadFindings(Layout):
     untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
     #: Values of the compared axis, in the order in which the cases were planned.
     variants: tuple[str, ...] = ()
-    #: Flags that every timed case has.
-    shared_marks: tuple[str, ...] = ()
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
     phase_work: tuple[Phase, ...] = ()

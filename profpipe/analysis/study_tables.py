@@ -17,10 +17,11 @@ import pandas as pd
 
 from profpipe.analysis import kernels
 from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, worst_numbers
-from profpipe.analysis.cases import is_number, shown
+from profpipe.analysis.cases import is_number
 from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.job import as_text
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
 
@@ -353,7 +354,7 @@ class _Reader:
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.
-            if all(shown(axes.get(axis)) in map(shown, values) for axis, values in request.entry.where.items()):
+            if all(as_text(axes.get(axis)) in map(as_text, values) for axis, values in request.entry.where.items()):
                 # A metric that is an axis is missing where the case ended before it was written.
                 missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
                 shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
@@ -367,7 +368,7 @@ class _Reader:
         """Return the parameters of a case, and the metrics that the table takes for axes."""
         axes: dict[str, Any] = {WORKLOAD: self._data.name}
         axes |= {} if self._axis is None else {PROFILER: self._axis}
-        axes |= {axis: value if isinstance(value, Hashable) else shown(value) for axis, value in result.params.items()}
+        axes |= {name: own if isinstance(own, Hashable) else as_text(own) for name, own in result.params.items()}
         for axis in (*self._request.placed, *self._request.entry.where):
             if axis not in axes and (number := self._number(result, axis)):
                 axes[axis] = int(number.value) if float(number.value).is_integer() else number.value
@@ -379,7 +380,7 @@ class _Reader:
         extra = self._data.options(axes, drop_axes=self._request.placed)
         if compare is None or compare not in axes or not extra:
             return axes
-        return {**axes, compare: " ".join([shown(axes[compare]), *extra])}
+        return {**axes, compare: " ".join([as_text(axes[compare]), *extra])}
 
     def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> Cell:
         statuses = self._data.recorded.statuses.get(result.id, {})

@@ -29,7 +29,7 @@ def of_recordings(findings: Findings, run: Manifest) -> Screen:
     sections = [
         section
         for own in findings.workloads
-        for section in (headline.headline(own), steps.steps(own), times.times(own, False, True), kernels.kernels(own))
+        for section in (headline.headline(own), steps.steps(own), times.times(own), kernels.kernels(own))
     ]
     answers = headline.answers(findings.workloads)
     return of_document(doc.Document("", tuple(filter(None, (answers, *sections, warnings.warnings(findings, run))))))

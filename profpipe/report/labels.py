@@ -14,7 +14,6 @@ from profpipe.analysis.findings import CaseResult, Findings, Iteration, Workload
 from profpipe.report import document as doc
 from profpipe.report.document import Code, Text, case_link, inlines, join
 from profpipe.report.units import PERCENT, PLUS_MINUS, RATIO, Unit, time_unit
-from profpipe.results.manifest import Manifest
 
 PART_NAMES: Mapping[str, str] = {
     "attention": "attention", "helpers": "attention helpers", "direct_copy": "direct_copy", "add": "add",
@@ -58,11 +57,6 @@ def variant_text(point: CaseResult) -> Text:
 def case_texts(cases: Iterable[CaseResult]) -> dict[str, Text]:
     """Return the cases in words, by id."""
     return {case.id: case_text(case) for case in cases}
-
-
-def has_no_gpu(run: Manifest) -> bool:
-    """Return True if the run's machine has no GPU; of files from elsewhere the machine is unknown."""
-    return run.machine.gpus == ()
 
 
 def is_on_cpu(findings: Findings) -> bool:
@@ -167,6 +161,11 @@ def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """Return ``1 case`` or ``3 cases``."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def capitalise(text: str) -> str:
+    """Return ``text`` with an upper-case first letter; ``str.capitalize`` changes the other letters too."""
+    return text[:1].upper() + text[1:]
 
 
 def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:

@@ -10,7 +10,6 @@ from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.report import pages, selection, text_files
 from profpipe.report.document import Chart, Document, Section
-from profpipe.report.labels import has_no_gpu
 from profpipe.report.sections import (
     agreement,
     case_pages,
@@ -83,7 +82,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
             headline.headline(workload, picture, "" if is_alone else "At a glance", has_answer),
             timeline.timeline(workload),
             *(first if is_alone else ()),
-            times.times(workload, has_no_gpu(run), is_alone),
+            times.times(workload, explains_flags=is_alone),
         ]
         others += own
     sections = (

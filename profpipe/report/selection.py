@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profpipe.analysis.cases import Axes, in_words, is_number, running_axis, shown, without
+from profpipe.analysis.cases import Axes, in_words, is_number, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
+from profpipe.job import as_text
 from profpipe.report import document as doc
 
 #: Cases without a comparison up to which all of them stand together.
@@ -93,7 +94,7 @@ def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> d
 
 def column(others: Axes) -> str:
     """Return ``fwd, fp16, not causal``: a combination as the head of a column."""
-    return ", ".join(in_words(((a, v),)) if isinstance(v, bool) or is_number(v) else shown(v) for a, v in others)
+    return ", ".join(in_words(((a, v),)) if isinstance(v, bool) or is_number(v) else as_text(v) for a, v in others)
 
 
 def main_cases(workload: WorkloadFindings) -> tuple[list[CaseResult], list[CaseResult]]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from profpipe.analysis.cases import in_words, shown
+from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
+from profpipe.job import as_text
 from profpipe.report import labels, results_json, selection
 from profpipe.report.document import Column, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
@@ -39,7 +40,7 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
 def _by_workload(findings: Findings, text_of: Callable[[WorkloadFindings], str]) -> str:
     parts = []
     for workload in findings.workloads:
-        fixed = ", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)
+        fixed = ", ".join(f"{axis} {as_text(value)}" for axis, value in workload.fixed)
         if text := text_of(workload):
             parts.append(f"{workload.name}{f' ({fixed})' if fixed else ''}\n\n{text}")
     return "\n\n".join(parts)
@@ -72,7 +73,7 @@ def _fact(name: str, value: Any) -> str:
              "w": lambda v: f"{v:.0f} W"}  # fmt: skip
     if words and stored in units:
         return f"{words.replace('_', ' ')}: {units[stored](value)}"
-    text = ".".join(map(str, value)) if name == "compute_capability" and value else shown(value)
+    text = ".".join(map(str, value)) if name == "compute_capability" and value else as_text(value)
     return f"{name.replace('_', ' ')}: {text}"
 
 

@@ -147,8 +147,3 @@ def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
         return units[0]
     middle = known[len(known) // 2] if known else 0.0
     return next((unit for unit in units[first:] if middle / unit.size < most), units[-1])
-
-
-def duration(ns: float | None) -> str:
-    """Write one time with the unit that fits it."""
-    return "0" if ns == 0 else time_unit([ns]).with_name(ns)

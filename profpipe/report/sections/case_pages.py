@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from profpipe.analysis.cases import in_words, shown
+from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import rows
 from profpipe.analysis.steps import CaseSteps
+from profpipe.job import as_text
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, margin, of_what, ratio
 from profpipe.report.sections import (
@@ -253,7 +254,7 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
     axes = declared.matrix if declared else {}
     params = {name: case.params[name] for name, values in axes.items()
               if name in case.params and len(values) > 1}  # fmt: skip
-    chosen = [f"{name}={'null' if value is None else shown(value)}" for name, value in params.items()]
+    chosen = [f"{name}={'null' if value is None else as_text(value)}" for name, value in params.items()]
     several = run.pipeline is not None and len(run.pipeline.workloads) > 1
     options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
     at = run.command.index("--") if "--" in run.command else len(run.command)

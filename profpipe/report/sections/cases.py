@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
+from profpipe.analysis.cases import Axes, in_words, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import Grade
-from profpipe.job import Status
+from profpipe.job import Status, as_text
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
 from profpipe.report import document as doc, selection
@@ -62,7 +62,7 @@ def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], qu
     is_time = quantity == "time"
     columns = [doc.label("variant", workload.compare or "")]
     for i, shape in enumerate(shapes):
-        value = shown(dict(shape.axes)[axis])
+        value = as_text(dict(shape.axes)[axis])
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
         columns.append(doc.Column(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
@@ -149,7 +149,7 @@ def _clock(case: CaseResult) -> doc.Cell | None:
 
 
 def _labels(case: CaseResult, workload: WorkloadFindings) -> list[doc.Text]:
-    labels: list[doc.Text] = [shown(value) for _, value in case.shape]
+    labels: list[doc.Text] = [as_text(value) for _, value in case.shape]
     if workload.compare:
         labels.append(fill("{} (baseline)" if case.is_baseline else "{}", variant_text(case)))
     return labels or [case_text(case)]
@@ -249,7 +249,7 @@ def _reference_note(workload: WorkloadFindings) -> str:
 
 
 def _dtype(case: CaseResult) -> str:
-    return shown(case.params["dtype"]) if "dtype" in case.params else ""
+    return as_text(case.params["dtype"]) if "dtype" in case.params else ""
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str
             parts(measure)[0]: cosine(value) if measure.startswith("cosine") else value
             for measure, value in measures.items()
         }
-        shape: list[doc.Text] = [shown(value) for _, value in case.shape]
+        shape: list[doc.Text] = [as_text(value) for _, value in case.shape]
         names = shape + ([doc.Code(case.variant)] if workload.compare else []) or [doc.Code(case.id)]
         checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
         verdict = _verdict(case, tensor)

@@ -10,14 +10,13 @@ from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.cases import shown
 from profpipe.analysis.findings import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
-from profpipe.job import Status, count_cases
+from profpipe.job import Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import has_no_gpu, is_on_cpu, names, of_workload
+from profpipe.report.labels import duration, is_on_cpu, names, of_workload
 from profpipe.report.text import write_text
-from profpipe.report.units import duration, number, percent, size_unit, time_unit
+from profpipe.report.units import number, percent, size_unit, time_unit
 from profpipe.results import folders
 from profpipe.results.manifest import DeviceEntry, FileEntry, Gpu, JobEntry, Manifest, NodeEntry, PeakRates, ToolEntry
 from profpipe.results.schema import Placement as Placed, Tables
@@ -60,7 +59,7 @@ def _facts(run: Manifest) -> Iterator[tuple[str, str]]:
     if machine.cpu:
         yield "CPU", machine.cpu + (f", {machine.cpu_count} CPUs" if machine.cpu_count else "")
     packages = ", ".join(f"{name} {version}" for name, version in run.packages.items() if version)
-    dirty = "" if run.git.dirty is None else f", dirty {shown(run.git.dirty)}"
+    dirty = "" if run.git.dirty is None else f", dirty {as_text(run.git.dirty)}"
     facts = {
         "system": machine.os,
         "Python": machine.python,
@@ -303,14 +302,14 @@ def outside(found: Unattributed, findings: Findings) -> doc.Text:
     """Return how much kernel time of a profiler lies outside every case."""
     flush = f", {percent(found.flush_ns / found.ns)} % of it the cache flush" if found.flush_ns else ""
     return doc.concat(
-        f"{duration(found.ns)} ({percent(found.share)} %) of the kernel time", of_workload(found.workload, findings),
-        " under ", doc.Code(found.profiler), f" lie outside every case{flush}",
+        duration(found.ns), f" ({percent(found.share)} %) of the kernel time",
+        of_workload(found.workload, findings), " under ", doc.Code(found.profiler), f" lie outside every case{flush}",
     )  # fmt: skip
 
 
 def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[doc.Text]:
     """Return what the parsers note of the files: warnings or remarks; files with the same notes share a line."""
-    on_cpu = has_no_gpu(run) or is_on_cpu(findings)
+    on_cpu = run.machine.gpus == () or is_on_cpu(findings)
 
     def chosen(file: FileEntry) -> tuple[str, ...]:
         missing = (file.without_kernels,) if file.without_kernels and are_warnings is not on_cpu else ()

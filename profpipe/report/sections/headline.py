@@ -16,7 +16,19 @@ from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
 from profpipe.report.document import Code, Text
-from profpipe.report.labels import PARTS_SAID, case_text, duration, fill, literal, margin, names, of_what, plural, ratio
+from profpipe.report.labels import (
+    PARTS_SAID,
+    capitalise,
+    case_text,
+    duration,
+    fill,
+    literal,
+    margin,
+    names,
+    of_what,
+    plural,
+    ratio,
+)
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
@@ -135,7 +147,7 @@ def _drawn(workload: WorkloadFindings) -> tuple[doc.Text, ...]:
 
 def _capitalise(text: doc.Text) -> doc.Text:
     first, *others = doc.inlines(text)
-    return (first[:1].upper() + first[1:], *others) if isinstance(first, str) else text
+    return (capitalise(first), *others) if isinstance(first, str) else text
 
 
 def _has_comparison(workload: WorkloadFindings) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from profpipe.analysis.cases import Axes, in_words, running_axis, shown, without
+from profpipe.analysis.cases import Axes, in_words, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import KernelBreakdown
-from profpipe.job import count_cases
+from profpipe.job import as_text, count_cases
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
 from profpipe.report.labels import case_text, quantity as time_words
@@ -247,7 +247,7 @@ def _line_axis(workload: WorkloadFindings, axis: str) -> str | None:
     """Return the axis whose values are the lines where nothing is compared: the one with the most of at most eight."""
     if workload.compare:
         return None
-    counts = {name: len({shown(dict(shape.axes)[name]) for shape in workload.shapes})
+    counts = {name: len({as_text(dict(shape.axes)[name]) for shape in workload.shapes})
               for name in workload.varying_shape if name != axis}  # fmt: skip
     return max((name for name in counts if counts[name] <= _LINES), key=lambda name: counts[name], default=None)
 
@@ -256,7 +256,7 @@ def _name(case: CaseResult, lines: str | None) -> str:
     if lines is None:
         return case.variant
     value = dict(case.shape)[lines]
-    return shown(value) if isinstance(value, str) else in_words(((lines, value),))
+    return as_text(value) if isinstance(value, str) else in_words(((lines, value),))
 
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from profpipe.analysis.steps import (
     StepPart,
 )
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, means_note, plural, span
+from profpipe.report.labels import capitalise, case_text, duration, fill, means_note, plural, span
 from profpipe.report.sections.steps import PART_NAMES, peers, rank_name, wait
 from profpipe.report.units import MISSING, number, percent, signed_percent, size_unit, step_unit, time_unit
 from profpipe.results.schema import LEAST_ENERGY_WINDOW_S, PROMPT_PREFIX, StepState
@@ -404,17 +404,13 @@ def _waited_for(own: CaseSteps) -> doc.Text:
     steady = plural(own.count(StepState.STEADY)[0], "step")
     named = [f"for {rank_name(own, first)} in {first.waited_for} of {steady}"]
     named += [f"for {rank_name(own, rank)} in {rank.waited_for}" for rank in rest]
-    return doc.concat(f"{_capitalised(wait(own))} ", doc.join(named, most=_MOST_WAITED_FOR), ".")
+    return doc.concat(f"{capitalise(wait(own))} ", doc.join(named, most=_MOST_WAITED_FOR), ".")
 
 
 def _name(own: CaseSteps, rank: RankSteps) -> str:
     """Return ``Rank 1``, on a cluster ``Rank 1 on node2``."""
-    name = _capitalised(rank_name(own, rank))
+    name = capitalise(rank_name(own, rank))
     return f"{name} on {rank.node}" if rank.node else name
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # --- outliers --------------------------------------------------------------------------------------------------------

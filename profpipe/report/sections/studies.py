@@ -10,15 +10,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.cases import in_words, is_number
 from profpipe.analysis.findings import Cell, Grid, NoValue, Study
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
-from profpipe.job import count_cases
+from profpipe.job import as_text, count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, cosine, limit_of
 from profpipe.report import document as doc, selection
-from profpipe.report.labels import DENSE_WORK, quantity, short_names
+from profpipe.report.labels import DENSE_WORK, capitalise, quantity, short_names
 from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
 from profpipe.report.units import COUNT, MISSING, NO_CASE, Unit, unit_of
@@ -112,7 +112,7 @@ def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
             yield from basis_note(study, study.values)
         yield from kernels_note(study, study.values)
         if study.fixed and not (before and before.has_cases and before.fixed == study.fixed):
-            yield f"In every case: {', '.join(f'{axis} {shown(value)}' for axis, value in study.fixed)}."
+            yield f"In every case: {', '.join(f'{axis} {as_text(value)}' for axis, value in study.fixed)}."
     yield from _absence_notes(study)
     if study.empty_phases and len(study.absent) < len(study.values):
         yield ("Nothing was recorded in the range ", *doc.join(map(doc.Code, study.empty_phases)), ".")
@@ -141,7 +141,7 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
         return (doc.Code(value.subject), of)
     is_time = value.name == "time" and study.basis
     name = quantity(study.basis) if is_time else value_name(study, value)
-    return f"{_capitalised(name)}{of}"
+    return f"{capitalise(name)}{of}"
 
 
 def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
@@ -183,11 +183,7 @@ def _notes(study: Study) -> Iterator[str]:
         axes = doc.plain(doc.join([axis for axis, _ in grids[0].others]))
         yield f"{more} more tables like these, by {axes}, are left out; `where` or a further row selects them."
     for axis, number in study.cases_without_axis.items():
-        yield f"{_capitalised(count_cases(number))} without {axis} {'is' if number == 1 else 'are'} left out."
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
+        yield f"{capitalise(count_cases(number))} without {axis} {'is' if number == 1 else 'are'} left out."
 
 
 # --- values and cells ------------------------------------------------------------------------------------------------
@@ -231,7 +227,7 @@ class _TableWriter:
         labels = [doc.label(axis, "" if axis == "value" else axis) for axis in study.row_axes]
         are_words = [any(c and isinstance(c.value, str) for c in cells) for cells in zip(*grid.cells, strict=True)]
         columns = [
-            doc.Column("/".join(map(shown, at)), self._title(at, i == 0), is_words=is_words)
+            doc.Column("/".join(map(as_text, at)), self._title(at, i == 0), is_words=is_words)
             for i, (at, is_words) in enumerate(zip(grid.columns, are_words, strict=True))
         ]
         rows = tuple(
@@ -266,8 +262,9 @@ class _TableWriter:
         if value is None:
             return MISSING
         if axis == self._study.compare:
-            return (doc.Code(shown(value)), " (baseline)") if value in self._study.baselines else doc.Code(shown(value))
-        return in_words(((axis, value),)) if isinstance(value, bool) else shown(value)
+            code = doc.Code(as_text(value))
+            return (code, " (baseline)") if value in self._study.baselines else code
+        return in_words(((axis, value),)) if isinstance(value, bool) else as_text(value)
 
     def _cell(self, cell: Cell | None, value: StudyValue) -> doc.Cell:
         if cell is None:

@@ -5,13 +5,13 @@ The table has the fastest case of each shape, or every case where there is one s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from profpipe.analysis.case_index import OVERHEAD
-from profpipe.analysis.cases import in_words, is_number, running_axis, shown, without
+from profpipe.analysis.cases import in_words, is_number, running_axis, without
 from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.job import readable
+from profpipe.job import as_text, readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
 from profpipe.report.labels import fill, marked_text, names, percent, quantity, ratio, samples, span, variant_text
@@ -22,27 +22,27 @@ from profpipe.report.units import Unit, size_unit, step_unit, time_unit
 _MOST_NAMES = 2
 
 
-def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> doc.Section:
-    """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
+def times(workload: WorkloadFindings, explains_flags: bool = True) -> doc.Section:
+    """Return the times, what they are, and one line for each flag."""
     lines = doc.Bullets(tuple(explanations([workload]) if explains_flags else ()))
-    context = doc.join(filter(None, (_context(workload, on_cpu), _found_steps(workload))), last=" ")
-    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload, on_cpu), lines]
+    context = doc.join(filter(None, (_context(workload), _found_steps(workload))), last=" ")
+    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
     return doc.make_section("times", "Times", blocks, workload=workload.name)
 
 
-def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
+def _context(workload: WorkloadFindings) -> str:
     """Return the parameters that all cases share, what a time is, and of how many samples."""
     parts = []
     if workload.fixed:
-        parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
+        parts.append(f"Every case: {', '.join(f'{axis} {as_text(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
-    if workload.basis and counts and not _is_in_headline(workload, on_cpu):
+    if workload.basis and counts and not _is_in_headline(workload):
         are_uneven = any(workload.basis.profiler in own.uneven for own in workload.steps.cases)
         what = quantity(workload.basis, are_uneven)
         parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_of_processes(workload)}.")
     if workload.is_on_cpu:
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
-    elif on_cpu and workload.basis is not None and workload.basis.is_timed:
+    elif workload.has_no_gpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
 
@@ -56,10 +56,10 @@ def _of_processes(workload: WorkloadFindings) -> str:
     return f" in {span(counts)} processes. {meaning}"
 
 
-def _is_in_headline(workload: WorkloadFindings, on_cpu: bool) -> bool:
+def _is_in_headline(workload: WorkloadFindings) -> bool:
     """Return True if the section can be left out: the headline has the time and the steps of a single program."""
     is_single = workload.basis is not None and workload.basis.quantity == "step" and len(workload.cases) == 1
-    return is_single and not (workload.is_on_cpu or on_cpu or _found_steps(workload))
+    return is_single and not (workload.is_on_cpu or workload.has_no_gpu or _found_steps(workload))
 
 
 def _found_steps(workload: WorkloadFindings) -> doc.Text:
@@ -68,11 +68,11 @@ def _found_steps(workload: WorkloadFindings) -> doc.Text:
     return steps.found_text(own) if own and all(each.parts is None for each in own) else ""
 
 
-def _tables(workload: WorkloadFindings, on_cpu: bool) -> Iterator[doc.Table]:
+def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
         is_of_steps = workload.basis is not None and workload.basis.quantity == "step"
-        if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload, on_cpu)):
+        if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload)):
             yield every_case(workload, cases)
         return
     if grid := winner_grid(workload):
@@ -113,7 +113,7 @@ def peak_memory(workload: WorkloadFindings, case: CaseResult) -> float | None:
 
 def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None) -> doc.Text:
     """Return the flags of a case; of the lowest time of a shape, which has a ``win``, also why it is in doubt."""
-    own = flags_of(case, workload.shared_marks)
+    own = _own_flags(case)
     if not workload.compare or win is None or win.verdict != WinVerdict.INCONCLUSIVE:
         return own
     return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
@@ -131,7 +131,7 @@ def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.
         doc.words("flags"),
     )
     rows = [
-        (*(shown(value) for _, value in shape.axes), _fastest(win), time.ns, time.margin, win.best.speedup,
+        (*(as_text(value) for _, value in shape.axes), _fastest(win), time.ns, time.margin, win.best.speedup,
          _flags_of(workload, shape))
         for shape, win, time in wins
     ]  # fmt: skip
@@ -159,9 +159,9 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     by_flags = grouped(
         (own, case.variant)
         for case in others
-        if case is not None and case is not win.best and (own := flags_of(case, workload.shared_marks))
+        if case is not None and case is not win.best and (own := _own_flags(case))
     )
-    best = flags_of(win.best, workload.shared_marks)
+    best = _own_flags(win.best)
     is_shared = len(others) == 1 and by_flags.pop(best, []) != []
     parts = [fill("winner and baseline: {}", best) if is_shared else best]
     parts += [fill("{}: {}", names(variants, _MOST_NAMES), own) for own, variants in by_flags.items()]
@@ -186,7 +186,7 @@ def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
     values = sorted({value for own in groups.values() for value in own if is_number(value)})
     columns = [doc.label(axis)]
     columns += [doc.label(in_words(others), selection.column(others)) for others in groups]
-    rows = [(doc.Cell(text=shown(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
+    rows = [(doc.Cell(text=as_text(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
     title = "Fastest of each shape, and its speed-up over the baseline"
     return doc.make_table("winners", columns, rows, title)
 
@@ -376,9 +376,9 @@ def _sample_counts(counts: Sequence[int], requested: int) -> str:
     return f"{span(counts)} samples, but {' and '.join(bounds)}."
 
 
-def flags_of(case: CaseResult, without: Iterable[str] = ()) -> doc.Text:
-    """Return the flags of a case in bold, those in ``without`` left out."""
+def _own_flags(case: CaseResult) -> doc.Text:
+    """Return the flags in bold that not every case has."""
     # The flag of a case without timed calls says how idle the GPU was.
     idle = fill(" (GPU idle {})", percent(case.idle_share)) if case.idle_share and "time" not in case.values else ""
-    own = [mark for mark in case.marks if mark not in without]
-    return doc.join([doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in own], last=", ")
+    flags = [doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in case.unshared_marks]
+    return doc.join(flags, last=", ")

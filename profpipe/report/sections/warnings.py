@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
-from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.cases import in_words, is_number
 from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.job import Incident, IncidentKind, Status, count_cases
+from profpipe.job import Incident, IncidentKind, Status, as_text, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
 from profpipe.report.sections import environment, kernels, steps
@@ -314,7 +314,7 @@ def _named(own: Sequence[CaseResult], variant: str, ids: Sequence[str]) -> doc.T
     shared = {axis: here for axis, here in values.items() if len(here) == 1}
     some = {axis: here for axis, here in values.items() if here != every[axis] and len(chosen) >= 4}
     for axes in (shared, some):
-        among = [case for case in own if all(shown(dict(case.shape)[axis]) in here for axis, here in axes.items())]
+        among = [case for case in own if all(as_text(dict(case.shape)[axis]) in here for axis, here in axes.items())]
         if axes and len(among) == len(chosen):
             return doc.concat(name, " " if name else "", _at(axes))
     each = doc.join((_at(_values([case])) for case in chosen), most=_NAMED)
@@ -340,4 +340,4 @@ def _at(values: Mapping[str, Mapping[str, object]]) -> doc.Text:
 def _values(cases: Iterable[CaseResult]) -> dict[str, dict[str, object]]:
     """Return each axis with the values that ``cases`` have on it, by their text."""
     values = grouped(pair for case in cases for pair in case.shape)
-    return {axis: {shown(value): value for value in own} for axis, own in values.items()}
+    return {axis: {as_text(value): value for value in own} for axis, own in values.items()}
