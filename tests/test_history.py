@@ -63,9 +63,11 @@ def changed(**more: Any) -> list[dict[str, Any]]:
 
 def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked() -> None:
     course = course_of(changed(), Noise(between=Spread(0.006, 9.0, {Source.RUNS: 8})))
-    assert course.level_ns == statistics.median(point.time_ns for point in course.points)
-    assert all(point.is_outside for point in course.points), "the two halves lie 5 % apart, the level is between them"
-    assert not any(point.is_outside for point in course_of(changed()[:6]).points)
+    assert course.level_ns == statistics.median(point["time_ns"] for point in course.points)
+    assert all(point["is_outside"] for point in course.points), (
+        "the two halves lie 5 % apart, the level is between them"
+    )
+    assert not any(point["is_outside"] for point in course_of(changed()[:6]).points)
 
 
 def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
@@ -87,13 +89,13 @@ def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known()
     assert course_of(times[:3], calm).sources == {Source.PAIRS: 8}
     wide = course_of(times, Noise(between=between))
     assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
-    assert not any(point.is_outside for point in wide.points), "5 % are less than runs of the same code differ"
+    assert not any(point["is_outside"] for point in wide.points), "5 % are less than runs of the same code differ"
 
 
 def test_a_last_run_outside_the_band_is_marked() -> None:
     times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
     course = course_of(times)
-    assert [point.is_outside for point in course.points] == [False] * 8 + [True]
+    assert [point["is_outside"] for point in course.points] == [False] * 8 + [True]
     (line,) = list(history_section.lines([course], is_ascii=True))[2:]
     assert line.endswith("+5.9 %, outside the band")
 

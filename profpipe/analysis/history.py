@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -31,35 +31,16 @@ _QUANTILE: Final = 0.85
 _OF_NORMAL: Final = statistics.NormalDist().inv_cdf((1 + _QUANTILE) / 2)
 
 
-@dataclass(frozen=True)
-class RunEntry:
-    """A run in the history. ``ok`` of ``cases`` rows of its cases ended well."""
-
-    run: str
-    started: str
-    is_ended: bool
-    cases: int
-    ok: int
-    commit: str = ""
-
-
-@dataclass(frozen=True)
-class Point:
-    """The time of a case in one run, in ns. ``fingerprint`` is a hash of the code that it measured; it may be empty."""
-
-    run: str
-    time_ns: float
-    commit: str = ""
-    torch: str = ""
-    driver: str = ""
-    fingerprint: str = ""
-    #: The time is outside the noise band of the course.
-    is_outside: bool = False
+#: A row of a table: of the database, or of what is made of it.
+Row: TypeAlias = "Mapping[str, Any]"
 
 
 @dataclass(frozen=True)
 class Course:
     """A case on one device over the runs, the oldest first.
+
+    A row of ``points`` is the time ``time_ns`` of one run, and ``is_outside`` if it is outside the noise band. Its
+    ``fingerprint`` is a hash of the code that was measured; it may be empty.
 
     ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around the level, the
     median of the runs. It is None where it is not known. ``sources`` says what it comes from; empty: from the
@@ -69,7 +50,7 @@ class Course:
     workload: str
     case: str
     device: str
-    points: tuple[Point, ...]
+    points: tuple[Row, ...]
     level_ns: float
     band: float | None
     sources: Mapping[Source, int]
@@ -81,10 +62,13 @@ class Course:
 
 @dataclass(frozen=True)
 class PipelineHistory:
-    """The runs of one pipeline, the newest first, and the courses of its cases."""
+    """The runs of one pipeline, the newest first, and the courses of its cases.
+
+    In a row of ``runs``, ``ok`` of ``cases`` rows of its cases ended well.
+    """
 
     name: str
-    runs: tuple[RunEntry, ...]
+    runs: tuple[Row, ...]
     courses: tuple[Course, ...]
 
 
@@ -92,9 +76,7 @@ class PipelineHistory:
 FindNoise = Callable[[str, str, str], Model]
 
 
-def analyze(
-    runs: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], find_noise: FindNoise
-) -> tuple[PipelineHistory, ...]:
+def analyze(runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> tuple[PipelineHistory, ...]:
     """Return the courses of the cases of each pipeline.
 
     ``runs`` are the newest first; ``times`` are sorted by case and within a case the oldest first. Times on different
@@ -104,15 +86,9 @@ def analyze(
     return tuple(_pipeline(name, runs, times, find_noise) for name in names)
 
 
-def _pipeline(
-    name: str, runs: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], find_noise: FindNoise
-) -> PipelineHistory:
-    own = [
-        RunEntry(row["run"], row["started"], bool(row["ended"]), row["cases"] or 0, row["ok"] or 0,
-                 row.get("git_commit") or "")
-        for row in runs if row["name"] == name
-    ]  # fmt: skip
-    ids = {entry.run for entry in own}
+def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> PipelineHistory:
+    own = tuple(_run(row) for row in runs if row["name"] == name)
+    ids = {row["run"] for row in own}
     timed = (row for row in times if row["run"] in ids and row["value"] and row["value"] > 0)
     groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
     known: dict[tuple[str, str], Model] = {}
@@ -125,8 +101,32 @@ def _pipeline(
         sigma, sources = _sigma(logs, noise)
         level = statistics.median(row["value"] for row in rows)
         band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
-        courses.append(Course(workload, case, device, _points(rows, level, band), level, band, sources))
-    return PipelineHistory(name, tuple(own), tuple(courses))
+        points = tuple(_point(row, level, band) for row in rows)
+        courses.append(Course(workload, case, device, points, level, band, sources))
+    return PipelineHistory(name, own, tuple(courses))
+
+
+def _run(row: Row) -> Row:
+    return {
+        "run": row["run"],
+        "started": row["started"],
+        "is_ended": bool(row["ended"]),
+        "cases": row["cases"] or 0,
+        "ok": row["ok"] or 0,
+        "commit": row.get("git_commit") or "",
+    }
+
+
+def _point(row: Row, level: float, band: float | None) -> Row:
+    return {
+        "run": row["run"],
+        "time_ns": row["value"],
+        "commit": row.get("git_commit") or "",
+        "torch": row.get("torch") or "",
+        "driver": row.get("driver") or "",
+        "fingerprint": row.get("fingerprint") or "",
+        "is_outside": band is not None and abs(math.log(row["value"] / level)) > math.log1p(band),
+    }
 
 
 def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[Source, int]]:
@@ -153,17 +153,6 @@ def estimate_sigma(values: Sequence[float]) -> float | None:
     if len(values) < _FEWEST:
         return None
     return float(np.quantile(np.abs(np.diff(values)), _QUANTILE)) / _OF_NORMAL / math.sqrt(2)
-
-
-def _points(rows: Sequence[Mapping[str, Any]], level: float, band: float | None) -> tuple[Point, ...]:
-    return tuple(
-        Point(
-            row["run"], row["value"], row.get("git_commit") or "", row.get("torch") or "",
-            row.get("driver") or "", row.get("fingerprint") or "",
-            is_outside=band is not None and abs(math.log(row["value"] / level)) > math.log1p(band),
-        )
-        for row in rows
-    )  # fmt: skip
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------

@@ -19,16 +19,21 @@ _OPEN = 4
 #: Characters of a commit.
 _COMMIT = 10
 
+_NOTE = "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level."
+
 
 def document(found: Sequence[PipelineHistory], folder: str, page_of: Callable[[str], str]) -> doc.Document:
     """Return the page. ``page_of`` returns the path of a run's report, empty where the run has none."""
-    runs = [entry for pipeline in found for entry in pipeline.runs]
+    runs = [row for pipeline in found for row in pipeline.runs]
     facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found), "pipeline")]
     if runs:
-        facts.append(f"the last one {max(entry.started for entry in runs)[:16].replace('T', ' ')} UTC")
+        facts.append(f"the last one {max(row['started'] for row in runs)[:16].replace('T', ' ')} UTC")
     sections = []
     for each in found:
-        sections.append(doc.make_section("courses", "Courses", _courses(each), workload=each.name))
+        # Courses that have just left their band come first.
+        ordered = sorted(each.courses, key=lambda course: not course.points[-1]["is_outside"])
+        blocks = _courses(ordered, f"{_NOTE} A hollow point lies outside the band.", tuple(_charts(ordered, each)))
+        sections.append(doc.make_section("courses", "Courses", blocks, workload=each.name))
         sections.append(doc.make_section("runs", "Runs", [_run_table(each, page_of)], workload=each.name))
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
 
@@ -38,29 +43,26 @@ def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.
         return doc.Link(doc.Code(name), page) if (page := page_of(name)) else doc.Code(name)
 
     columns = [
-        (doc.label("run"), lambda entry: run(entry.run)),
-        (doc.words("started"), lambda entry: entry.started[:16].replace("T", " ")),
-        (doc.words("state"), lambda entry: "ended" if entry.is_ended else "unfinished"),
-        (doc.count("ok", "cases ok"), lambda entry: entry.ok),
-        (doc.count("cases"), lambda entry: entry.cases),
-        (doc.words("commit"), lambda entry: doc.Code(entry.commit[:_COMMIT]) if entry.commit else ""),
+        (doc.label("run"), lambda row: run(row["run"])),
+        (doc.words("started"), lambda row: row["started"][:16].replace("T", " ")),
+        (doc.words("state"), lambda row: "ended" if row["is_ended"] else "unfinished"),
+        (doc.count("ok", "cases ok"), lambda row: row["ok"]),
+        (doc.count("cases"), lambda row: row["cases"]),
+        (doc.words("commit"), lambda row: doc.Code(row["commit"][:_COMMIT]) if row["commit"] else ""),
     ]
     return doc.table_of("runs", pipeline.runs, columns)
 
 
-def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
-    if not pipeline.courses:
-        yield doc.Paragraph("No run has times.")
-        return
-    # Courses that have just left their band come first.
-    ordered = sorted(pipeline.courses, key=lambda course: not course.points[-1].is_outside)
-    yield course_table(ordered).without("course")
-    yield doc.Paragraph(
-        "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level. A"
-        " hollow point lies outside the band."
-    )
+def _courses(courses: Sequence[Course], note: str, charts: Sequence[doc.Block] = ()) -> list[doc.Block]:
+    if not courses:
+        return [doc.Paragraph("No run has times.")]
+    table = course_table(courses)
+    return [table.without("course") if charts else table, doc.Paragraph(note), *charts]
+
+
+def _charts(ordered: Sequence[Course], pipeline: PipelineHistory) -> Iterator[doc.Block]:
     charts = [chart(course, pipeline, number) for number, course in enumerate(ordered)]
-    shown = max(sum(course.points[-1].is_outside for course in ordered), _OPEN)
+    shown = max(sum(course.points[-1]["is_outside"] for course in ordered), _OPEN)
     yield from charts[:shown]
     if charts[shown:]:
         yield doc.Details(f"{plural(len(charts) - shown, 'course')} within the band", tuple(charts[shown:]))
@@ -68,26 +70,26 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
 
 def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
     """Return the course over the runs: the oldest first, with the band of its noise."""
-    starts = {entry.run: entry.started for entry in pipeline.runs}
+    starts = {row["run"]: row["started"] for row in pipeline.runs}
     band = 1 + (course.band or 0.0)
     marks = tuple(
         doc.Mark(
             i,
-            point.time_ns,
+            point["time_ns"],
             low=course.level_ns / band if course.band else None,
             high=course.level_ns * band if course.band else None,
-            flags=("outside the band",) if point.is_outside else (),
+            flags=("outside the band",) if point["is_outside"] else (),
         )
         for i, point in enumerate(course.points)
     )
-    labels = tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
+    labels = tuple(f"{starts.get(point['run'], '')[:10]} {point['run']}".strip() for point in course.points)
     name = course_name(course, pipeline.courses)
     return doc.Chart(
         f"course {number}",
         name,
         doc.ChartKind.COURSE,
         doc.Axis("run", labels=labels),
-        doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
+        doc.Axis("time", time_unit(point["time_ns"] for point in course.points), quantity="ns"),
         {"": (doc.Series(name, name, marks),)},
         subtitle=state(course),
         placement=doc.Placement.HTML,
@@ -138,7 +140,7 @@ def sparkline(values: Sequence[float], least_range: float = 0.0, *, ascii: bool)
 
 
 def _chart(course: Course, *, is_ascii: bool) -> str:
-    times = [point.time_ns for point in course.points]
+    times = [point["time_ns"] for point in course.points]
     # The whole band is half of the height: what stands out is outside of it.
     least = 4 * (course.band or 0.0) * course.level_ns
     return sparkline(times, least, ascii=is_ascii)
@@ -154,8 +156,8 @@ def state(course: Course) -> str:
     """Return how far the last run lies from the level, and whether that is more than noise."""
     if course.band is None:
         return "noise unknown"
-    share = course.points[-1].time_ns / course.level_ns - 1
-    return f"{100 * share:+.1f} %, {'outside' if course.points[-1].is_outside else 'within'} the band"
+    share = course.points[-1]["time_ns"] / course.level_ns - 1
+    return f"{100 * share:+.1f} %, {'outside' if course.points[-1]['is_outside'] else 'within'} the band"
 
 
 def source(course: Course) -> str:
@@ -167,22 +169,12 @@ def source(course: Course) -> str:
 
 def markdown(found: Sequence[PipelineHistory]) -> str:
     """Return a page with a section for each pipeline."""
+    note = f"Course: the oldest run first. {_NOTE}"
     sections = [
-        doc.make_section(f"history-{number}", f"History of {pipeline.name}", list(_blocks(pipeline.courses)))
+        doc.make_section(f"history-{number}", f"History of {pipeline.name}", _courses(pipeline.courses, note))
         for number, pipeline in enumerate(found, start=1)
     ]
     return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
-
-
-def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
-    if not courses:
-        yield doc.Paragraph("No run has times.")
-        return
-    yield course_table(courses)
-    yield doc.Paragraph(
-        "Course: the oldest run first. Level: the median of the runs. Band: 99 % of the runs of the same code lie"
-        " within it around the level."
-    )
 
 
 def course_table(courses: Sequence[Course]) -> doc.Table:
