@@ -129,7 +129,7 @@ def simulated_record(run: str, task: Task, kernels: int) -> Record:
          "kernel_class": "gemm", "calls": 30, "total_ns": ns, "mean_ns": ns / 30} for i in range(kernels)
     ]  # fmt: skip
     tables = {schema.CASES: cases, schema.METRICS: metrics, schema.KERNELS: launches}
-    texts = {table.name: store.as_csv(schema.frame(table, own)).decode() for table, own in tables.items()}
+    texts = {table.name: store.as_rows(schema.frame(table, own)) for table, own in tables.items()}
     node = f"n{task.index % NODES}"
     gpu = Gpu("Simulated GPU", "1.0", memory_bytes=80 << 30)
     known = Manifest(

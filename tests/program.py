@@ -29,5 +29,10 @@ def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment
 
 def rows(file: Path) -> list[dict[str, str]]:
     """Of a table, as text."""
-    text = store.as_csv(pd.read_parquet(file)).decode() if file.suffix == ".parquet" else file.read_text("utf-8")
+    if file.suffix == ".parquet":
+        written = io.BytesIO()
+        store.write_csv(pd.read_parquet(file), written)
+        text = written.getvalue().decode()
+    else:
+        text = file.read_text("utf-8")
     return list(csv.DictReader(io.StringIO(text, newline="")))

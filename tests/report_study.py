@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,11 @@ def metric_row(case: str, metric: str, value: float, unit: str = "ns", **more: A
 
 def range_row(case: str, instances: int, profiler: str = "nsys", **more: Any) -> dict[str, Any]:
     return {"workload": "w", "case": case, "profiler": profiler, "range": "", "instances": instances, **more}
+
+
+def every_table(section: Section) -> Iterator[TableBlock]:
+    """Yield every table of the section and of its subsections."""
+    return (block for block in section.walk() if isinstance(block, TableBlock))
 
 
 def tables(

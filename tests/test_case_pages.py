@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_study import every_table
 
 from profpipe.analysis import analyze
 from profpipe.commands import rendering
@@ -43,14 +44,14 @@ def test_every_case_has_a_page_with_its_figures_and_those_alone(attention: Docum
     page = page_of(attention, FA2)
     assert len(attention.cases) == 42
     assert plain(page.title) == "mode fwd, seqlen 8192, fa2"
-    figures = next(table for table in page.tables() if table.id == "figures")
+    figures = next(table for table in every_table(page) if table.id == "figures")
     values = {plain(name.text): write_text(value.text) for name, value in figures.rows}
     section = attention.section("cases", "attention")
     assert section is not None
     wanted = ["fwd", "8192", "fa2"]
     times = next(
         {column.id: cell.number(column) for column, cell in zip(table.columns, row, strict=True)}
-        for table in section.tables()
+        for table in every_table(section)
         for row in table.rows
         if [plain(cell.text) for cell in row[:3]] == wanted and "interval" in {column.id for column in table.columns}
     )

@@ -120,7 +120,7 @@ def document(name: str) -> Document:
         table,
         *(chart(kind, name) for kind in ChartKind),
         Details(name, (table,)),
-        Choice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}, name),
+        Choice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}),
         Timeline(
             name,
             name,

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, recorded, tables
+from report_study import (
+    ATTENTION,
+    COPY,
+    analyze,
+    every_table,
+    example,
+    kernel_row,
+    metric_row,
+    range_row,
+    recorded,
+    tables,
+)
 
 from profpipe.analysis.findings import WorkloadFindings
 from profpipe.report.document import Code, Details, Placement, Section, Table, plain
@@ -17,7 +28,7 @@ def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
 
 
 def table(section: Section, id: str) -> Table:
-    return next(table for table in section.tables() if table.id == id)
+    return next(table for table in every_table(section) if table.id == id)
 
 
 def many_kernels(**report: Any) -> WorkloadFindings:
@@ -52,7 +63,7 @@ def test_the_metrics_of_ncu_are_in_the_row_of_their_kernel() -> None:
     first = table(section, "top_kernels")
     named = {column.id for column in first.columns}
     assert {"memory %", "SM %", "tensor %", "occupancy %"} <= named
-    assert {t.id for t in section.tables()} >= {"ncu_figures", "ncu_rules", "full_names"}
+    assert {t.id for t in every_table(section)} >= {"ncu_figures", "ncu_rules", "full_names"}
 
 
 def test_each_process_has_a_row_below_its_case() -> None:

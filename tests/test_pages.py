@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
+from report_study import every_table
 
 from profpipe.report import document as doc, text
 from profpipe.report.document import (
@@ -191,7 +192,7 @@ def lines(page: Document) -> int:
 
 
 def cases_of(page: Document) -> int:
-    return sum(len(table.rows) for table in page.tables())
+    return sum(len(table.rows) for section in page.sections for table in every_table(section))
 
 
 def ids(page: Document) -> list[tuple[str, str]]:

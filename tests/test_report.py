@@ -18,6 +18,7 @@ from report_study import (
     analyze,
     case_row,
     check_golden,
+    every_table,
     example,
     kernel_row,
     made_up,
@@ -301,7 +302,7 @@ def test_one_shape_is_written_in_the_singular() -> None:
     findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
     (workload,) = findings.workloads
     section = case_numbers.cases(workload, selection.select(workload, findings.workloads))
-    assert [table.title for table in section.tables()] == ["every number of 1 shape by case"]
+    assert [table.title for table in every_table(section)] == ["every number of 1 shape by case"]
 
 
 def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> None:

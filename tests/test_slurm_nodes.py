@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from report_study import analyze, case_row, metric_row, tables
+from report_study import analyze, case_row, every_table, metric_row, tables
 
 from profpipe.analysis.findings import Doubt, DoubtCause, NodeSpread
 from profpipe.measure.flags import Flag
@@ -99,5 +99,5 @@ def test_cases_of_one_node_have_no_mark():
 
 def test_the_environment_lists_like_nodes_in_one_row():
     run = {"nodes": {"n1": node(H100), "n2": node(H100, count=8), "n3": node(A100)}}
-    table = next(table for table in environment.environment(Manifest.parse(run)).tables() if table.id == "nodes")
+    table = next(table for table in every_table(environment.environment(Manifest.parse(run))) if table.id == "nodes")
     assert [write_text(row[0].text) for row in table.rows] == ["n1 and n2", "n3"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import analyze, case_row, metric_row, tables
+from report_study import analyze, case_row, every_table, metric_row, tables
 
 from profpipe.config.loader import load_pipeline
 from profpipe.job import Case, Job, Missing
@@ -29,7 +29,7 @@ def reported(run: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[str]
     """The warnings, and the rows of the cases that are not finished: outcome, profilers, cases."""
     findings = analyze(tables(rows, metrics=[metric_row("n=1", "time", 1000.0)]), run)
     lines = [plain(item) for block in warnings.warnings(findings, Manifest.parse(run)).blocks for item in block.items]
-    written = [write_table(table).splitlines()[2:] for table in warnings.unfinished(findings).tables()]
+    written = [write_table(table).splitlines()[2:] for table in every_table(warnings.unfinished(findings))]
     return lines, [[cell.strip() for cell in row.split("  ") if cell.strip()] for table in written for row in table]
 
 

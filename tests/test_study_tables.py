@@ -21,6 +21,7 @@ from report_study import (
     analyze,
     case_row,
     check_golden,
+    every_table,
     kernel_row,
     metric_row,
     range_row,
@@ -55,7 +56,7 @@ def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
 
 def rows_of(study: Study, grid: int = 0) -> list[list[str]]:
     """The head and the rows of a table as Markdown."""
-    table = list(study_table(study).tables())[grid]
+    table = list(every_table(study_table(study)))[grid]
     lines = Markdown().table(replace(table, title="")).splitlines()
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [rows[0], *rows[2:]]
@@ -469,7 +470,7 @@ def table_of(rows: int) -> None:
     names = [f"impl={impl},n={n}" for impl in "abcde" for n in range(rows)]
     data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
     (study,) = analyze(data, asking({}, {"rows": "n", "columns": "impl", "value": ["time", "throughput"]})).studies
-    assert len(study.grids[0].rows) == rows and len(list(study_table(study).tables())) == 1
+    assert len(study.grids[0].rows) == rows and len(list(every_table(study_table(study)))) == 1
 
 
 def python_calls(work: Callable[[], None]) -> int:

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_study import ATTENTION, analyze, case_row, check_studies, kernel_row, metric_row, range_row, tables
+from report_study import (
+    ATTENTION,
+    analyze,
+    case_row,
+    check_studies,
+    every_table,
+    kernel_row,
+    metric_row,
+    range_row,
+    tables,
+)
 
 from profpipe import plugins
 from profpipe.analysis.findings import WorkloadFindings
@@ -435,7 +445,7 @@ def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_ina
     errors: tuple[float, float], placement: Placement
 ) -> None:
     section = cases.accuracy(only(study(a=(100.0, errors[0]), b=(100.0, errors[1]))))
-    assert [table.placement for table in section.tables()] == [placement]
+    assert [table.placement for table in every_table(section)] == [placement]
 
 
 def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
@@ -443,5 +453,5 @@ def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
     spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["cosine_dq"]}]
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
     (table,) = analyze(data, spec).studies
-    (written_table,) = study_table(table).tables()
+    (written_table,) = every_table(study_table(table))
     assert [row[1].text for row in written_table.rows] == ["0.999950", "1"]

@@ -475,7 +475,6 @@ class Choice:
     id: str
     dimensions: tuple[str, ...]
     options: Mapping[tuple[str, ...], tuple[Block, ...]]
-    title: Text = ""
     placement: Placement = Placement.HTML
 
     def views(self) -> Iterator[Block]:
@@ -529,10 +528,6 @@ class Section:
         yield from _walk(self.blocks)
         for section in self.sections:
             yield from section.walk()
-
-    def tables(self) -> Iterator[Table]:
-        """Yield every table of the section and of its subsections."""
-        return (block for block in self.walk() if isinstance(block, Table))
 
 
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -593,10 +588,6 @@ class Document:
     def workloads(self) -> tuple[str, ...]:
         """The workloads that have sections, in order."""
         return tuple(dict.fromkeys(section.workload for section in self.sections if section.workload))
-
-    def tables(self) -> Iterator[Table]:
-        """Yield every table of the document."""
-        return (table for section in self.sections for table in section.tables())
 
     def without(self, placement: Placement) -> Document:
         """Return the document without the blocks of ``placement`` and the sections that hold no others."""
