@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from profpipe.analysis.cases import Axes, in_words, is_number, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
@@ -15,6 +16,9 @@ _MAIN_CASES = 24
 
 #: Cases, and shapes of comparisons, up to which a page shows every shape; beyond, one of each of so many groups.
 _CASES, SHAPES, GROUPS = 100, 24, 8
+
+#: The findings of a workload that are each of one case.
+_OF_CASES = ("agreements", "ranks", "phases", "phase_work", "host_phases", "memory")
 
 
 def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) -> list[Axes]:
@@ -58,13 +62,27 @@ def shapes(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) ->
 def select(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> WorkloadFindings:
     """Return ``workload`` with the shapes that the page shows in full."""
     kept = shapes(workload, page)
-    if len(kept) == len(workload.shapes):
-        return workload
-    cases = {point.id for shape in kept for point in shape.cases}
+    return workload if len(kept) == len(workload.shapes) else restrict(workload, kept)
+
+
+def restrict(workload: WorkloadFindings, shapes: tuple[Shape, ...]) -> WorkloadFindings:
+    """Return ``workload`` with ``shapes`` alone, and with the findings that are of their cases."""
+    cases, steps = {case.id for shape in shapes for case in shape.cases}, workload.steps
+
+    def own(findings: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(each for each in findings if each.case in cases)
+
+    kept: dict[str, Any] = {name: own(getattr(workload, name)) for name in _OF_CASES}
     return replace(
         workload,
-        shapes=kept,
-        agreements=tuple(agreement for agreement in workload.agreements if agreement.case in cases),
+        **kept,
+        shapes=shapes,
+        steps=replace(
+            steps,
+            cases=own(steps.cases),
+            without_steps=tuple(name for name in steps.without_steps if name in cases),
+            recordings={name: parts for name, parts in steps.recordings.items() if name in cases},
+        ),
     )
 
 

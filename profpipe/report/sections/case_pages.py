@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Shape, WorkloadFindings
@@ -31,6 +30,7 @@ from profpipe.report.sections import (
     steps,
     times,
 )
+from profpipe.report.selection import restrict
 from profpipe.report.units import NO_UNIT
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.results.raw_files import RawFiles
@@ -48,9 +48,6 @@ _FEWEST_POINTS = 40
 #: Cases of a job whose pages show its command.
 _FEW_CASES = 3
 
-#: The findings of a workload that are each of one case.
-_OF_CASES = ("agreements", "ranks", "phases", "phase_work", "host_phases", "memory")
-
 Samples = Sequence[tuple[int, float]]
 
 
@@ -66,7 +63,8 @@ def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Se
 
 
 def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
-    alone = only(workload, case)
+    shape = next(shape for shape in workload.shapes if case in shape.cases)
+    alone = restrict(workload, (Shape(shape.axes, (case,)),))
     own, own_steps = workload.steps.of(case.id), steps.steps(alone)
     has_timeline = any(each.case == case.id for each in workload.timelines)
     blocks: list[doc.Block | None] = [
@@ -96,28 +94,6 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     title = case_text(case) if case.id else workload.name
     made = doc.make_section(case.id, title, blocks, _summary(workload, case), workload.name)
     return replace(made, title=title, sections=tuple(section for section in sections if section))
-
-
-def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
-    """Return ``workload`` with the findings of one case."""
-    shape = next(shape for shape in workload.shapes if case in shape.cases)
-    found = workload.steps
-
-    def own(findings: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(each for each in findings if each.case == case.id)
-
-    kept: dict[str, Any] = {name: own(getattr(workload, name)) for name in _OF_CASES}
-    return replace(
-        workload,
-        **kept,
-        shapes=(Shape(shape.axes, (case,)),),
-        steps=replace(
-            found,
-            cases=own(found.cases),
-            without_steps=tuple(name for name in found.without_steps if name == case.id),
-            recordings={name: parts for name, parts in found.recordings.items() if name == case.id},
-        ),
-    )
 
 
 def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
