@@ -228,7 +228,55 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
     # Of two ranks other steps are steady than of one alone.
     assert re.search(r"\n0 +16\.\d+ +16\.6 ", text) and not re.search(r"\n1 +\d", text)
     same = compare_recordings(ingest.read_file(both), ingest.read_file(both)).changes[0]
-    assert same.is_same and set(same.a.ranks) == {0, 1}
+    assert same.is_same and list(same.a.ranks) == ["0", "1"]
+
+
+def four_gpus(folder: Path, shared_data: Path, *changes: str) -> Path:
+    """Copy the recording of one process on four GPUs, and change its kernels."""
+    path = folder / f"{len(list(folder.iterdir()))}.sqlite"
+    path.write_bytes((shared_data / "reported" / "one_process_four_gpus.sqlite").read_bytes())
+    with sqlite3.connect(path) as database:
+        for change in changes:
+            database.execute(change.format("CUPTI_ACTIVITY_KIND_KERNEL"))
+    return path
+
+
+#: Too little for steps to recur; the GPUs 0, 2, 10 and 11.
+WITHOUT_STEPS = "DELETE FROM {0} WHERE start > (SELECT min(start) FROM {0}) + 5000000"
+RENUMBERED = "UPDATE {0} SET deviceId = deviceId + 9 - deviceId / 3 WHERE deviceId % 2"
+SLOWER = "UPDATE {0} SET end = end + 10 WHERE deviceId = 10"
+
+
+@pytest.mark.parametrize("is_without_steps", [True, False])
+def test_each_gpu_of_a_process_has_its_parts(
+    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], is_without_steps: bool
+) -> None:
+    changes = [RENUMBERED, *([WITHOUT_STEPS] if is_without_steps else [])]
+    a, b = (four_gpus(tmp_path, shared_data, *changes, *more) for more in ([], [SLOWER]))
+    names = [f"0, GPU {number}" for number in (0, 2, 10, 11)]
+    text = compared(capsys, a, b)
+    assert re.findall(r"^(\d+, GPU \d+) +\d", text, re.MULTILINE) == names
+    (case,) = json.loads(compared(capsys, a, b, "--json=full"))["cases"]
+    assert list(case["ranks"]) == names and case["of"] == ("recording" if is_without_steps else "step")
+    # The mean over four GPUs, of which one has other times.
+    assert case["parts"]["compute"]["difference_ns"] > 0
+    own = found(a, b).changes[0].b
+    walls = [parts.wall_ns for parts in own.ranks.values()]
+    assert own.parts.wall_ns == pytest.approx(sum(walls) / 4, abs=1)
+
+
+def test_several_gpus_of_a_process_are_compared_with_the_only_one(
+    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, RENUMBERED)
+    one = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, "DELETE FROM {0} WHERE deviceId")
+    text = " ".join(compared(capsys, four, one).split())
+    assert "They are means over the GPUs of each side: 4 in A and 1 in B." in text and "has no rank" not in text
+    (case,) = json.loads(compared(capsys, one, four, "--json=full"))["cases"]
+    assert case["ranks"] == {} and case["of"] == "recording"
+    two = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, RENUMBERED, "DELETE FROM {0} WHERE deviceId > 2")
+    text = " ".join(compared(capsys, four, two).split())
+    assert "B has no rank 0 GPU 10 and 0 GPU 11; the kernels below are means over all ranks of a side." in text
 
 
 def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:

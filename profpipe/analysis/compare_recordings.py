@@ -6,6 +6,7 @@ times are multiples of 2^-10 ns, so the parts of a difference add up to it exact
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,7 +18,7 @@ from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
 from profpipe.analysis.kernels import COPIES, PREFERENCE, KernelTotals, rows
-from profpipe.analysis.steps import COLUMNS, CaseSteps, StepPart, StepParts
+from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, KernelChange, Tables
@@ -42,16 +43,18 @@ class Extent(str, Enum):
 #: The better extent that a side lacks where the times are of this one.
 _BETTER = {Extent.CALL: Extent.STEP, Extent.RECORDING: Extent.STEP, Extent.KERNELS: Extent.RECORDING}
 
+#: The parts by rank, or GPU of a rank with several (``0, GPU 1``).
+_Ranks: TypeAlias = "Mapping[str, StepParts]"
 #: Of each extent that a recording holds: the time by kernel class, the kernels, and the parts by rank, if known.
-_Held: TypeAlias = "Mapping[Extent, tuple[Mapping[str, float], Kernels, Mapping[int, StepParts]]]"
+_Held: TypeAlias = "Mapping[Extent, tuple[Mapping[str, float], Kernels, _Ranks]]"
 
 
 @dataclass(frozen=True)
 class Side:
     """One case of a recording: the parts and the kernels of an extent, as means over ranks; times in ns.
 
-    ``launches`` and ``kernel_ns`` are of the whole recording. ``ranks`` is empty where only sums are known. ``steps``
-    is None where the times are not of a step.
+    ``launches`` and ``kernel_ns`` are of the whole recording. ``ranks`` is in the order of their numbers, and empty
+    where only sums are known. ``steps`` is None where the times are not of a step.
     """
 
     workload: str
@@ -61,7 +64,7 @@ class Side:
     kernel_ns: float
     parts: StepParts
     kernels: Kernels
-    ranks: Mapping[int, StepParts]
+    ranks: _Ranks
     steps: CaseSteps | None
 
 
@@ -194,12 +197,12 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     place = case, profiler
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))
     own_steps = found.of(case)
-    held: dict[Extent, tuple[KernelTotals, Mapping[int, StepParts]]] = {Extent.KERNELS: (whole, {})}
-    ranks = {int(rank): parts for rank, parts in found.recordings.get(case, {}).items()}
+    held: dict[Extent, tuple[KernelTotals, _Ranks]] = {Extent.KERNELS: (whole, {})}
+    ranks = found.recordings.get(case, {})
     if own_steps:
         ranks = dict(_whole_ranks(own_steps))
         if own_steps.parts and place in index.step_totals:
-            of_steps = {rank.rank: rank.parts for rank in own_steps.ranks if rank.parts}
+            of_steps = {_rank_name(rank.rank, rank.device): rank.parts for rank in own_steps.ranks if rank.parts}
             held[Extent.STEP] = index.step_totals[place], of_steps
     elif number := index.iterations(case, profiler):
         held[Extent.CALL] = whole.divided_by(number), {}
@@ -208,17 +211,28 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     launches = sum(own.calls for own in whole.work.values())
     side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
     return side, {
-        extent: (totals.by_class, kernel_differences.by_name(totals), own) for extent, (totals, own) in held.items()
+        extent: (totals.by_class, kernel_differences.by_name(totals), _by_number(own))
+        for extent, (totals, own) in held.items()
     }
 
 
-def _whole_ranks(own: CaseSteps) -> Iterator[tuple[int, StepParts]]:
+def _whole_ranks(own: CaseSteps) -> Iterator[tuple[str, StepParts]]:
     """Yield the parts of the whole recording by rank: the sums of all steps and of what is between."""
-    for rank in own.rows["rank"].unique().tolist():
-        parts = own.rows.loc[own.rows["rank"] == rank, COLUMNS]
+    for rank, place in rows(own.rows[PLACE].drop_duplicates(), *PLACE):
+        parts = own.rows.loc[(own.rows["rank"] == rank) & (own.rows["place"] == place), COLUMNS]
         if parts.notna().all(axis=None):
             sums = parts.sum()
-            yield rank, StepParts({part: float(sums[part.column]) for part in StepPart})
+            device = None if place == ONE_DEVICE else place
+            yield _rank_name(rank, device), StepParts({part: float(sums[part.column]) for part in StepPart})
+
+
+def _rank_name(rank: int, device: int | None) -> str:
+    return str(rank) if device is None else f"{rank}, GPU {device}"
+
+
+def _by_number(ranks: _Ranks) -> _Ranks:
+    """Return the ranks in the order of the numbers in their names: 2 precedes 10."""
+    return dict(sorted(ranks.items(), key=lambda item: [int(number) for number in re.findall(r"\d+", item[0])]))
 
 
 def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
@@ -231,7 +245,7 @@ def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
     return RecordingChange(_measured(*a, extent, shared), _measured(*b, extent, shared), extent, without)
 
 
-def _measured(side: Side, held: _Held, extent: Extent, shared: Set[int]) -> Side:
+def _measured(side: Side, held: _Held, extent: Extent, shared: Set[str]) -> Side:
     """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels."""
     sums, kernels, ranks = held[extent]
     known = [ranks[rank] for rank in shared or ranks]

@@ -317,12 +317,15 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
         yield "The launches are of whole recordings."
     elif change.extent is Extent.KERNELS:
         yield f"{without} the times of single launches, so only sums of kernels are compared, without idle time."
-    ranks = a.ranks.keys() | b.ranks.keys()
-    if len(ranks) > 1:
+    ranks = {**a.ranks, **b.ranks}
+    if not a.ranks.keys() & b.ranks.keys() and ranks:
+        # One side has several GPUs in a process, and the other has one.
+        yield f"They are means over the GPUs of each side: {len(a.ranks)} in A and {len(b.ranks)} in B."
+    elif len(ranks) > 1:
         yield "They are means over the ranks that both sides have."
         for side, own in (("A", a), ("B", b)):
-            if missing := sorted(ranks - own.ranks.keys()):
-                names = doc.join(map(str, missing), most=_MOST_NAMED)
+            if missing := [rank.replace(",", "") for rank in ranks if rank not in own.ranks]:
+                names = doc.join(missing, most=_MOST_NAMED)
                 yield fill(f"{side} has no rank {{}}; the kernels below are means over all ranks of a side.", names)
     if change.extent in (Extent.STEP, Extent.CALL):
         calls = [sum(own.calls for own in side.kernels.values() if own.kernel_class not in COPIES) for side in (a, b)]
@@ -386,12 +389,12 @@ def _times(a: StepParts, b: StepParts) -> list[float]:
 def _ranks_table(change: RecordingChange) -> doc.Table:
     """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
     a, b = change.a.ranks, change.b.ranks
-    shared = sorted(a.keys() & b.keys()) if len(a.keys() | b.keys()) > 1 else []
+    shared = [rank for rank in a if rank in b] if len(a.keys() | b.keys()) > 1 else []
     unit = step_unit(own[rank].wall_ns for rank in shared for own in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
     columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
-        [str(rank), *_times(a[rank], b[rank]), b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
+        [rank, *_times(a[rank], b[rank]), b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
         for rank in shared
     ]  # fmt: skip
     return doc.make_table("ranks", columns, rows)
