@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import forked
@@ -104,3 +105,10 @@ def test_the_help_of_each_command_has_examples(command, capsys):
         cli.main([command, "--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0 and f"examples:\n  profpipe {command}" in text
+
+
+def test_the_missing_sdk_of_mcp_is_one_sentence(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    assert cli.main(["mcp", str(tmp_path)]) == 3
+    expected = "profpipe: the Python SDK of MCP 2 is not installed: pip install 'profpipe[mcp]'\n"
+    assert capsys.readouterr().err == expected

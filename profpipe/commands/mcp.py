@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError as error:
-        raise ToolMissing("profpipe mcp", "needs the Python SDK of MCP 2.", "pip install 'profpipe[mcp]'") from error
+        raise ToolMissing("the Python SDK of MCP 2 is not installed: pip install 'profpipe[mcp]'") from error
     for folder in args.folders:
         if not folder.is_dir():
             raise ConfigError("profpipe mcp", f"{folder} is no folder.", "Name folders that exist.")
