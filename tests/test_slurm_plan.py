@@ -15,6 +15,7 @@ import pytest
 from program import profpipe
 from report_study import check_golden
 
+from profpipe import cli
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import cluster, resume
 from profpipe.config.loader import load_pipeline
@@ -174,13 +175,22 @@ def test_the_value_in_a_word_of_a_command_is_kept_elsewhere_if_it_is_a_short_wor
 
 def test_options_after_the_dashes_are_published_without_secrets(tmp_path):
     words = ["--export=ALL,DB_PASSWORD=hunter2-hunter2,db_pass=tok-tok", "--comment", "MY_TOKEN=tok-tok-t", "--mem=4G"]
-    own = cluster.with_options(request(tmp_path, PIPELINE), words)
+    own = cluster.with_options(request(tmp_path, PIPELINE), words, "profpipe run --slurm")
     run = submit.create(own, ["profpipe", "run", "--slurm", "--", *words], comparisons)
     texts = {path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
     holders = [name for name, text in texts.items() if "hunter2" in text or "tok-tok" in text]
     assert sorted(holders) == ["job.sh", "order.json"]
     command = json.loads(texts["run.json"])["command"]
     assert command[4:] == ["--export=ALL,DB_PASSWORD=...,db_pass=...", "--comment", "MY_TOKEN=...", "--mem=4G"]
+
+
+@pytest.mark.parametrize("command", ["run --slurm", "ab --slurm", "resume"])
+def test_a_wrong_option_of_sbatch_is_said_to_be_of_the_command_that_was_typed(tmp_path, capsys, command):
+    run = submit.create(request(tmp_path), ["profpipe"], comparisons)
+    of_command = {"resume": [str(run), "--trust"], "ab --slurm": [str(tmp_path / "pipeline.yaml"), "--aa"]}
+    words = [*command.split(), *of_command.get(command, [str(tmp_path / "pipeline.yaml")])]
+    assert cli.main([*words, "--", "--array=1-2"]) == 2
+    assert f"profpipe {command} --: " in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path):

@@ -44,17 +44,15 @@ _WORDS: Final = {
 }
 
 
-def with_options(request: RunRequest, words: Sequence[str]) -> RunRequest:
-    """Return the request with the options of sbatch after ``--``."""
+def with_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
+    """Return the request with the options of sbatch that follow ``command --``."""
     try:
         settings = (request.pipeline.slurm or Slurm()).with_options(words)
         changed = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
         return changed.with_secrets({})
     except ValueError as error:
         text = str(error).splitlines()[0]
-        raise ConfigError(
-            "profpipe run --slurm --", f"{text}.", "For example: -- --mem=64G --account=physics"
-        ) from None
+        raise ConfigError(f"{command} --", f"{text}.", "For example: -- --mem=64G --account=physics") from None
 
 
 # --- submitting ------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def _submit(request: RunRequest, options: list[str], command: list[str], args: a
     """Submit the run to the cluster, or print what would be submitted."""
     from profpipe.commands import cluster
 
-    request = cluster.with_options(request, options)
+    request = cluster.with_options(request, options, "profpipe run --slurm")
     if args.dry_run:
         cluster.print_plan(request)
         return errors.OK
