@@ -32,61 +32,60 @@ DURATIONS: Final = tuple(f"gpu__time_duration{suffix}" for suffix in (".sum", ".
 _ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
 _ACTIVE = ".avg.pct_of_peak_sustained_active"
 
-#: Subject -> metrics. A tuple holds the spellings of several chips and versions, of which the first present is kept.
-CHOSEN: Final[dict[str, tuple[str | tuple[str, ...], ...]]] = {
-    "time": (DURATIONS,),
-    "DRAM traffic": (
-        "dram__bytes.sum",
-        ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-        ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-        "dram__bytes.sum.per_second",
-        ("dram__bytes_read.sum.per_second", "dram__bytes_op_read.sum.per_second"),
-        ("dram__bytes_write.sum.per_second", "dram__bytes_op_write.sum.per_second"),
-        (f"gpu__dram_throughput{_ELAPSED}", f"dram__throughput{_ELAPSED}"),
+#: The metrics. A tuple holds the spellings of several chips and versions, of which the first present is kept.
+CHOSEN: Final[tuple[str | tuple[str, ...], ...]] = (
+    # time
+    DURATIONS,
+    # DRAM traffic
+    "dram__bytes.sum",
+    ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    "dram__bytes.sum.per_second",
+    ("dram__bytes_read.sum.per_second", "dram__bytes_op_read.sum.per_second"),
+    ("dram__bytes_write.sum.per_second", "dram__bytes_op_write.sum.per_second"),
+    (f"gpu__dram_throughput{_ELAPSED}", f"dram__throughput{_ELAPSED}"),
+    # caches
+    "lts__t_bytes.sum",
+    "lts__t_sector_hit_rate.pct",
+    f"lts__throughput{_ELAPSED}",
+    "l1tex__t_sector_hit_rate.pct",
+    f"l1tex__throughput{_ACTIVE}",
+    # speed of light
+    f"sm__throughput{_ELAPSED}",
+    (f"gpu__compute_memory_throughput{_ELAPSED}", f"gpu__compute_memory_access_throughput{_ELAPSED}"),
+    # tensor cores
+    (
+        f"sm__pipe_tensor_cycles_active{_ELAPSED}",
+        f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}",
+        f"sm__pipe_tensor_cycles_active{_ACTIVE}",
+        f"sm__pipe_tensor_op_hmma_cycles_active{_ELAPSED}",
+        f"sm__pipe_tensor_op_hmma_cycles_active{_ACTIVE}",
+        f"sm__inst_executed_pipe_tensor{_ELAPSED}",
+        f"sm__inst_executed_pipe_tensor{_ACTIVE}",
     ),
-    "caches": (
-        "lts__t_bytes.sum",
-        "lts__t_sector_hit_rate.pct",
-        f"lts__throughput{_ELAPSED}",
-        "l1tex__t_sector_hit_rate.pct",
-        f"l1tex__throughput{_ACTIVE}",
-    ),
-    "speed of light": (
-        f"sm__throughput{_ELAPSED}",
-        (f"gpu__compute_memory_throughput{_ELAPSED}", f"gpu__compute_memory_access_throughput{_ELAPSED}"),
-    ),
-    "tensor cores": (
-        (
-            f"sm__pipe_tensor_cycles_active{_ELAPSED}",
-            f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}",
-            f"sm__pipe_tensor_cycles_active{_ACTIVE}",
-            f"sm__pipe_tensor_op_hmma_cycles_active{_ELAPSED}",
-            f"sm__pipe_tensor_op_hmma_cycles_active{_ACTIVE}",
-            f"sm__inst_executed_pipe_tensor{_ELAPSED}",
-            f"sm__inst_executed_pipe_tensor{_ACTIVE}",
-        ),
-        ("sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma.sum"),
-        "sm__inst_executed_pipe_tensor_op_gmma.sum",
-    ),
-    "instructions": ("sm__inst_executed.avg.per_cycle_active", "smsp__inst_executed.sum"),
-    "occupancy": (
-        f"sm__warps_active{_ACTIVE}",
-        "sm__maximum_warps_per_active_cycle_pct",
-        *(f"launch__occupancy_limit_{what}" for what in ("registers", "shared_mem", "warps", "blocks", "barriers")),
-    ),
-    "launch": tuple(
-        f"launch__{what}"
-        for what in (
-            "grid_size", "block_size", "thread_count", "cluster_size", "waves_per_multiprocessor",
-            "registers_per_thread", "shared_mem_per_block", "shared_mem_per_block_static",
-            "shared_mem_per_block_dynamic",
-        )
-    ),
-    "clocks": (
-        ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second"),
-        "dram__cycles_elapsed.avg.per_second",
-    ),
-}  # fmt: skip
+    ("sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma.sum"),
+    "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    # instructions
+    "sm__inst_executed.avg.per_cycle_active",
+    "smsp__inst_executed.sum",
+    # occupancy
+    f"sm__warps_active{_ACTIVE}",
+    "sm__maximum_warps_per_active_cycle_pct",
+    *(f"launch__occupancy_limit_{what}" for what in ("registers", "shared_mem", "warps", "blocks", "barriers")),
+    # launch
+    "launch__grid_size",
+    "launch__block_size",
+    "launch__thread_count",
+    "launch__cluster_size",
+    "launch__waves_per_multiprocessor",
+    "launch__registers_per_thread",
+    "launch__shared_mem_per_block",
+    "launch__shared_mem_per_block_static",
+    "launch__shared_mem_per_block_dynamic",
+    # clocks
+    ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second"),
+    "dram__cycles_elapsed.avg.per_second",
+)
 
 #: Families with a member for each stall reason and each kind of instruction.
 CHOSEN_FAMILIES: Final = re.compile(
@@ -134,7 +133,7 @@ class Launch:
 def chosen(names: Iterable[str]) -> Iterator[str]:
     """Yield those of ``names`` that the tables keep."""
     there = dict.fromkeys(names)
-    for entry in (entry for group in CHOSEN.values() for entry in group):
+    for entry in CHOSEN:
         candidates = (entry,) if isinstance(entry, str) else entry
         yield from [name for name in candidates if name in there][:1]
     yield from (name for name in there if CHOSEN_FAMILIES.search(name))
