@@ -48,8 +48,6 @@ class Rule:
     kernel_class: str
     family: str
     expression: str
-    source: str = ""
-    examples: tuple[str, ...] = ()
     company: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @functools.cached_property
@@ -58,42 +56,19 @@ class Rule:
 
 
 def user_rules(entries: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """Return the rules of ``entries``, mappings with ``class``, ``pattern`` and optional keys. Raises ``ValueError``.
-
-    The optional keys are ``family``, ``source``, ``examples`` and ``company``. The error has the rule's index.
-    """
-    found = tuple(_rule(index, entry) for index, entry in enumerate(entries))
+    """Return the rules of the pipeline file. Raises ``ValueError`` with the index of a rule that cannot be."""
+    classes = plugins.kernel_classes()["classes"]
+    found = tuple(map(_rule, entries))
     for index, rule in enumerate(found):
-        for expression in (rule.expression, *rule.company.values()):
-            try:
-                _compiled(expression)
-            except re.error as error:
-                raise ValueError(f"rule {index}: bad regular expression {expression!r}: {error}") from error
+        if rule.kernel_class not in classes:
+            raise ValueError(f"rule {index}: unknown class '{rule.kernel_class}'. Known: {', '.join(classes)}.")
+        if not rule.expression:
+            raise ValueError(f"rule {index}: the pattern must be a text, not ''")
     return found
 
 
-def _rule(index: int, entry: Mapping[str, Any]) -> Rule:
-    known = {"class", "family", "pattern", "source", "examples", "company"}
-    if not isinstance(entry, Mapping) or not {"class", "pattern"} <= set(entry):
-        raise ValueError(f"rule {index}: needs 'class' and 'pattern'")
-    if unknown := sorted(set(entry) - known):
-        raise ValueError(f"rule {index}: unknown key '{unknown[0]}'. Known: {', '.join(sorted(known))}.")
-    if entry["class"] not in (classes := plugins.kernel_classes()["classes"]):
-        raise ValueError(f"rule {index}: unknown class '{entry['class']}'. Known: {', '.join(classes)}.")
-    return Rule(
-        kernel_class=entry["class"],
-        family=str(entry.get("family") or ""),
-        expression=_expression(index, entry["pattern"]),
-        source=str(entry.get("source") or ""),
-        examples=tuple(entry.get("examples") or ()),
-        company={family: _expression(index, pattern) for family, pattern in (entry.get("company") or {}).items()},
-    )
-
-
-def _expression(index: int, pattern: object) -> str:
-    if not isinstance(pattern, str) or not pattern:
-        raise ValueError(f"rule {index}: the pattern must be a text, not {pattern!r}")
-    return pattern
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    return Rule(entry["class"], entry.get("family", ""), entry["pattern"], entry.get("company", {}))
 
 
 @functools.cache
@@ -110,7 +85,7 @@ _FIRST_RULES: Final[dict[tuple[str, tuple[Rule, ...]], Rule | None]] = {}
 @functools.cache
 def rules() -> tuple[Rule, ...]:
     """Return the engine's rules. Their patterns are compiled when the first name may match: most never are."""
-    return tuple(_rule(index, entry) for index, entry in enumerate(plugins.kernel_classes()["rules"]))
+    return tuple(map(_rule, plugins.kernel_classes()["rules"]))
 
 
 def first_rules(names: Iterable[str], own: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
