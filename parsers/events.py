@@ -20,7 +20,6 @@ import numpy as np
 
 from profpipe.errors import UnreadableFile
 from profpipe.measure import event_lines, statistics
-from profpipe.measure.event_lines import BadLine
 from profpipe.results import schema
 
 FORMATS = ("profpipe job.jsonl",)
@@ -82,11 +81,9 @@ def parse(path: Path) -> schema.Tables:
 
     A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left.
     """
-    record, bad = Record(), []
-    for _, event in event_lines.parse_lines(path.read_bytes().splitlines()):
-        if isinstance(event, BadLine):
-            bad.append(event)
-        elif handler := _HANDLERS.get(event["event"]):
+    record, (events, bad) = Record(), event_lines.read(path)
+    for event in events:
+        if handler := _HANDLERS.get(event["event"]):
             handler(record, event)
     record.notes += event_lines.describe(bad)
     if not record.attempts:

@@ -28,7 +28,6 @@ from profpipe.results import budget, schema
 FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
 
 _RECORD_AGAIN = "Record again with `rocprofv3 --kernel-trace --marker-trace --hip-trace -- COMMAND`."
-_GUID = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 _V1_TABLES = {"KERN", "OPS"}
 _MARKER = re.compile(r"marker|roctx", re.IGNORECASE)
 
@@ -81,7 +80,7 @@ class _Database:
         found = connection.execute(bounds.SELECT_TABLES).fetchall()
         self._names: dict[str, list[str]] = {}
         for (name,) in found:
-            self._names.setdefault(_GUID.sub("", name), []).append(name)
+            self._names.setdefault(rocprof.GUID.sub("", name), []).append(name)
 
     def names(self, base: str) -> list[str]:
         return self._names.get(base, [])

@@ -71,7 +71,7 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     and for one without GPU events, operators and ranges.
     """
     trace = torch_events.read(path)
-    found = _read(path, trace)
+    found = _read(trace)
     if not len(found.operations.start) and not len(found.ranges.start):
         foreign_files.refuse(path)
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
@@ -80,18 +80,18 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     tables = _with_ranks(events.tables(found, step_range), trace)
     if trace.of_modules is None:
         return tables
-    of_modules = modules.rows(_read(path, trace.of_modules), trace.of_modules)
+    of_modules = modules.rows(_read(trace.of_modules), trace.of_modules)
     return replace(tables, modules=of_modules.assign(profiler=tables.origin.tool))
 
 
 def launches(path: Path) -> pd.DataFrame:
     """Read single launches (``launch_tables.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
-    return events.launches(_read(path, torch_events.read(path)))
+    return events.launches(_read(torch_events.read(path)))
 
 
 def recording(path: Path) -> events.Recording:
     """Read the single events of a trace. Raises ``UnreadableFile``, also for a trace without GPU events."""
-    found = _read(path, torch_events.read(path))
+    found = _read(torch_events.read(path))
     if not found.on_gpu:
         remedy = (
             "Open this trace in ui.perfetto.dev as it is, or record with ProfilerActivity.CUDA on a machine with a GPU."
@@ -114,7 +114,7 @@ def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
     return replace(found, **changed)
 
 
-def _read(path: Path, trace: Trace) -> events.Recording:
+def _read(trace: Trace) -> events.Recording:
     """Return the work of the GPU; without one the operators, which last their self time."""
     calls = trace.frame("call").sort_values("start", kind="stable", ignore_index=True)
     work = _launches(trace, calls)

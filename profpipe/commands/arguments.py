@@ -142,7 +142,9 @@ def print_report(
     folder = shown_path(summary.parent)
     print_json(args, lambda: answer.with_folder(short(), folder), full)
     if not prints_json(args):
-        print_answer(summary, first_screen, args.quiet)
+        if not args.quiet:
+            print(f"{screen.lay_out(first_screen)}\n\nTables and details: {folder}")
+        print(shown_path(summary) if args.quiet else f"Report: {shown_path(summary)}")
 
 
 def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer) -> None:
@@ -150,14 +152,6 @@ def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer) -> 
     results = folder / "results.json"
     print_report(args, folder / "SUMMARY.md", known.first_screen, lambda: known.document,
                  lambda: json.loads(results.read_bytes()))  # fmt: skip
-
-
-def print_answer(summary: Path, first_screen: Screen, is_quiet: bool) -> None:
-    """Print the first screen of a report and where it is, or its path alone."""
-    path = shown_path(summary)
-    if not is_quiet:
-        print(f"{screen.lay_out(first_screen)}\n\nTables and details: {shown_path(summary.parent)}")
-    print(path if is_quiet else f"Report: {path}")
 
 
 def shown_path(path: Path) -> str:

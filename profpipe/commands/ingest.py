@@ -43,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
     parser.add_argument("--step-range", type=arguments.regex, metavar="REGEX", help=arguments.STEP_RANGE)
-    formats = parser.add_mutually_exclusive_group()
-    arguments.add_quiet(formats)
-    arguments.add_json(formats)
-    arguments.add_csv(parser)
+    arguments.add_output_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -60,7 +60,8 @@ def load_document(
     where, written = where or shown(path), dict(written)
     masking.remember(masking.secrets_of_placeholders(placeholders(written), env))
     document = substituted(written, env, where)
-    override(document, overrides, path)
+    for each in overrides:
+        override(document, each, path)
     for node in (document, written):
         _keep_commas(node, path)
     _split_lists(document)
@@ -101,13 +102,8 @@ def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return {**shared, **own, **{key: _merged(shared[key], own[key]) for key in both}}
 
 
-def override(document: dict[str, Any], overrides: Sequence[str], path: Path) -> None:
-    """Apply each ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
-    for each in overrides:
-        _override(document, each, path)
-
-
-def _override(document: dict[str, Any], text: str, path: Path) -> None:
+def override(document: dict[str, Any], text: str, path: Path) -> None:
+    """Apply a ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
     key, equals, written = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):

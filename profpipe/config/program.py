@@ -93,7 +93,8 @@ def read_program(
     keys = [override.partition("=")[0].strip() for override in overrides]
     if axes := [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]:
         workload["matrix"] = dict.fromkeys(axes)
-    loader.override(document, overrides, path)
+    for each in overrides:
+        loader.override(document, each, path)
     if axes:
         workload["matrix"] = {axis: as_list(workload["matrix"][axis], read_word) for axis in axes}
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]

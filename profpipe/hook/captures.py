@@ -150,7 +150,7 @@ class Capture:
     def begin(self, rule: str, number: int, call: str) -> None:
         """A step begins; ``call`` says which module it calls, and with which tokens. It is empty by other rules."""
 
-    def end(self, rule: str, number: int) -> None:
+    def end(self, number: int) -> None:
         """The step ends that began last."""
 
     def abandon(self) -> None:
@@ -190,7 +190,7 @@ class Times(Capture):
             self._calls[number] = call
         self._clock.begin(number)
 
-    def end(self, rule: str, number: int) -> None:
+    def end(self, number: int) -> None:
         self._clock.end()
         now_s = time.monotonic()
         if self._clock.waiting >= _ROWS or now_s - self._written_s > _PERIOD_S:
@@ -286,7 +286,7 @@ class TorchTrace(Capture):
             self._range = sys.modules["torch"].profiler.record_function(ranges.encode_name(name))
             self._range.__enter__()
 
-    def end(self, rule: str, number: int) -> None:
+    def end(self, number: int) -> None:
         self._flops.end()
         if self._range is not None:
             opened, self._range = self._range, None
@@ -389,7 +389,7 @@ class Ranges(Capture):
         if self._open is not None and self.settings.warmup <= number <= self.settings.last:
             self._close = self._open(_range_name(self.settings, rule, number, call))
 
-    def end(self, rule: str, number: int) -> None:
+    def end(self, number: int) -> None:
         if self._close is not None:
             close, self._close = self._close, None
             close()

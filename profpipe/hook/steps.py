@@ -198,7 +198,7 @@ class Steps:
         if not self._is_open:
             return
         self._is_open = False
-        self._capture.end(self.rule, self.number)
+        self._capture.end(self.number)
         # An evaluation before a training is no reason to stop it.
         is_asked_for = self.rule != "forward" or self._settings.forward
         if self._settings.stop and is_asked_for and self._capture.is_complete(self.number):

@@ -45,7 +45,7 @@ class Database:
         with self._opened() as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             found = database.execute(bounds.SELECT_TABLES).fetchall()
-            self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
+            self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({quoted(t)})")] for (t,) in found}
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -66,11 +66,11 @@ class Database:
         """
         with self._opened() as database:
             try:
-                last = database.execute(f"SELECT max(_rowid_) FROM {_quoted(table)}").fetchone()[0]
+                last = database.execute(f"SELECT max(_rowid_) FROM {quoted(table)}").fetchone()[0]
             except sqlite3.OperationalError:  # a table WITHOUT ROWID
                 last = None
             if rows != last:
-                counted = database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0]
+                counted = database.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()[0]
                 if rows != counted:
                     raise sqlite3.DatabaseError(f"table {table} counts {counted} rows and gives {rows}")
 
@@ -84,7 +84,7 @@ class Database:
             adbc_driver_manager.AdbcStatement(connection) as statement,
         ):
             statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-            statement.set_sql_query(f"SELECT {chosen} FROM {_quoted(table)}")
+            statement.set_sql_query(f"SELECT {chosen} FROM {quoted(table)}")
             stream, _ = statement.execute_query()
             with pa.RecordBatchReader.from_stream(stream) as reader:
                 for batch in reader:
@@ -136,10 +136,10 @@ def _expression(column: str) -> str:
     if column == GRID:
         return '("gridX" << 32) | ("gridY" << 16) | "gridZ"'
     # The driver takes a column's type from the first rows, and fails at a text after rows of NULL.
-    return f"ifnull({_quoted(column)}, '')" if column == "text" else _quoted(column)
+    return f"ifnull({quoted(column)}, '')" if column == "text" else quoted(column)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

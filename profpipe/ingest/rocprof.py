@@ -32,6 +32,9 @@ CALL: Final = ("name", "start", "end", "space", "process", "thread", "correlatio
 _PROCESS: Final = ["space", "process"]
 _TEXTS: Final = {"name", "kind"}
 
+#: The tables of a database of rocprofv3 have names that end in the GUID of a process.
+GUID: Final = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
+
 #: The thread of a range around the whole process (start/stop ranges of roctx).
 WHOLE_PROCESS: Final = 0
 UNNAMED: Final = "[kernel without a name]"

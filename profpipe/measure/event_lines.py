@@ -54,17 +54,16 @@ def describe(bad: list[BadLine]) -> list[str]:
     return [*map(str, bad[:_NAMED]), *rest]
 
 
-def read(path: Path, begin: int = 0, end: int | None = None) -> tuple[list[Event], list[BadLine]]:
-    """Return the events in the bytes ``begin`` to ``end`` of ``path``, and the lines that are none.
+def read(path: Path, key: str = "event") -> tuple[list[Event], list[BadLine]]:
+    """Return the events in ``path``, and the lines that are none; ``key`` as for ``parse_lines``.
 
     A file that does not exist has no events, and neither has a pipe or a device, which may have no end.
     """
     if not path.is_file():
         return [], []
-    content = path.read_bytes()[begin:end]
     events: list[Event] = []
     bad: list[BadLine] = []
-    for _, found in parse_lines(content.splitlines()):
+    for _, found in parse_lines(path.read_bytes().splitlines(), key):
         if isinstance(found, BadLine):
             bad.append(found)
         else:

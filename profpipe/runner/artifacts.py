@@ -262,12 +262,10 @@ def _step_times(job: Job) -> dict[str, list[tuple[float, str]]]:
     most: dict[str, list[tuple[float, str]]] = {}
     for path in job.folder.glob("hook.*.jsonl"):
         found: dict[str, list[tuple[float, str]]] = {}
-        for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook"):
-            if not isinstance(line, dict):
-                continue
-            if line.get("hook") == "restart":
+        for line in event_lines.read(path, "hook")[0]:
+            if line["hook"] == "restart":
                 found.clear()
-            elif line.get("hook") == "steps":
+            elif line["hook"] == "steps":
                 texts = itertools.chain(line.get("calls", ()), itertools.repeat(""))
                 found.setdefault(line["rule"], []).extend(zip(line["wall_ns"], texts, strict=False))
         most = max(most, found, key=lambda each: (bool(each.keys() - {"forward"}), sum(map(len, each.values()))))
@@ -301,10 +299,8 @@ def _explain_other_profiler(job: Job) -> str:
     """Return that the program has a profiler, where that left no trace and kept profpipe's from recording one."""
     if job.profiler != "torch" or job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz")):
         return ""
-    lines = (
-        line for path in job.records for _, line in event_lines.parse_lines(path.read_bytes().splitlines(), "hook")
-    )
-    notes = (str(line["text"]) for line in lines if isinstance(line, dict) and line["hook"] == "note")
+    lines = (line for path in job.records for line in event_lines.read(path, "hook")[0])
+    notes = (str(line["text"]) for line in lines if line["hook"] == "note")
     note = next((text for text in notes if "uses torch.profiler itself" in text), "")
     remedy = "Name the trace that the program writes under `collect:` in a pipeline file, or turn its profiler off."
     return f"{note}, and that of the program left no trace. {remedy}" if note else ""

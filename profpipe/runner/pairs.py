@@ -202,7 +202,7 @@ class Pairs:
         )
         if side.python == job.python:
             return job
-        words = (side.python, *job.command[1:]) if job.command and sides.is_python(job.command[0]) else job.command
+        words = (side.python, *job.command[1:]) if job.command and job.command[0] in sides.PYTHONS else job.command
         return replace(job, python=side.python, command=words, env={**job.env, "PYTHONPATH": self._library()})
 
     def _library(self) -> str:

@@ -39,7 +39,7 @@ _REPEATS = 10
 #: The profilers that record every launch, the one of the lowest cost first.
 _CAPTURING: Final = ("nsys", "torch")
 
-_PYTHONS = ("python", "python3")
+PYTHONS = ("python", "python3")
 
 
 class SpecKind(str, Enum):
@@ -299,14 +299,9 @@ def _find_python(text: str, option: str) -> str:
 def _check_commands(side: Side, option: str) -> None:
     chosen = side.request.workloads or tuple(side.request.pipeline.workloads)
     for name, workload in side.request.pipeline.workloads.items():
-        if name in chosen and workload.command is not None and workload.command[0] not in _PYTHONS:
+        if name in chosen and workload.command is not None and workload.command[0] not in PYTHONS:
             what = f"python: changes nothing for workload '{name}', whose command begins with {workload.command[0]}."
             raise ConfigError(option, what, "Begin the command with `python`, or leave the workload out with -w.")
-
-
-def is_python(word: str) -> bool:
-    """Return True for a program name that ``python:`` replaces."""
-    return word in _PYTHONS
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------

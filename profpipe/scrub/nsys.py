@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from profpipe.errors import UnreadableFile
+from profpipe.ingest.nsys_export import quoted
 from profpipe.scrub import sqlite
-from profpipe.scrub.sqlite import PRIVATE_COLUMN, Schema, call, differ, quoted, without_folders, without_paths
+from profpipe.scrub.sqlite import PRIVATE_COLUMN, Schema, call, differ, without_folders, without_paths
 
 #: From 2022 on the schema declares the columns with ids of texts, except payloads.
 _DECLARED_ID: Final = re.compile(r'^\s*"?(\w+)"?\s+INTEGER\b.*REFERENCES StringIds\(id\)', re.MULTILINE)

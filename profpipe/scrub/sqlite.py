@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from profpipe.errors import UnreadableFile
+from profpipe.ingest.nsys_export import quoted
+from profpipe.ingest.rocprof import GUID
 from profpipe.results import budget
 
 #: ``PRAGMA application_id`` of a scrubbed database; the last digit is the version of the rules.
@@ -137,10 +139,6 @@ def call(function: str, *columns: str) -> str:
     return f"{function}({', '.join(f'CAST({column} AS BLOB)' for column in columns)})"
 
 
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def is_marked(path: Path) -> bool:
     """Return True for a database that ``copy`` wrote."""
     with path.open("rb") as stream:
@@ -171,7 +169,6 @@ def without_folders(text: Any) -> Any:
 #: rocpd (rocprofv3) stores each process's command, environment and output folders, the host with its machine id, the
 #: paths of code objects, and the arguments of API calls, which may be texts. Each process has tables whose names end in
 #: its GUID. results.db of rocprof v1 has the same columns of texts.
-_GUID: Final = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 _TEXT_ID: Final = re.compile(r"(^|_)(name|category)_id$")
 
 #: Harmless arguments: numbers, addresses, vectors of them, and names from a header where no text can be passed.
@@ -199,7 +196,7 @@ def copy_rocprof(path: Path, beside: Path) -> Counter[str]:
     """Copy as ``copy`` does a database of rocprof; count tables by their names without the GUID."""
     removed: Counter[str] = Counter()
     for table, count in copy(path, beside, _Rocprof()).items():
-        removed[_GUID.sub("", table)] += count
+        removed[GUID.sub("", table)] += count
     return removed
 
 
@@ -214,7 +211,7 @@ class _Rocprof:
         define(database, "harmless_argument", 2, _harmless_argument)
 
     def kept(self, schema: Schema, table: str) -> str:
-        base = _GUID.sub("", table)
+        base = GUID.sub("", table)
         if base == "rocpd_metadata":
             return "tag IN ('schema_version', 'uuid', 'guid')" if schema.has(table, "tag") else "false"
         if base == "rocpd_string":
@@ -223,7 +220,7 @@ class _Rocprof:
         return "true"
 
     def changed(self, schema: Schema, table: str) -> dict[str, str]:
-        base, columns = _GUID.sub("", table), schema.columns[table]
+        base, columns = GUID.sub("", table), schema.columns[table]
         private = [] if base in _NO_USER else schema.private_texts(table)
         found = {name: "'{}'" if columns[name] == "JSONB" else "''" for name in private}
         if base not in _KEEP_THEIR_EXTDATA and "extdata" in columns:
@@ -237,7 +234,7 @@ def _text_columns(database: sqlite3.Connection, schema: Schema) -> Iterator[tupl
     for table in schema.made:
         declared = database.execute(f"PRAGMA source.foreign_key_list({quoted(table)})").fetchall()
         found = {row[3]: row[2] for row in declared if row[2].startswith("rocpd_string")}
-        guid = _GUID.search(table)
+        guid = GUID.search(table)
         for column in filter(_TEXT_ID.search, schema.columns[table]):
             found.setdefault(column, f"rocpd_string{guid[0] if guid else ''}")
         yield from ((table, column, texts) for column, texts in found.items())
