@@ -636,15 +636,15 @@ def test_a_checkout_of_a_folder_has_its_commit_alone(project, tmp_path):
     old = commit(project, "two")
     (project / "sub" / "data.txt").write_text("not committed")
     before = state_of(project)
-    found = checkout.find(project / "sub", "HEAD", "--a")
-    assert (found.commit, found.prefix) == (old, "sub/")
-    checkout.create(found.repository, found.commit, tmp_path / "copy")
+    repository, found, prefix = checkout.find(project / "sub", "HEAD", "--a")
+    assert (found, prefix) == (old, "sub/")
+    checkout.create(repository, found, tmp_path / "copy")
     assert (tmp_path / "copy" / "sub" / "data.txt").read_text() == "old"
     assert git(tmp_path / "copy", "status", "--porcelain") == ""
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{project}", "shallow")
-    found = checkout.find(tmp_path / "shallow", "HEAD", "--a")
-    checkout.create(found.repository, found.commit, tmp_path / "of_shallow")
-    assert found.commit == old and (tmp_path / "of_shallow" / "sums.py").exists()
+    repository, found, _ = checkout.find(tmp_path / "shallow", "HEAD", "--a")
+    checkout.create(repository, found, tmp_path / "of_shallow")
+    assert found == old and (tmp_path / "of_shallow" / "sums.py").exists()
     assert state_of(project) == before
 
 
@@ -702,8 +702,8 @@ def test_a_checkout_has_the_submodules_at_their_commits_and_the_pointers_of_lfs(
         (crowded[1], "HEAD", "1"),
     ):
         before, copy = state_of(folder), tmp_path / f"{folder.name}-{revision}"
-        found = checkout.find(folder, revision, "--a")
-        checkout.create(found.repository, found.commit, copy)
+        repository, found, _ = checkout.find(folder, revision, "--a")
+        checkout.create(repository, found, copy)
         assert (copy / "lib" / "version.txt").read_text() == version
         assert (copy / "weights.bin").read_text() == POINTER and not (copy / "untracked.txt").exists()
         assert state_of(folder) == before
@@ -724,10 +724,10 @@ def test_git_starts_no_program_in_a_checkout(crowded, tmp_path, monkeypatch, key
         subprocess.run(["git", "config", "--file", home / ".gitconfig", name, value], check=True)
     git(crowded[0] / "lib", "pull", "--quiet", str(tmp_path / "library"))
     monkeypatch.setenv("HOME", str(home))
-    found = checkout.find(crowded[0], "HEAD", "--a")
-    checkout.create(found.repository, found.commit, tmp_path / "copy")
+    repository, found, _ = checkout.find(crowded[0], "HEAD", "--a")
+    checkout.create(repository, found, tmp_path / "copy")
     os.utime(tmp_path / "copy" / "weights.bin", (0, 0))
-    assert manifest_entries.git_state(process.ask, tmp_path / "copy") == manifest.GitState(found.commit, False)
+    assert manifest_entries.git_state(process.ask, tmp_path / "copy") == manifest.GitState(found, False)
     assert (tmp_path / "copy" / "weights.bin").read_text() == POINTER
     assert not (tmp_path / "ran").exists()
 
@@ -739,9 +739,9 @@ def test_a_commit_whose_objects_a_partial_clone_lacks_is_refused_and_nothing_is_
     git(project, "config", "uploadpack.allowFilter", "true")
     git(tmp_path, "clone", "--quiet", "--filter=blob:none", f"file://{project}", "partial")
     before = state_of(tmp_path / "partial")
-    found = checkout.find(tmp_path / "partial", first, "--a")
+    repository, found, _ = checkout.find(tmp_path / "partial", first, "--a")
     with pytest.raises(ConfigError, match=f"commit {first[:12]} cannot be checked out: .*dir:FOLDER"):
-        checkout.create(found.repository, found.commit, tmp_path / "copy")
+        checkout.create(repository, found, tmp_path / "copy")
     done = ab(tmp_path / "partial", "--a", f"git:{first}")
     assert (done.returncode, done.stdout) == (2, "") and f"commit {first[:12]} cannot be checked out" in done.stderr
     # The run that could not begin is gone, so `resume` has nothing to do.

@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,15 +31,6 @@ _ATTRIBUTES: Final = "* -filter\n"
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit of ``repository``, and the path of the asking folder inside of it."""
-
-    repository: Path
-    commit: str
-    prefix: str
-
-
 def top_folder(folder: Path) -> Path:
     """Return the top folder of the working tree that holds ``folder``; without one ``folder`` itself."""
     top = _show_top(folder)
@@ -51,8 +41,8 @@ def _show_top(folder: Path) -> str:
     return (_git(folder, "rev-parse", "--show-toplevel") or "").strip()
 
 
-def find(folder: Path, revision: str, option: str) -> Commit:
-    """Return the commit that ``revision`` names in the repository that holds ``folder``."""
+def find(folder: Path, revision: str, option: str) -> tuple[Path, str, str]:
+    """Return the repository that holds ``folder``, its commit ``revision``, and the path of ``folder`` inside of it."""
     top = _show_top(folder)
     if not top.startswith("/"):
         # git also refuses a repository of another user, and says what to do.
@@ -64,7 +54,7 @@ def find(folder: Path, revision: str, option: str) -> Commit:
     if not _HASH.fullmatch(commit := found.strip()):
         remedy = "`git log --oneline` lists commits. A shallow clone has only the latest: `git fetch --unshallow`."
         raise ConfigError(option, f"git:{revision} names no commit of {top}.", remedy)
-    return Commit(Path(top), commit, (_git(folder, "rev-parse", "--show-prefix") or "").strip())
+    return Path(top), commit, (_git(folder, "rev-parse", "--show-prefix") or "").strip()
 
 
 def create(repository: Path, commit: str, target: Path) -> None:

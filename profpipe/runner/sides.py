@@ -180,8 +180,8 @@ def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
     side = Side(label, tuple(specs), _in_working_folder(for_pairs(request, specs)))
     for spec in specs:
         if spec.kind is SpecKind.GIT:
-            found = checkout.find(side.request.pipeline_dir, spec.value, option)
-            side = replace(side, repository=found.repository, commit=found.commit, prefix=found.prefix)
+            repository, commit, prefix = checkout.find(side.request.pipeline_dir, spec.value, option)
+            side = replace(side, repository=repository, commit=commit, prefix=prefix)
         elif spec.kind is SpecKind.DIR:
             folder = Path(spec.value).resolve()
             if not folder.is_dir():
