@@ -18,11 +18,20 @@ from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import answer_json, first_screen, html_page, pages, render, results_json, text as page_text
+from profpipe.report import (
+    answer_json,
+    first_screen,
+    html_page,
+    pages,
+    render,
+    results_json,
+    text as page_text,
+    text_files,
+)
 from profpipe.report.document import Document
 from profpipe.report.screen import Screen
 from profpipe.report.sections import verdicts
-from profpipe.results import schema
+from profpipe.results import atomic, raw_files, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -85,17 +94,16 @@ def write_report(
     The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
     """
     templates = templates or find_templates()
-    data = page_text.shorten_tables(data)
-    if manifest.ab is not None:
-        found = found or pairs.analyze(data, manifest)
-        document = render.build_pairs(found, data, manifest)
-        pages.write(document, folder, templates.summary)
-        html_page.write(document, folder, templates.page)
-        return _with_report(_judge_pairs(folder, data, manifest, found), document)
-    findings = analyze.analyze(data, manifest)
-    document = render.render(findings, data, manifest, folder, templates.summary)
+    result = judge(folder, page_text.shorten_tables(data), manifest, found)
+    raw = render.NO_RAW_FILES
+    if result.findings is not None:
+        for name, text in text_files.texts(result.findings, result.data, manifest).items():
+            atomic.write_text(folder / name, text)
+        raw = raw_files.read(folder, manifest)
+    document = _build(result, raw)
+    pages.write(document, folder, templates.summary)
     html_page.write(document, folder, templates.page)
-    return _with_report(judge(folder, data, manifest, findings), document)
+    return _with_report(result, document)
 
 
 def _with_report(result: Result, document: Document) -> Result:
@@ -108,18 +116,18 @@ def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:
     return _with_report(result, _build(result))
 
 
-def _build(result: Result) -> Document:
+def _build(result: Result, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Document:
     if result.pairs is not None:
         return render.build_pairs(result.pairs, result.data, result.manifest)
     assert result.findings is not None
-    return render.build(result.findings, result.data, result.manifest)
+    return render.build(result.findings, result.data, result.manifest, raw)
 
 
-def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
-    """Return the result of a run whose report exists already."""
+def judge(folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> Result:
+    """Return the result of a run without a report. ``found`` are the verdicts of an `ab` run, if they are known."""
     if manifest.ab is not None:
-        return _judge_pairs(folder, data, manifest, pairs.analyze(data, manifest))
-    findings = findings or analyze.analyze(data, manifest)
+        return _judge_pairs(folder, data, manifest, found or pairs.analyze(data, manifest))
+    findings = analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
     code = errors.SOME_FAILED if is_failure else errors.OK

@@ -1,14 +1,13 @@
-"""Build the document of a run, and write its pages, plots and text files."""
+"""Build the document of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from profpipe.analysis.findings import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.report import pages, selection, text_files
+from profpipe.report import selection
 from profpipe.report.document import Chart, Document, Section
 from profpipe.report.sections import (
     agreement,
@@ -32,20 +31,11 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
-from profpipe.results import atomic, raw_files
+from profpipe.results import raw_files
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
-_NO_RAW_FILES = raw_files.RawFiles()
-
-
-def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, template: Path) -> Document:
-    """Write plots, text files and the pages into ``folder``; return the document."""
-    for name, text in text_files.texts(findings, tables, run).items():
-        atomic.write_text(folder / name, text)
-    document = build(findings, tables, run, raw_files.read(folder, run))
-    pages.write(document, folder, template)
-    return document
+NO_RAW_FILES = raw_files.RawFiles()
 
 
 def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Document:
@@ -69,7 +59,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     return Document(f"B against A · {title}", shown, pages, times.MEANINGS_OF_SIDES)
 
 
-def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
+def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = NO_RAW_FILES) -> Document:
     """Return the document of a run: its sections in the order of the page, which begins with the answer."""
     first = [replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.entry.first]
     is_alone = len(findings.workloads) == 1
