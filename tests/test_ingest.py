@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,8 +250,7 @@ def test_rows_of_an_earlier_attempt_are_replaced_from_every_file(tmp_path):
     rows[2]["workload"] = "v"
     cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
     stored = Tables(cases=schema.frame(CASES, cases), kernels=schema.frame(KERNELS, rows))
-    job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
-    left = job_tables.drop_job(stored, job, tmp_path)
+    left = job_tables.drop_folder(stored, "raw/w/plain", ("w", "plain", ["n=1"]))
     assert left.kernels["source"].tolist() == [source for source, stays in sources.items() if stays]
     assert left.cases["case"].tolist() == ["n=9"]
     assert left.metrics is stored.metrics

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest.reader import Source
-from profpipe.job import Job, JobOutcome
+from profpipe.job import JobOutcome
 from profpipe.measure import event_lines
 from profpipe.measure.statistics import interval_of_processes, worse_of
 from profpipe.results import schema
@@ -149,28 +149,19 @@ def add_kernels(stored: Tables, fresh: Tables) -> Tables:
     return replace(stored, kernels=_append(kernels, fresh.kernels), metrics=metrics)
 
 
-def drop_job(stored: Tables, job: Job, run_folder: Path) -> Tables:
-    """Drop the rows of an earlier attempt at ``job``, from any of its files."""
-    folder = str(job.folder.relative_to(run_folder))
-    return drop_attempt(stored, job.workload, job.profiler, folder, {case.id for case in job.cases})
+def drop_folder(stored: Tables, folder: str, of: tuple[str, str, Collection[str]] | None = None) -> Tables:
+    """Drop the rows of the files in ``folder``, a path below the run's folder.
 
-
-def drop_attempt(stored: Tables, workload: str, profiler: str, folder: str, cases: Collection[str]) -> Tables:
-    """Drop the rows of a job in ``folder``, a path below the run's folder."""
+    ``of`` are the workload, the profiler and the cases whose rows without a file go too: those of a job.
+    """
 
     def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        mine = (old["workload"] == workload) & (old["profiler"] == profiler)
-        of_job = old["source"].str.startswith(f"{folder}/") if "source" in table.names else old["case"].isin(cases)
-        return _drop(old, mine & of_job)
-
-    return _change(stored, change)
-
-
-def drop_folder(stored: Tables, folder: str) -> Tables:
-    """Drop the rows of the files in ``folder``, a path below the run's folder."""
-
-    def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        return _drop(old, old["source"].str.startswith(f"{folder}/")) if "source" in table.names else old
+        if "source" in table.names:
+            return _drop(old, old["source"].str.startswith(f"{folder}/"))
+        if of is None:
+            return old
+        workload, profiler, cases = of
+        return _drop(old, (old["workload"] == workload) & (old["profiler"] == profiler) & old["case"].isin(cases))
 
     return _change(stored, change)
 

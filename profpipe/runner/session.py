@@ -536,7 +536,9 @@ class Session:
             return replace(self.data, metrics=schema.concat_rows(schema.METRICS, [self.data.metrics, times]))
         if guided_ncu.adds_kernels(job):
             return job_tables.add_kernels(self.data, fresh)
-        return job_tables.replace_cases(job_tables.drop_job(self.data, job, self.folder), fresh)
+        own, cases = str(job.folder.relative_to(self.folder)), [case.id for case in job.cases]
+        stored = job_tables.drop_folder(self.data, own, (job.workload, job.profiler, cases))
+        return job_tables.replace_cases(stored, fresh)
 
 
 def _find_slots(request: RunRequest, machine: Machine) -> slots.Gpus:

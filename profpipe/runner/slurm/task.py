@@ -137,7 +137,7 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
             before = before.without_job(entry.folder)
             # The rows of a case with several processes are those of all of them. The next try replaces its own.
             if not _OF_PROCESS.search(entry.folder):
-                data = job_tables.drop_attempt(data, entry.workload, entry.profiler, entry.folder, entry.cases)
+                data = job_tables.drop_folder(data, entry.folder, (entry.workload, entry.profiler, entry.cases))
     return data, replace(
         begun,
         nodes={**before.nodes, **begun.nodes},
