@@ -32,6 +32,8 @@ EXAMPLES = """\
 _EXPORT_S = 3600.0
 
 _NAMED_RANGES = 5
+#: The options of a call that prints a screen.
+_SCREEN = argparse.Namespace(quiet=False, json=None)
 _RECORD_AGAIN = "Record again, with the program using the GPU while it is recorded."
 _START_AGAIN = (
     "Check that nsys is as new as the driver, that this user may profile the GPU, and that no other profiler uses it. "
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.quiet and args.out is None:
         raise ConfigError("--quiet", "prints only the path of SUMMARY.md, and none is written.", "Add --out DIR.")
-    return read_files(args.files, args.out, args.step_range or "", csv=args.csv, is_quiet=args.quiet, json=args.json)
+    return read_files(args.files, args.out, args.step_range or "", csv=args.csv, shown=args)
 
 
 def read_files(
@@ -58,21 +60,19 @@ def read_files(
     step_range: str = "",
     *,
     csv: bool = False,
-    is_quiet: bool = False,
-    json: str | None = None,
+    shown: argparse.Namespace = _SCREEN,
 ) -> int:
     """Read files of any profilers into one set of tables. With ``out``, write the tables and their report there.
 
-    What each file holds is printed, and the first screen of the report; ``is_quiet``: only the path of SUMMARY.md;
-    ``json``: one JSON object, as the option of this name says.
+    What each file holds is printed, and the first screen of the report; less with the options ``quiet`` and ``json``
+    in ``shown``.
 
     ``step_range`` is a regular expression for the ranges that are steps. Raises ConfigError where no range has such a
     name.
     """
     from profpipe.results import answer
 
-    shown = argparse.Namespace(quiet=is_quiet, json=json)
-    is_quiet = is_quiet or json is not None
+    is_quiet = shown.quiet or shown.json is not None
     # Nothing is written through links, except one that the user names.
     real = out.resolve() if out is not None and out.is_symlink() else out
     state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
@@ -164,20 +164,16 @@ def _print_held(text: str, is_quiet: bool) -> None:
 
 def _print_unwritten(shown: argparse.Namespace, data: Tables, manifest: Manifest) -> None:
     """Print the answer of files whose report is not written, as one JSON object or as a screen."""
-    if not shown.json:
-        _print_screen(data, manifest)
+    if shown.json:
+        from profpipe.commands import rendering
+
+        report = rendering.read_report(Path(), data, manifest)
+        arguments.print_json(shown, lambda: rendering.as_answer(report), lambda: rendering.as_json(report))
         return
-    from profpipe.commands import rendering
-
-    report = rendering.read_report(Path(), data, manifest)
-    arguments.print_json(shown, lambda: rendering.as_answer(report), lambda: rendering.as_json(report))
-
-
-def _print_screen(data: Tables, manifest: Manifest) -> None:
-    """Print the first screen of files whose report is not written. The timeline, which it lacks, is left out."""
     from profpipe.analysis import analyze
     from profpipe.report import first_screen, screen, text
 
+    # The screen has no timeline.
     data = text.shorten_tables(replace(data, timeline=data.timeline.iloc[:0]))
     print(screen.lay_out(first_screen.of_recordings(analyze.analyze(data, manifest), manifest)))
     print("\nTables and pages: add --out DIR")
