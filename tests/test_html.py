@@ -257,7 +257,7 @@ def words_of(document: Document) -> Iterator[str]:
                             yield cell.number(column) or write_text(cell.text)
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", list(examples()))
 def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> None:
     data, run = store.load(example)
     made = build(analyze.analyze(data, run), data, run)
