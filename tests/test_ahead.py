@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,10 +16,12 @@ import pytest
 from kill_server import processes_of
 from program import ROOT, WITHOUT_TORCH, profpipe, rows
 
+from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.job import WAIT_VARIABLE, Case, Job, Tool
-from profpipe.runner import process
+from profpipe.job import WAIT_VARIABLE, Case, Job, ProgressListener, Tool
+from profpipe.runner import process, session
 from profpipe.runner.ahead import Ahead, Start, finish, has_spare_cores
+from profpipe.runner.request import RunRequest
 
 WORKLOAD = """
 import os, time
@@ -191,6 +194,19 @@ def test_at_most_so_many_processes_wait_and_one_that_no_job_needs_ends(job, tmp_
         assert left_below(tmp_path) == []
 
 
+def test_no_line_of_a_process_that_writes_meanwhile_is_lost(tmp_path):
+    words = "import sys; sys.stdin.readline(); [print(n, flush=True) for n in range(3000)]"
+    with tempfile.TemporaryFile() as output:
+        child = process.start([sys.executable, "-c", words], {}, output, tmp_path, waits=True)
+        log = io.BytesIO()
+        child.go_on("")
+        while child.poll() is None:
+            child.copy_output(log)
+        child.copy_output(log)
+        child.end_remaining(process.GRACE)
+    assert list(map(int, log.getvalue().split())) == list(range(3000))
+
+
 def test_a_number_of_cores_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("PROFPIPE_LEAST_CORES", "many")
     with pytest.raises(ConfigError, match="PROFPIPE_LEAST_CORES: is 'many', which is no number of cores"):
@@ -208,3 +224,24 @@ def left_below(folder):
         except OSError:
             continue
     return found
+
+
+def test_the_job_that_runs_ends_when_the_outcome_of_the_one_before_cannot_be_stored(tmp_path, monkeypatch):
+    path, pid = tmp_path / "pipeline.yaml", tmp_path / "pid"
+    path.write_text(
+        "version: 1\nname: two\ndefaults: {profilers: [plain]}\nworkloads:\n"
+        "  first: {command: ['true'], hook: false}\n"
+        f"  second: {{command: [sh, -c, 'echo $$ > {pid}; exec sleep 600'], hook: false}}\n"
+    )
+
+    def fail(*_):
+        wait_until(lambda: pid.exists() and pid.read_text())
+        raise OSError("no space left")
+
+    monkeypatch.setattr(session.Session, "_overlaps", lambda *_: True)
+    monkeypatch.setattr(session.Session, "_store", fail)
+    run = session.create(RunRequest.create(loader.load_pipeline(path), path, tmp_path / "out"), ["profpipe", "run"])
+    # While the error is kept, so are the frames that wait for outcomes.
+    with pytest.raises(OSError, match="no space left") as caught:
+        run.run_jobs(run.plan(), ProgressListener())
+    assert caught.tb and not Path(f"/proc/{pid.read_text().strip()}").exists()

@@ -265,18 +265,26 @@ def test_each_gpu_of_a_process_has_its_parts(
     assert own.parts.wall_ns == pytest.approx(sum(walls) / 4, abs=1)
 
 
-def test_several_gpus_of_a_process_are_compared_with_the_only_one(
+def test_processes_with_different_gpus_are_compared_over_those_that_both_have(
     tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     four = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, RENUMBERED)
     one = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, "DELETE FROM {0} WHERE deviceId")
     text = " ".join(compared(capsys, four, one).split())
-    assert "They are means over the GPUs of each side: 4 in A and 1 in B." in text and "has no rank" not in text
+    assert "The sides have no GPU in common, so these are means over all GPUs of each: A has GPU 0 of rank 0, " in text
+    assert "and B has rank 0." in text and "has no rank" not in text
     (case,) = json.loads(compared(capsys, one, four, "--json=full"))["cases"]
     assert case["ranks"] == {} and case["of"] == "recording"
     two = four_gpus(tmp_path, shared_data, WITHOUT_STEPS, RENUMBERED, "DELETE FROM {0} WHERE deviceId > 2")
     text = " ".join(compared(capsys, four, two).split())
-    assert "B has no rank 0 GPU 10 and 0 GPU 11; the kernels below are means over all ranks of a side." in text
+    assert "They are means over the GPUs that both sides have." in text
+    assert (
+        "B has no GPU 10 of rank 0 and GPU 11 of rank 0; the kernels below are means over all GPUs of a side." in text
+    )
+    # Nothing differs on the two GPUs. The kernels are of four and of two, and their classes do not divide the time.
+    assert "The largest parts of the difference" not in text and "compute: gemm" not in text
+    change = found(four, two).changes[0]
+    assert change.a.parts == change.b.parts and not change.a.parts.classes
 
 
 def test_the_json_document_has_the_parts_and_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:

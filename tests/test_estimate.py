@@ -167,6 +167,24 @@ def test_a_budget_takes_what_fits_the_cheapest_profiler_first_and_ncu_last() -> 
         chosen(39)
 
 
+def test_a_budget_keeps_guided_ncu_only_with_a_capture_that_guides_it() -> None:
+    from profpipe.config.models import Pipeline
+    from profpipe.runner import estimate
+
+    costs = {"plain": 10.0, "nsys": 30.0, "torch": 20.0, "ncu": 5.0}
+    workload = {"command": ["./program"], "profilers": list(costs)}
+    pipeline = Pipeline.model_validate({"version": 1, "workloads": {"w": workload}})
+    assert pipeline.workloads["w"].ncu.kernels == "guided"
+
+    def seconds(part: RunRequest) -> float:
+        return sum(costs[profiler] for profiler in part.pipeline.workloads["w"].profilers)
+
+    for budget_s, kept in ((16, ["plain"]), (35, ["plain", "torch", "ncu"]), (64, ["plain", "nsys", "torch"])):
+        part, left = estimate.fit(RunRequest(pipeline, Path("p.yaml"), Path("out")), budget_s, seconds)
+        assert part.pipeline.workloads["w"].profilers == kept
+        assert left == [profiler for profiler in costs if profiler not in kept]
+
+
 @pytest.mark.parametrize("text", ["10", "0s", "m", "-5s", "1d", "nan h"])
 def test_a_budget_has_a_unit(tmp_path: Path, text: str) -> None:
     assert "is no time. For example: 90s, 10m or 1h" in profpipe(tmp_path, "run", f"--budget={text}", exit_code=2)[1]

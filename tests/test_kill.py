@@ -237,7 +237,7 @@ def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undistur
 
 
 def cases_by_event(run):
-    """The case of each job whose log has an event, by event."""
+    """The case of each job whose log has an event, by event. Each job has one case."""
     found = {"case_ended": [], "ended": []}
     for path in run.glob("raw/**/job.jsonl") if run else ():
         lines = path.read_text().splitlines()
@@ -255,7 +255,7 @@ def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process
     whole = server.project(pipeline)
     answer = server.run(whole, "start")
     assert answer["status"] == 0, (whole / "output.txt").read_text()
-    expected, chance, overlapped = store.load(only_run(whole))[0], random.Random(41), 0
+    expected, chance, overlapped, were_kept = store.load(only_run(whole))[0], random.Random(41), 0, 0
     kills = [{"kill_after_s": answer["seconds"] * (0.3 + 0.6 * chance.random())} for _ in range(5)]
     kills += [{"kill_at_step": step} for step in chance.sample(range(answer["steps"] // 2, answer["steps"]), 5)]
     for kill in kills:
@@ -280,5 +280,8 @@ def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process
         measured = Counter(cases_by_event(run)["case_ended"])
         assert sorted(measured) == CASES
         # A case under nsys whose report was not written is recorded again.
-        assert all(measured[case] == 1 for case in (CASES if profiler == "plain" else begun["ended"]))
+        kept = CASES if profiler == "plain" else begun["ended"]
+        assert all(measured[case] == 1 for case in kept)
+        were_kept += len(kept)
     assert overlapped, "no kill came while two jobs overlapped"
+    assert were_kept, "no kill came after a job"

@@ -163,6 +163,16 @@ def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_l
     assert started.wait(5.0) == -signal.SIGKILL
 
 
+def test_what_a_program_started_ends_with_it_also_where_its_supervisor_was_killed(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        started = process.start(["sh", "-c", "sleep 600 & echo $! && sleep 600"], dict(os.environ), log)
+    while not (tmp_path / "log").read_text():
+        time.sleep(0.02)
+    os.kill(started.supervisor.pid, signal.SIGKILL)
+    started.kill()
+    assert wait_until_gone([int((tmp_path / "log").read_text())], 2.0) == []
+
+
 def test_a_program_that_cannot_be_started_is_named(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         with pytest.raises(FileNotFoundError, match="no-such-program"):

@@ -239,14 +239,21 @@ def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
     """Compare what both sides hold of the best extent, over the ranks that both have."""
     (_, held_a), (_, held_b) = a, b
     extent = next(each for each in Extent if each in held_a and each in held_b)
-    shared = held_a[extent][-1].keys() & held_b[extent][-1].keys()
+    ranks_a, ranks_b = held_a[extent][-1].keys(), held_b[extent][-1].keys()
+    shared = ranks_a & ranks_b
     better = _BETTER.get(extent)
     without = tuple(name for name, held in (("A", held_a), ("B", held_b)) if better and better not in held)
-    return RecordingChange(_measured(*a, extent, shared), _measured(*b, extent, shared), extent, without)
+    # The kernels are those of all ranks of a side: they do not divide the compute time of some of them.
+    is_divided = not shared or ranks_a == ranks_b
+    on_a, on_b = (_measured(*side, extent, shared, is_divided) for side in (a, b))
+    return RecordingChange(on_a, on_b, extent, without)
 
 
-def _measured(side: Side, held: _Held, extent: Extent, shared: Set[str]) -> Side:
-    """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels."""
+def _measured(side: Side, held: _Held, extent: Extent, shared: Set[str], is_divided: bool) -> Side:
+    """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels.
+
+    Where ``is_divided`` is true, the compute time has the classes of the kernels.
+    """
     sums, kernels, ranks = held[extent]
     known = [ranks[rank] for rank in shared or ranks]
     mean = {part: sum(own.ns[part] for own in known) / max(len(known), 1) for part in StepPart}
@@ -254,7 +261,7 @@ def _measured(side: Side, held: _Held, extent: Extent, shared: Set[str]) -> Side
         mean[StepPart.COMPUTE] = sum(sums.values())
     ns = {part: on_grid(own) for part, own in mean.items()}
     classes = steps.divide_compute(sums, mean[StepPart.COMPUTE]) if ranks else sums
-    exact = {name: on_grid(own) for name, own in classes.items()}
+    exact = {name: on_grid(own) for name, own in classes.items() if is_divided}
     if exact:
         # The largest class takes what rounding left.
         exact[max(exact, key=exact.__getitem__)] += ns[StepPart.COMPUTE] - sum(exact.values())

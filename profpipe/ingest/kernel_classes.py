@@ -56,7 +56,10 @@ class Rule:
 
 
 def user_rules(entries: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """Return the rules of the pipeline file. Raises ``ValueError`` with the index of a rule that cannot be."""
+    """Return the rules of the pipeline file.
+
+    Raises ``ValueError`` with the index of a rule with an unknown class or an empty pattern.
+    """
     classes = plugins.kernel_classes()["classes"]
     found = tuple(map(_rule, entries))
     for index, rule in enumerate(found):

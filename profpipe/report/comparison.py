@@ -318,15 +318,16 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
     elif change.extent is Extent.KERNELS:
         yield f"{without} the times of single launches, so only sums of kernels are compared, without idle time."
     ranks = {**a.ranks, **b.ranks}
-    if not a.ranks.keys() & b.ranks.keys() and ranks:
-        # One side has several GPUs in a process, and the other has one.
-        yield f"They are means over the GPUs of each side: {len(a.ranks)} in A and {len(b.ranks)} in B."
+    if ranks and not a.ranks.keys() & b.ranks.keys():
+        text = "The sides have no GPU in common, so these are means over all GPUs of each: A has {}, and B has {}."
+        yield fill(text, _places(a.ranks), _places(b.ranks))
     elif len(ranks) > 1:
-        yield "They are means over the ranks that both sides have."
+        places = "GPUs" if any("GPU" in rank for rank in ranks) else "ranks"
+        yield f"They are means over the {places} that both sides have."
         for side, own in (("A", a), ("B", b)):
-            if missing := [rank.replace(",", "") for rank in ranks if rank not in own.ranks]:
-                names = doc.join(missing, most=_MOST_NAMED)
-                yield fill(f"{side} has no rank {{}}; the kernels below are means over all ranks of a side.", names)
+            if missing := [rank for rank in ranks if rank not in own.ranks]:
+                text = f"{side} has no {{}}; the kernels below are means over all {places} of a side."
+                yield fill(text, _places(missing))
     if change.extent in (Extent.STEP, Extent.CALL):
         calls = [sum(own.calls for own in side.kernels.values() if own.kernel_class not in COPIES) for side in (a, b)]
         yield f"A {change.extent.value} has {count(calls[0])} launches in A and {count(calls[1])} in B."
@@ -334,6 +335,12 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
     is_longer = max(a.launches, b.launches) > _LONGER * min(a.launches, b.launches)
     if is_longer and change.extent in (Extent.RECORDING, Extent.KERNELS):
         yield "One recording holds more launches than the other, so the sums may be of unequal work."
+
+
+def _places(ranks: Iterable[str]) -> doc.Text:
+    """Return the names of ranks, or of GPUs of ranks with several (``0, GPU 1``), in a sentence."""
+    parts = (rank.partition(", ") for rank in ranks)
+    return doc.join((f"{gpu} of rank {rank}" if gpu else f"rank {rank}" for rank, _, gpu in parts), most=_MOST_NAMED)
 
 
 def _whole(own: Side, has_times: bool) -> doc.Text:

@@ -223,7 +223,8 @@ def check_bytes(path: Path, needed: float) -> None:
 
 def interrupting(connection: sqlite3.Connection) -> AbstractContextManager[None]:
     """Interrupt the statements of ``connection`` when the budget is spent."""
-    return _current.interrupting(connection) if _current else nullcontext()
+    watch = _current
+    return watch.interrupting(connection) if watch else nullcontext()
 
 
 def resident_bytes() -> int:

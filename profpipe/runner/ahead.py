@@ -116,5 +116,6 @@ class Ahead:
 def finish(taken: Child | None, log: IO[bytes]) -> None:
     """Append to ``log`` what a process wrote after it was taken and before it opened that file, such as a traceback."""
     if taken:
-        with taken.output:
+        # On a full disk the files of the job show what happened.
+        with taken.output, suppress(OSError):
             taken.copy_output(log)

@@ -22,6 +22,7 @@ from profpipe.errors import ConfigError
 from profpipe.job import Case, Job, Missing, Status
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import JobEntry, Manifest
+from profpipe.runner import guided_ncu
 from profpipe.runner.request import Machine, RunRequest
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ from profpipe.runner.request import Machine, RunRequest
 
 #: Of a process before its first case and after its last one: Python, torch, CUDA, and the profiler's start and export.
 _PROCESS_S: Final = {"plain": 6.0, "torch": 6.0, "ncu": 7.0}
-#: Of a case: input, warm-up, samples or recorded calls; ncu replays each kernel some ten times.
+#: Of a case: input, warm-up, samples or recorded calls; ncu replays each kernel many times.
 _CASE_S: Final = {"plain": 0.8, "ncu": 2.2}
 #: The same on a CPU. Under plain its times scatter, so that sampling and warm-up use the whole budget (`budget_s`).
 _CPU_PROCESS_S: Final = 4.0
@@ -292,8 +293,9 @@ def fit(
     """Return the part of ``request`` that fits into ``budget_s``, and what is left out: ``ncu``, ``torch of lm``.
 
     First comes one process of each case without a profiler, then the other profilers, the cheapest first and ncu last,
-    then the repeated processes under plain. A workload without plain keeps its first profiler. ``total_s`` estimates a
-    request. Raises ConfigError where nothing fits, or where the length of a program is not known.
+    then the repeated processes under plain. A workload of which no profiler is chosen keeps its first one. Guided ncu
+    needs the capture of another profiler. ``total_s`` estimates a request. Raises ConfigError where nothing fits, or
+    where the length of a program is not known.
     """
     whole_s = total_s(request)
     if whole_s is None:
@@ -309,7 +311,10 @@ def fit(
         workloads = dict(request.pipeline.workloads)
         for name, own in chosen.items():
             names = request.profilers or own.profilers
-            wanted = [p for p in names if p in profilers] or list(names[:1])
+            wanted = [p for p in names if p in profilers]
+            if own.ncu.kernels == "guided" and not {*guided_ncu.GUIDES} & {*wanted}:
+                wanted = [p for p in wanted if p != "ncu"]
+            wanted = wanted or list(names[:1])
             repeats = min(own.repeats, processes) if own.is_command else own.repeats
             workloads[name] = own.model_copy(update={"profilers": wanted, "repeats": repeats})
         pipeline = request.pipeline.model_copy(update={"workloads": workloads})
@@ -327,13 +332,20 @@ def fit(
     for profiler in others:
         if seconds([*kept, profiler]) <= budget_s:
             kept.append(profiler)
+    # More processes take longer. On several GPUs that holds roughly, for the order of the jobs changes too.
     processes = max(1, bisect.bisect_right(range(1, most + 1), budget_s, key=lambda n: seconds(kept, n)))
-    fitting, left = part(kept, processes), []
-    for profiler in asked:
-        users = [name for name, own in chosen.items() if profiler in (request.profilers or own.profilers)]
-        lost = [name for name in users if profiler not in fitting.pipeline.workloads[name].profilers]
-        if lost:
-            left.append(profiler if lost == users else f"{profiler} of {', '.join(lost)}")
+    fitting = part(kept, processes)
+    before = {name: request.profilers or own.profilers for name, own in chosen.items()}
+    left = [*_lost(before, {name: own.profilers for name, own in fitting.pipeline.workloads.items()})]
     if processes < most:
         left.append(f"processes {processes + 1} and later of each case under plain")
     return fitting, left
+
+
+def _lost(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the profilers that workloads have lost, with their names where others have kept them: ``torch of lm``."""
+    for profiler in dict.fromkeys(itertools.chain.from_iterable(before.values())):
+        users = [name for name, own in before.items() if profiler in own]
+        lost = [name for name in users if profiler not in now[name]]
+        if lost:
+            yield profiler if lost == users else f"{profiler} of {' and '.join(lost)}"

@@ -33,7 +33,7 @@ Launches = Callable[[str], pd.DataFrame]
 _Group = dict[str, tuple[Choice, ...]]
 
 #: The profilers whose capture names the kernels, in order of preference.
-_GUIDES: Final = ("nsys", "torch")
+GUIDES: Final = ("nsys", "torch")
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
 #: Words that the tools spell differently, or that occur in every name.
@@ -159,7 +159,7 @@ def captured_kernels(data: Tables, job: Job, case: Case) -> pd.DataFrame:
     if unwanted := job.options["ncu"].get("exclude"):
         wanted = [re.search(unwanted, str(name)) is None for name in mine["kernel"]]
         mine = mine[pd.Series(wanted, index=mine.index, dtype=bool)]
-    captured = next((profiler for profiler in _GUIDES if (mine["profiler"] == profiler).any()), "")
+    captured = next((profiler for profiler in GUIDES if (mine["profiler"] == profiler).any()), "")
     return mine[mine["profiler"] == captured]
 
 

@@ -87,7 +87,8 @@ class Child:
     """A process that a supervisor started. ``returncode`` is that of Popen: negative for a signal.
 
     ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took. ``used`` has the CPU time of the
-    process and of those that it waited for, in seconds, and the peak of the memory of one of them, in bytes.
+    process and of those that it waited for, in seconds, and the peak of the memory of one of them, in bytes. ``output``
+    is the file that it was started with.
     """
 
     def __init__(self, owner: subprocess.Popen[bytes], pid: int, began: float, output: IO[bytes]) -> None:
@@ -140,11 +141,12 @@ class Child:
 
     def copy_output(self, target: IO[bytes]) -> None:
         """Append what the process has written into ``output`` since the last call."""
-        # The process shares the position in the file.
+        # The process writes at the position in the file, which pread does not move.
         number = self.output.fileno()
-        target.write(os.pread(number, os.fstat(number).st_size - self._copied, self._copied))
+        text = os.pread(number, os.fstat(number).st_size - self._copied, self._copied)
+        target.write(text)
         target.flush()
-        self._copied = os.fstat(number).st_size
+        self._copied += len(text)
 
     def _has_report(self, seconds: float | None) -> bool:
         poll = select.poll()
@@ -519,7 +521,7 @@ def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]
 
 def kill_group(process: Child, wait_s: float = GRACE.kill_s) -> None:
     """End the group of a process at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
-    if process.poll() is None:
+    if process.poll() in (None, _LOST):
         supervisor.send(-process.pid, signal.SIGKILL)
     process.wait(wait_s)
 

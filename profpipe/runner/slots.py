@@ -122,13 +122,15 @@ def run(
     """Yield the outcome of each job when it has ended. The next job starts when the caller asks for the next outcome.
 
     Where ``overlaps(ended, next)`` is true, the next job starts first and runs while the caller handles the outcome.
-    With ``slots``, jobs of groups run side by side, and what waits for the caller is the slot of the job that ended. A
-    job without a group runs when all jobs before it have ended, and those after it wait.
+    With ``slots``, jobs of groups run side by side, and a slot whose job has ended waits for the caller. A job without
+    a group runs when all jobs before it have ended, and those after it wait.
 
-    The executor carries out each job in a thread: signals reach the main thread only. What ends a job ends the
-    processes below the supervisor of its command only. Ctrl-C, SIGTERM and SIGHUP end the running processes so that
-    they can still write their reports. The outcomes of their jobs are yielded, and then errors.Interrupted is raised.
-    When the caller closes the generator, the running jobs are killed.
+    The executor carries out each job in another thread: a caller that reads large files can be interrupted in the main
+    thread only. What ends a job ends the processes below the supervisor of its command only.
+
+    Ctrl-C, SIGTERM and SIGHUP end the running processes so that they can still write their reports. The outcomes of
+    their jobs are yielded, and then errors.Interrupted is raised. When the caller closes the generator, the running
+    jobs are killed.
 
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
     the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
@@ -186,7 +188,7 @@ def _find_next(waiting: Sequence[tuple[int, Job]], used: set[int], slots: Slots)
         return None
     free = [slot for slot in range(len(slots.every)) if slot not in used]
     for place, (_, job) in enumerate(waiting):
-        if not job.group:
+        if not job.group or not slots.every:
             return None if used or place else (place, _ALONE)
         for slot in free:
             if slots.assigned.get(job.group, slot) == slot:
