@@ -84,26 +84,30 @@ def main():
 
 
 def serve(project, do, kill_after_s=None, kill_at_step=None):
-    """The wait status of a run, its seconds and its number of steps."""
+    """The wait status of a run, its seconds, its number of steps, and how many processes it had when it was killed."""
     reader, writer = os.pipe()
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         run_in_child(Path(project), do, kill_at_step, writer)
     os.close(writer)
-    status = wait(pid, None if kill_after_s is None else began + kill_after_s)
+    status, processes = wait(pid, project, None if kill_after_s is None else began + kill_after_s)
     seconds = time.monotonic() - began
     with os.fdopen(reader) as steps_file:
-        steps = steps_file.read()
-    return {"status": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": int(steps or 0)}
+        counted = json.loads(steps_file.read() or "{}")
+    return {
+        "status": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": 0, "processes": processes, **counted,
+    }  # fmt: skip
 
 
-def wait(pid, deadline):
+def wait(pid, project, deadline):
+    processes = 0
     while True:
         ended, status = os.waitpid(pid, 0 if deadline is None else os.WNOHANG)
         if ended:
-            return status
+            return status, processes
         if deadline is not None and time.monotonic() >= deadline:
+            processes = len(processes_of(project))
             os.kill(pid, signal.SIGKILL)
             deadline = None
         else:
@@ -119,6 +123,7 @@ def run_in_child(project, do, kill_at_step, writer):
         if event in STEPS or (event == "open" and arguments[1] and set(arguments[1]) & set("wax+")):
             count += 1
             if count == kill_at_step:
+                os.write(writer, json.dumps({"processes": len(processes_of(project))}).encode())
                 os.kill(os.getpid(), signal.SIGKILL)
 
     try:
@@ -134,7 +139,7 @@ def run_in_child(project, do, kill_at_step, writer):
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os.write(writer, str(count).encode())
+        os.write(writer, json.dumps({"steps": count}).encode())
         os._exit(code)
 
 
