@@ -247,8 +247,8 @@ def cases_by_event(run):
     return found
 
 
-#: Each case has a process of its own. Under plain the processes of two cases wait while the first one runs. Under nsys
-#: the files of a case are read while the next one runs.
+#: One process runs each case. Under plain, two processes wait while the first one runs. Under nsys, the files of a case
+#: are read while the next case runs.
 @pytest.mark.parametrize("profiler", ["plain", pytest.param("nsys", marks=pytest.mark.exhaustive)])
 def test_a_run_whose_jobs_overlap_is_killed_without_loss_repetition_or_a_process_that_is_left(server, profiler):
     pipeline = PIPELINE.replace("profilers: [plain, nsys]", f"profilers: [{profiler}]\n    isolate: true")
