@@ -17,6 +17,7 @@ from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis.compare_recordings import Extent, RecordingComparison, compare_recordings
+from profpipe.analysis.steps import ONE_DEVICE
 from profpipe.commands import ingest
 from profpipe.results.schema import KernelChange
 
@@ -228,7 +229,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
     # Of two ranks other steps are steady than of one alone.
     assert re.search(r"\n0 +16\.\d+ +16\.6 ", text) and not re.search(r"\n1 +\d", text)
     same = compare_recordings(ingest.read_file(both), ingest.read_file(both)).changes[0]
-    assert same.is_same and list(same.a.ranks) == ["0", "1"]
+    assert same.is_same and list(same.a.ranks) == [(0, ONE_DEVICE), (1, ONE_DEVICE)]
 
 
 def four_gpus(folder: Path, shared_data: Path, *changes: str) -> Path:

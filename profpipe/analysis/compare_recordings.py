@@ -6,7 +6,6 @@ times are multiples of 2^-10 ns, so the parts of a difference add up to it exact
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,7 +17,7 @@ from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
 from profpipe.analysis.kernels import COPIES, PREFERENCE, KernelTotals, rows
-from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, StepPart, StepParts
+from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, Place, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, KernelChange, Tables
@@ -43,8 +42,8 @@ class Extent(str, Enum):
 #: The better extent that a side lacks where the times are of this one.
 _BETTER = {Extent.CALL: Extent.STEP, Extent.RECORDING: Extent.STEP, Extent.KERNELS: Extent.RECORDING}
 
-#: The parts by rank, or GPU of a rank with several (``0, GPU 1``).
-_Ranks: TypeAlias = "Mapping[str, StepParts]"
+#: The parts by rank, or by GPU of a rank with several.
+_Ranks: TypeAlias = "Mapping[Place, StepParts]"
 #: Of each extent that a recording holds: the time by kernel class, the kernels, and the parts by rank, if known.
 _Held: TypeAlias = "Mapping[Extent, tuple[Mapping[str, float], Kernels, _Ranks]]"
 
@@ -202,7 +201,11 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     if own_steps:
         ranks = dict(_whole_ranks(own_steps))
         if own_steps.parts and place in index.step_totals:
-            of_steps = {_rank_name(rank.rank, rank.device): rank.parts for rank in own_steps.ranks if rank.parts}
+            of_steps = {
+                (each.rank, ONE_DEVICE if each.device is None else each.device): each.parts
+                for each in own_steps.ranks
+                if each.parts
+            }
             held[Extent.STEP] = index.step_totals[place], of_steps
     elif number := index.iterations(case, profiler):
         held[Extent.CALL] = whole.divided_by(number), {}
@@ -211,28 +214,18 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     launches = sum(own.calls for own in whole.work.values())
     side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
     return side, {
-        extent: (totals.by_class, kernel_differences.by_name(totals), _by_number(own))
+        extent: (totals.by_class, kernel_differences.by_name(totals), dict(sorted(own.items())))
         for extent, (totals, own) in held.items()
     }
 
 
-def _whole_ranks(own: CaseSteps) -> Iterator[tuple[str, StepParts]]:
+def _whole_ranks(own: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
     """Yield the parts of the whole recording by rank: the sums of all steps and of what is between."""
     for rank, place in rows(own.rows[PLACE].drop_duplicates(), *PLACE):
         parts = own.rows.loc[(own.rows["rank"] == rank) & (own.rows["place"] == place), COLUMNS]
         if parts.notna().all(axis=None):
             sums = parts.sum()
-            device = None if place == ONE_DEVICE else place
-            yield _rank_name(rank, device), StepParts({part: float(sums[part.column]) for part in StepPart})
-
-
-def _rank_name(rank: int, device: int | None) -> str:
-    return str(rank) if device is None else f"{rank}, GPU {device}"
-
-
-def _by_number(ranks: _Ranks) -> _Ranks:
-    """Return the ranks in the order of the numbers in their names: 2 precedes 10."""
-    return dict(sorted(ranks.items(), key=lambda item: [int(number) for number in re.findall(r"\d+", item[0])]))
+            yield (rank, place), StepParts({part: float(sums[part.column]) for part in StepPart})
 
 
 def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
@@ -249,7 +242,7 @@ def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
     return RecordingChange(on_a, on_b, extent, without)
 
 
-def _measured(side: Side, held: _Held, extent: Extent, shared: Set[str], is_divided: bool) -> Side:
+def _measured(side: Side, held: _Held, extent: Extent, shared: Set[Place], is_divided: bool) -> Side:
     """Return the side with the mean over the ranks ``shared``, or over all; without ranks, with the sums of kernels.
 
     Where ``is_divided`` is true, the compute time has the classes of the kernels.

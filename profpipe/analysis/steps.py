@@ -46,6 +46,8 @@ _OUTLIER: Final = re.compile(rf"{RANK_PREFIX}(\d+)(?: {DEVICE_PREFIX}(\d+))? ste
 #: A rank and a device of it, which is -1 where the rank has one.
 PLACE: Final = ["rank", "place"]
 ONE_DEVICE: Final = -1
+#: A rank and its GPU, which is ``ONE_DEVICE`` where the rank uses no other.
+Place: TypeAlias = "tuple[int, int]"
 
 #: Ranks differ in a step from this share of its time on.
 _DIFFERENT: Final = 0.01
@@ -377,7 +379,7 @@ class StepFindings:
     without_steps: tuple[str, ...] = ()
     #: By case and rank, or GPU of a rank (``0, GPU 1``): the parts of the whole recording, from the first operation of
     #: the GPU to its last. Empty where a file has sums only, and where its launches ran ``one_by_one``.
-    recordings: Mapping[str, Mapping[str, StepParts]] = field(default_factory=dict)
+    recordings: Mapping[str, Mapping[Place, StepParts]] = field(default_factory=dict)
     copies: Mapping[str, Mapping[str, ClassTotal]] = field(default_factory=dict)
     one_by_one: bool = False
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
@@ -453,17 +455,23 @@ def _by_calls(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
     return {name: ClassTotal(float(number.n), number.value) for name, number in ordered}
 
 
-def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[str, StepParts]]:
-    """Yield each rank of a recording without steps, and its parts."""
+def place_name(place: Place) -> str:
+    """Return ``1``, or ``1, GPU 0`` where the rank uses several GPUs."""
+    rank, device = place
+    return str(rank) if device == ONE_DEVICE else f"{rank}, GPU {device}"
+
+
+def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[Place, StepParts]]:
+    """Yield each rank of a recording without steps, or each GPU of a rank with several, and its parts."""
     metrics = [f"capture_{part.value}" for part in StepPart]
     profiler = next((name for name in PREFERENCE if metrics[0] in index.step_numbers.get((case, name), {})), "")
     numbers = index.step_numbers.get((case, profiler), {})
     for subject in numbers.get(metrics[0], {}):
         found = (numbers.get(metric, {}).get(subject) for metric in metrics)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
-        # ``1`` of ``rank 1``, and ``0, GPU 1`` of ``rank 0 device 1``.
-        rank, has_device, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
-        yield f"{rank}, GPU {device}" if has_device else rank, StepParts(parts)
+        # ``rank 1``, or ``rank 0 device 1``.
+        rank, _, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
+        yield (int(rank), int(device or ONE_DEVICE)), StepParts(parts)
 
 
 def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:

@@ -13,7 +13,7 @@ from profpipe.analysis.history import FEWEST_RUNS
 from profpipe.analysis.kernel_differences import KernelDifference
 from profpipe.analysis.kernels import COPIES
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
-from profpipe.analysis.steps import StepPart, StepParts
+from profpipe.analysis.steps import ONE_DEVICE, Place, StepPart, StepParts, place_name
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
@@ -322,7 +322,7 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
         text = "The sides have no GPU in common, so these are means over all GPUs of each: A has {}, and B has {}."
         yield fill(text, _places(a.ranks), _places(b.ranks))
     elif len(ranks) > 1:
-        places = "GPUs" if any("GPU" in rank for rank in ranks) else "ranks"
+        places = "GPUs" if any(device != ONE_DEVICE for _, device in ranks) else "ranks"
         yield f"They are means over the {places} that both sides have."
         for side, own in (("A", a), ("B", b)):
             if missing := [rank for rank in ranks if rank not in own.ranks]:
@@ -337,10 +337,10 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
         yield "One recording holds more launches than the other, so the sums may be of unequal work."
 
 
-def _places(ranks: Iterable[str]) -> doc.Text:
-    """Return the names of ranks, or of GPUs of ranks with several (``0, GPU 1``), in a sentence."""
-    parts = (rank.partition(", ") for rank in ranks)
-    return doc.join((f"{gpu} of rank {rank}" if gpu else f"rank {rank}" for rank, _, gpu in parts), most=_MOST_NAMED)
+def _places(ranks: Iterable[Place]) -> doc.Text:
+    """Return the names of ranks, or of GPUs of ranks with several, in a sentence."""
+    names = (f"rank {rank}" if device == ONE_DEVICE else f"GPU {device} of rank {rank}" for rank, device in ranks)
+    return doc.join(names, most=_MOST_NAMED)
 
 
 def _whole(own: Side, has_times: bool) -> doc.Text:
@@ -401,9 +401,13 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     columns = [doc.label("rank"), *_time_columns(unit)]
     columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
-        [rank, *_times(a[rank], b[rank]), b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION]]
+        [
+            place_name(rank),
+            *_times(a[rank], b[rank]),
+            b[rank].ns[StepPart.COMMUNICATION] - a[rank].ns[StepPart.COMMUNICATION],
+        ]
         for rank in shared
-    ]  # fmt: skip
+    ]
     return doc.make_table("ranks", columns, rows)
 
 
@@ -518,7 +522,7 @@ def _recording(change: RecordingChange) -> dict[str, Any]:
     classes = {
         name: _difference(*(own.classes.get(name, 0.0) for own in (a, b))) for name in {**a.classes, **b.classes}
     }
-    ranks = {rank: _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
+    ranks = {place_name(rank): _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
              for rank, own in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
     return {
         **found,

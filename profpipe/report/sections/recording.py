@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
-from profpipe.analysis.steps import IDLE_PARTS, Contradiction, StepPart, StepParts
+from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
@@ -90,20 +90,21 @@ def _reason(workload: WorkloadFindings) -> str:
 
 def _parts_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
-    found = [(case, rank, parts) for case, own in workload.steps.recordings.items() for rank, parts in own.items()]
-    unit, ranks = step_unit(parts.wall_ns for *_, parts in found), {rank for _, rank, _ in found}
+    found = [(case, place, parts) for case, own in workload.steps.recordings.items() for place, parts in own.items()]
+    unit, places = step_unit(parts.wall_ns for *_, parts in found), {place for _, place, _ in found}
     labels = case_texts(workload.cases)
     # Several GPUs of the only process are no ranks.
-    lone = "0, " if all(rank.startswith("0, ") for rank in ranks) else ""
-    columns: doc.Columns[tuple[str, str, StepParts]] = [
+    is_lone = all(rank == 0 and device != ONE_DEVICE for rank, device in places)
+    columns: doc.Columns[tuple[str, Place, StepParts]] = [
         (doc.label("case"), lambda row: labels.get(row[0], "")),
-        (doc.label("rank", "GPU" if lone else "rank"), lambda row: row[1].removeprefix(lone)),
+        (doc.label("rank", "GPU" if is_lone else "rank"),
+         lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
         (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
         *((doc.Column(part.value, PART_NAMES[part], unit),
            lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(own.share(own.ns[part]) >= LEAST_SHOWN for *_, own in found)),
     ]  # fmt: skip
-    alone = {"case": len(workload.cases), "rank": len(ranks)}
+    alone = {"case": len(workload.cases), "rank": len(places)}
     return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
 
 
