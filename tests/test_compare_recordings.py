@@ -37,7 +37,7 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(a: Path, b: Path) -> RecordingComparison:
-    return compare_recordings(ingest.read_file(a), ingest.read_file(b))
+    return compare_recordings(ingest.read_recordings([a]), ingest.read_recordings([b]))
 
 
 def compared(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -228,7 +228,7 @@ def test_ranks_match_by_number_and_a_missing_one_is_named(
     assert "B has no rank 1; the kernels below are means over all ranks of a side." in text
     # Of two ranks other steps are steady than of one alone.
     assert re.search(r"\n0 +16\.\d+ +16\.6 ", text) and not re.search(r"\n1 +\d", text)
-    same = compare_recordings(ingest.read_file(both), ingest.read_file(both)).changes[0]
+    same = compare_recordings(ingest.read_recordings([both]), ingest.read_recordings([both])).changes[0]
     assert same.is_same and list(same.a.ranks) == [(0, ONE_DEVICE), (1, ONE_DEVICE)]
 
 

@@ -43,8 +43,8 @@ MAY_IMPORT = {
     # Both run inside the workload's process.
     "measure": {"hook"},
     "hook": set(),
-    # The marks of a program, imported at their first use.
-    "__init__": {"hook"},
+    # The marks of a program, and its access to results; both are imported at their first use.
+    "__init__": {"commands", "hook"},
     "workload_lib": set(),
     # The public files of the checkout.
     "parsers": {"ingest", "results", "measure"},

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profpipe import errors
-from profpipe.commands import arguments
-from profpipe.errors import ConfigError, ProfpipeError, UnreadableFile
+from profpipe.commands import api, arguments
+from profpipe.errors import ConfigError, ProfpipeError
 
 if TYPE_CHECKING:
     from profpipe.analysis.compare_recordings import RecordingComparison
-    from profpipe.analysis.compare_runs import Comparison, Run
+    from profpipe.analysis.compare_runs import Comparison
     from profpipe.results.manifest import Manifest
-    from profpipe.results.noise import Model
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
@@ -49,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from profpipe.analysis.compare_recordings import compare_recordings
     from profpipe.analysis.compare_runs import Comparison
-    from profpipe.results import noise
 
     if args.json and not arguments.prints_json(args):
         arguments.check_output_file("--json", Path(args.json))
@@ -60,29 +57,13 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("profpipe compare", what, "`profpipe ab` decides over several runs of A and B.")
     if len(args.runs) < 2:
         raise ConfigError("profpipe compare", "needs two runs, and 1 is given.", "Name A and B.")
-    (a, manifest_a), (b, manifest_b) = (_load(name, args.out) for name in args.runs)
-    is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
-    known = noise.read(args.out, manifest_b) if is_alike else {}
-    both = (a, manifest_a), (b, manifest_b)
-    found = compare(*both, known)
-    if not isinstance(found, Comparison):
-        return _end_recordings(args, found)
+    found = api.compare(*args.runs, out=args.out)
+    if not isinstance(found.found, Comparison):
+        return _end_recordings(args, found.found)
+    a, b = found.sides
     if args.html:
-        _write_html(args, found, compare_recordings(*both))
-    return _end(args, found, manifest_b)
-
-
-def compare(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
-    """Return the differences of the times of two runs; where they have none in common, those of their recordings."""
-    from profpipe.analysis.compare_recordings import compare_recordings
-    from profpipe.analysis.compare_runs import compare_runs
-
-    found = compare_runs(a[0], b[0], a[1], b[1], known)
-    if not (found.changes or found.lost or found.changed_params):
-        recorded = compare_recordings(a, b)
-        if not (a[1].is_run and b[1].is_run) or (recorded.changes and not found.absent):
-            return recorded
-    return found
+        _write_html(args, found.found, compare_recordings((a.tables, a.manifest), (b.tables, b.manifest)))
+    return _end(args, found.found, b.manifest)
 
 
 def _write_html(
@@ -95,24 +76,6 @@ def _write_html(
     arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
 
 
-def _load(name: str, out: Path) -> Run:
-    """Return the tables of a run or of results of `ingest`, else those of a file of a profiler."""
-    from profpipe.commands import ingest
-    from profpipe.results import folders, store
-
-    try:
-        folder = folders.find(name, out)
-    except ConfigError:
-        path = Path(name)
-        if path.is_file():
-            return ingest.read_file(path)
-        if path.is_dir():  # an export of nsys may be a folder
-            with suppress(UnreadableFile):
-                return ingest.read_file(path)
-        raise
-    return store.load(folder)
-
-
 def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int:
     """Print the comparison of recordings, or write it as JSON. Raises ConfigError for a gate."""
     from profpipe.report import comparison
@@ -120,22 +83,10 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
     if args.gate is not None:
         what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
         raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
-    check_partners(found)
     if args.html:
         _write_html(args, found, found)
     _print(args, found, lambda: comparison.recordings_document(found, args.runs))
     return errors.OK
-
-
-def check_partners(found: RecordingComparison) -> None:
-    """Raise ConfigError where no recording of A has a partner in B."""
-    if found.changes:
-        return
-    held = (f"{side} holds {', '.join(names) or 'no GPU kernels with times'}" for side, names in found.alone.items())
-    remedy = "Name two files, or give both recordings the same name."
-    if not all(found.alone.values()):
-        remedy = "Record the kernels with nsys, torch or rocprof."
-    raise ConfigError("profpipe compare", f"no recording has a partner: {'; '.join(held)}.", remedy)
 
 
 def _print(

@@ -8,7 +8,7 @@ import functools
 import importlib
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,8 +86,6 @@ def read_files(
 
     from profpipe.ingest import reader
     from profpipe.results import store
-    from profpipe.results.manifest import Manifest, RefusedFile
-    from profpipe.results.manifest_entries import file_entry
 
     _refuse_run(out)
     # Arrow's own pool keeps the memory that it frees. Memory that malloc frees is used again by numpy, which saves a
@@ -95,41 +93,27 @@ def read_files(
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     # A thread that returns from SQLite, numpy or Arrow waits so long for one that runs Python, by default 5 ms.
     sys.setswitchinterval(0.0005)
-    read: list[Tables] = []
-    refusals: list[reader.Refusal] = []
-    parts: set[Path] = set()
-    files: list[FileEntry] = []
     lines: list[str] = []
+
+    def show(result: reader.Read) -> None:
+        lines.append("\n".join(map(visible_line, _lines(result))))
+        _print_held(lines[-1], is_quiet)
+
     with ThreadPoolExecutor(1) as loader:
         # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
         reader.parsers()
         loader.submit(
             importlib.import_module, f"profpipe.{'report.first_screen' if out is None else 'commands.rendering'}"
         )
-        for result in _read(paths, step_range):
-            if isinstance(result, reader.Refusal):
-                refusals.append(result)
-                continue
-            read.append(result.tables)
-            parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
-            files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-            lines.append("\n".join(map(visible_line, _lines(result))))
-            _print_held(lines[-1], is_quiet)
-    if step_range and read:
-        _check_range(step_range, read)
-    # A file that holds nothing by itself may be part of another recording, which may come before or after it.
-    refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
-    for refusal in refusals:
-        print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
-    if not read:
-        return errors.SOME_FAILED if refusals else errors.OK
+        data, manifest = read_recordings(paths, step_range, show)
+    for refused in manifest.refused:
+        print(f"profpipe: {visible_line(f'{refused.source}: {refused.what}. {refused.remedy}')}", file=sys.stderr)
+    if not manifest.files:
+        return errors.SOME_FAILED if manifest.refused else errors.OK
     # Of what reading has freed glibc keeps a hundred megabytes, beside which the report would stand.
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     _print_held("", is_quiet)
-    data = reader.combine(read)
-    refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
-    name = real.resolve().name if real else ""
-    manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)
+    manifest = replace(manifest, name=real.resolve().name if real else "")
     if out is None or real is None:
         _print_unwritten(shown, data, manifest)
     else:
@@ -144,10 +128,10 @@ def read_files(
             written = rendering.write_report(real, data, manifest)
             for write in writes:
                 write.result()
-        if state and not refusals and not written.exit_code and not written.is_unmet:
+        if state and not manifest.refused and not written.exit_code and not written.is_unmet:
             answer.keep(real, state, "\n".join(lines), written.first_screen, rendering.as_answer(written))
         rendering.print_result(written, shown)
-    return errors.SOME_FAILED if refusals else errors.OK
+    return errors.SOME_FAILED if manifest.refused else errors.OK
 
 
 def _refuse_run(out: Path | None) -> None:
@@ -194,20 +178,39 @@ def _check_range(step_range: str, read: Sequence[Tables]) -> None:
     raise ConfigError("--step-range", what, has)
 
 
-def read_file(path: Path) -> tuple[Tables, Manifest]:
-    """Return the tables of a file of any profiler. Raises UnreadableFile where it is refused."""
+def read_recordings(
+    paths: Sequence[Path], step_range: str = "", show: Callable[[reader.Read], object] = lambda result: None
+) -> tuple[Tables, Manifest]:
+    """Return the tables of files of any profilers. ``manifest.refused`` names those that cannot be read.
+
+    ``show`` is called with each file as it is read. Raises ConfigError where no range matches ``step_range``.
+    """
     from profpipe.ingest import reader
-    from profpipe.results.manifest import Manifest
+    from profpipe.results.manifest import Manifest, RefusedFile
     from profpipe.results.manifest_entries import file_entry
 
-    read: list[Tables] = []
+    tables: list[Tables] = []
     files: list[FileEntry] = []
-    for result in _read([path]):
+    refusals: list[reader.Refusal] = []
+    parts: set[Path] = set()
+    for result in _read(paths, step_range):
         if isinstance(result, reader.Refusal):
-            raise UnreadableFile(path, result.what, result.remedy)
-        read.append(result.tables)
+            refusals.append(result)
+            continue
+        tables.append(result.tables)
         files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-    return reader.combine(read), Manifest(name=path.name, files=tuple(files), is_run=False)
+        parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
+        show(result)
+    if step_range and tables:
+        _check_range(step_range, tables)
+    # A file that holds nothing by itself may be part of another recording, which may come before or after it.
+    refused = tuple(
+        RefusedFile(refusal.source.name, refusal.what, refusal.remedy)
+        for refusal in refusals
+        if refusal.source.path not in parts
+    )
+    name = paths[0].name if len(paths) == 1 else ""
+    return reader.combine(tables), Manifest(name=name, files=tuple(files), refused=refused, is_run=False)
 
 
 def _make_folder(out: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from profpipe import errors
+from profpipe.commands import api
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ _FRAME: Final = 700
 _MOST_ROW, _MOST_TEXT, _LEAST_TEXT = 3_000, 600, 40
 #: Reports that stay in memory, and entries of folders that `open` looks at.
 _KEPT, _MOST_ENTRIES, _DEEPEST = 4, 20_000, 5
-
-#: What files of profilers are called. Whether one can be read shows when it is opened.
-_SUFFIXES: Final = (".sqlite", ".nsys-rep", ".qdrep", ".ncu-rep", ".json", ".json.gz", ".csv", ".csv.gz", ".db",
-                    ".sqlite.gz")  # fmt: skip
 
 _SECTIONS: Final = {
     "steps": ("steps", "recording", "requests", "step_costs", "step_ranks", "step_outliers", "step_times",
@@ -160,15 +157,14 @@ class Library:
     def compare(self, a: str, b: str, page: int = 1) -> dict[str, Any]:
         """Return what differs between two results: times of cases of runs, or parts and kernels of recordings."""
         from profpipe.analysis.compare_runs import Comparison
-        from profpipe.commands import compare
         from profpipe.report import answer_json, comparison
 
-        sides = [(report.data, report.manifest) for report in map(self._report, (a, b))]
-        found = compare.compare(sides[0], sides[1], {})
+        sides = [api.Run(report.summary, report.data, report.manifest) for report in map(self._report, (a, b))]
+        found = api.find_differences(sides[0], sides[1], {})
         if isinstance(found, Comparison):
             shown = comparison.run_sections(found)
         else:
-            compare.check_partners(found)
+            api.check_partners(found)
             shown = comparison.sections(found)
         return _page((row for section in shown for row in answer_json.rows(section)), page, a=a, b=b)
 
@@ -223,18 +219,17 @@ class Library:
 
     def _report(self, name: str) -> Result:
         """Return the report of a results folder or of a recording, which stays in memory while its files stay."""
-        from profpipe.commands import ingest, rendering
-        from profpipe.results import store
+        from profpipe.commands import rendering
         from profpipe.results.manifest import FILE
 
         path = self._find(name)
         stats = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in self._beside(path))
         if (key := (path, tuple(stats))) not in self._reports:
-            is_results = (path / FILE).is_file()
-            data, manifest = store.load(path) if is_results else ingest.read_file(path)
-            if not is_results:
+            run = api.read(path)
+            manifest = run.manifest
+            if not (path / FILE).is_file():
                 manifest = replace(manifest, files=tuple(replace(f, source=path.name) for f in manifest.files))
-            self._reports[key] = rendering.read_report(path, data, manifest)
+            self._reports[key] = rendering.read_report(path, run.tables, manifest)
             while len(self._reports) > _KEPT:
                 del self._reports[next(iter(self._reports))]
         # The one that was asked for last goes last.
@@ -276,7 +271,7 @@ class Library:
                 folder = Path(place)
                 seen += len(folders) + len(files)
                 is_results = FILE in files
-                names = [""] if is_results else sorted(name for name in files if name.endswith(_SUFFIXES))
+                names = [""] if is_results else sorted(name for name in files if name.endswith(api.SUFFIXES))
                 kind = "results" if is_results else "recording"
                 yield from ((str((folder / name).relative_to(root.parent)), kind) for name in names)
                 is_deep = len(folder.relative_to(root).parts) >= _DEEPEST or seen > _MOST_ENTRIES
