@@ -95,7 +95,7 @@ make_venv() {
 }
 
 install() {
-  local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet) isolation=()
+  local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet) isolation=() extra=""
   if has_module "$venv/bin/python" torch; then
     say "using the torch that is installed; nothing is installed over it"
   elif [ -n "$torch" ]; then
@@ -109,7 +109,9 @@ install() {
     isolation=(--no-build-isolation)
   fi
   say "installing profpipe and what it needs into .venv"
-  "${pip[@]}" "${isolation[@]}" --editable "$here" >&2 || fail "pip could not install profpipe; its message is above."
+  # Only where ncu is installed are its reports read.
+  if command -v ncu >/dev/null; then extra="[ncu]"; fi
+  "${pip[@]}" "${isolation[@]}" --editable "$here$extra" >&2 || fail "pip could not install profpipe; its message is above."
 }
 
 # What was installed. Without that interpreter, in a moved checkout or with other dependencies it is installed again.

@@ -1,4 +1,4 @@
-"""Finds, reads and loads workloads, parsers and templates by path; nothing else loads files by path.
+"""Finds, reads and loads workloads, parsers, templates and studies by path; nothing else loads files by path.
 
 A file in the folder beside the user's ``pipeline.yaml`` takes precedence over the built-in file of the same name, so a
 user adds or replaces a workload, parser or template by adding one file.
@@ -21,7 +21,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def builtin_folder(kind: str) -> Path:
-    """Return the built-in ``parsers``, ``workloads`` or ``templates``: in the installed package, or beside it."""
+    """Return the built-in folder ``parsers``, ``workloads``, ``templates`` or ``pipelines``.
+
+    It stands in the installed package, or in a checkout beside it.
+    """
     installed = _PACKAGE / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 
@@ -46,6 +49,13 @@ def files(kind: str, pattern: str, pipeline_dir: Path | None = None) -> Iterator
             if path.name not in seen and not path.name.startswith("_"):
                 seen.add(path.name)
                 yield path
+
+
+def pipeline_path(name: str | None) -> Path:
+    """Return the pipeline file of that path, else the built-in study of that name; the default is pipeline.yaml."""
+    path = Path(name or "pipeline.yaml")
+    study = builtin_folder("pipelines") / f"{path}.yaml"
+    return study if len(path.parts) == 1 and not path.exists() and study.is_file() else path
 
 
 def load_module(path: Path) -> ModuleType:

@@ -62,7 +62,7 @@ def call(script, *arguments, cwd=None, **variables):
 def checkout(tmp_path_factory):
     """A copy of the checkout, not yet set up."""
     copy = tmp_path_factory.mktemp("a checkout")
-    for folder in ("profpipe", "parsers", "workloads", "templates"):
+    for folder in ("profpipe", "parsers", "workloads", "templates", "pipelines"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (SCRIPT, "pyproject.toml", "README.md", "LICENSE", "pipeline.yaml"):
         shutil.copy(ROOT / name, copy)

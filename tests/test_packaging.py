@@ -17,7 +17,7 @@ import pytest
 import profpipe
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("parsers", "workloads", "templates")
+KINDS = ("parsers", "workloads", "templates", "pipelines")
 SHIPPED = ("*.py", "*.yaml", "*.j2")
 
 FOLDERS = f"""
@@ -46,7 +46,7 @@ def checkout(tmp_path_factory):
     copy = tmp_path_factory.mktemp("checkout")
     for folder in ("profpipe", *KINDS):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "pipeline.yaml"):
         shutil.copy(ROOT / name, copy)
     return copy
 
@@ -104,11 +104,19 @@ def test_a_bare_checkout_finds_its_folders(checkout, tmp_path):
 @pytest.mark.slow
 def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout, tmp_path):
     copy = shutil.copytree(checkout, tmp_path / "copy")
-    for name in ("parsers/mine.py", "parsers/mine.yaml", "workloads/mine.py", "templates/mine.j2"):
+    for name in (
+        "parsers/mine.py",
+        "parsers/mine.yaml",
+        "workloads/mine.py",
+        "templates/mine.j2",
+        "pipelines/mine.yaml",
+    ):
         (copy / name).write_text("")
     pip(sys.executable, "wheel", "--wheel-dir", tmp_path, copy, cwd=tmp_path)
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert {f"profpipe/{kind}/mine.{end}" for kind, end in zip(KINDS, ("py", "py", "j2"), strict=True)} <= set(names)
+    assert {f"profpipe/{kind}/mine.{end}" for kind, end in zip(KINDS, ("py", "py", "j2", "yaml"), strict=True)} <= set(
+        names
+    )
     assert "profpipe/parsers/mine.yaml" in names
 
 
@@ -125,4 +133,7 @@ def test_the_installed_program_says_its_version_and_lists_workloads(wheel, pytho
     assert profpipe.__version__ in call([program, "--version"], tmp_path)
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine:\n    script: attention\n")
     assert "mine" in call([program, "list"], tmp_path)
+    assert "accuracy" in call([program, "list", "studies"], tmp_path)
+    assert "attention: attention, " in call([program, "list", "attention"], tmp_path)
+    assert "bf16 under plain" in call([program, "run", "accuracy", "--dry-run"], tmp_path)
     assert call([python, "-m", "profpipe", "--help"], tmp_path) == call([program, "--help"], tmp_path)

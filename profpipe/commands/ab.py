@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profpipe import stdio
+from profpipe import plugins, stdio
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 
@@ -112,7 +112,7 @@ def _file_loader(args: argparse.Namespace) -> Callable[[Sequence[str]], RunReque
     from profpipe.config import loader
     from profpipe.runner.request import RunRequest
 
-    path = Path(args.pipeline or "pipeline.yaml")
+    path = plugins.pipeline_path(args.pipeline)
     return lambda own: RunRequest.create(
         loader.load_pipeline(path, [*args.set, *own]), path, args.out, args.workload, ["plain"]
     )

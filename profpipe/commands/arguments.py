@@ -175,7 +175,9 @@ _OF_PROGRAMS: Final = {
 def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str = "of the pipeline file") -> None:
     """Add the pipeline file or the program after ``--``, and their options."""
     parser.usage = f"{command} [OPTIONS] [PIPELINE]\n       {command} [OPTIONS] -- PROGRAM [ARGUMENTS]"
-    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
+    parser.add_argument(
+        "pipeline", nargs="?", help="pipeline file, or a study of `profpipe list studies` (default: pipeline.yaml)"
+    )
     parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **NAMES)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"override a value {set_where}")
     parser.add_argument("--name", default="", help="name of the run of a program after --, and of its folder")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import errors, masking
+from profpipe import errors, masking, plugins
 from profpipe.commands import arguments
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe run                                              # pipeline.yaml, all workloads and profilers
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
+  profpipe run accuracy                                     # a study of `profpipe list studies`
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
   profpipe run --captures 5                                 # five processes of each case: times with their spread
   profpipe run --gpus 2                                     # cases side by side, one on each of two GPUs
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
     if args.price:
         args.set += [f"report.price={args.price}"]
     if args.program is None:
-        path = Path(args.pipeline or "pipeline.yaml")
+        path = plugins.pipeline_path(args.pipeline)
         pipeline, found = loader.load_pipeline(path, args.set), None
         used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
         variables = [f"{name}={os.environ[name]}" for name in used]

@@ -6,6 +6,7 @@ other profilers only with ``--clock-control none``.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ def find(ask: Ask) -> Tool | Missing:
     path = shutil.which("ncu")
     if path is None:
         return Missing(NAME, "ncu is not on PATH", "Install Nsight Compute (developer.nvidia.com/nsight-compute).")
+    if importlib.util.find_spec("ncu_report") is None:
+        what = "the Python package ncu-report, which reads its reports, is not installed"
+        return Missing(NAME, what, "Install it: pip install 'profpipe[ncu]'.")
     answer = ask([path, "--version"]) or ""
     if match := _VERSION.search(answer):
         return Tool(NAME, match[1], path)
