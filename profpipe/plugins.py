@@ -1,12 +1,14 @@
 """Finds, reads and loads workloads, parsers, templates and studies by path; nothing else loads files by path.
 
 A file in the folder beside the user's ``pipeline.yaml`` takes precedence over the built-in file of the same name, so a
-user adds or replaces a workload, parser or template by adding one file.
+user adds or replaces a workload, parser or template by adding one file. Installed packages add theirs by entry points
+of the groups ``profpipe.parsers`` and ``profpipe.workloads``, each of which names a module.
 """
 
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import importlib.util
 import symtable
@@ -16,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from profpipe.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -35,20 +39,42 @@ def folders(kind: str, pipeline_dir: Path | None = None) -> list[Path]:
     return [folder for folder in dict.fromkeys([*users, builtin_folder(kind)]) if folder.is_dir()]
 
 
+@functools.cache
+def installed(kind: str) -> Mapping[str, Path]:
+    """Return the modules of entry points by the name of a file, ``NAME.py``. None of them is imported.
+
+    An entry point whose module is not there raises ConfigError, which names the package.
+    """
+    from importlib import metadata
+
+    modules = {}
+    for entry in metadata.entry_points(group=f"profpipe.{kind}"):
+        try:
+            spec = importlib.util.find_spec(entry.module)
+        except ImportError:
+            spec = None
+        if spec is None or spec.origin is None:
+            package = entry.dist.name if entry.dist else "a package"
+            what = f"names the module {entry.module!r} for profpipe.{kind}, and there is none."
+            raise ConfigError(package, what, f"Install {package} again, or uninstall it.")
+        modules[f"{entry.name}.py"] = Path(spec.origin)
+    return modules
+
+
 def find(kind: str, filename: str, pipeline_dir: Path | None = None) -> Path | None:
-    """Return the first file of that name, the user's before the built-in one."""
+    """Return the first file of that name: the user's, the built-in one, or that of an installed package."""
     paths = (folder / filename for folder in folders(kind, pipeline_dir))
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if path.is_file()), None) or installed(kind).get(filename)
 
 
 def files(kind: str, pattern: str, pipeline_dir: Path | None = None) -> Iterator[Path]:
-    """Yield all files of ``kind`` that match, one for each name, the user's before the built-in one."""
-    seen: set[str] = set()
-    for folder in folders(kind, pipeline_dir):
-        for path in sorted(folder.glob(pattern)):
-            if path.name not in seen and not path.name.startswith("_"):
-                seen.add(path.name)
-                yield path
+    """Yield all files of ``kind`` that match, one for each name: the user's, built-in ones, those of packages."""
+    named = [(path.name, path) for folder in folders(kind, pipeline_dir) for path in sorted(folder.glob(pattern))]
+    named += ((name, path) for name, path in installed(kind).items() if fnmatch.fnmatch(name, pattern))
+    first: dict[str, Path] = {}
+    for name, path in named:
+        first.setdefault(name, path)
+    yield from (path for name, path in first.items() if not name.startswith("_"))
 
 
 def pipeline_path(name: str | None) -> Path:

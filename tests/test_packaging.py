@@ -137,3 +137,55 @@ def test_the_installed_program_says_its_version_and_lists_workloads(wheel, pytho
     assert "attention: attention, " in call([program, "list", "attention"], tmp_path)
     assert "bf16 under plain" in call([program, "run", "accuracy", "--dry-run"], tmp_path)
     assert call([python, "-m", "profpipe", "--help"], tmp_path) == call([program, "--help"], tmp_path)
+
+
+PARSER = """
+import json
+from profpipe.ingest import kernel_classes
+from profpipe.results import schema
+
+FORMATS = ("lines of acme",)
+
+def sniff(path):
+    return path.read_bytes().startswith(b"acme")
+
+def parse(path):
+    names = path.read_text().split()[1:]
+    rows = [{"kind": "cpu_op", "kernel": name, "calls": 1, "total_ns": 1e6} for name in names]
+    origin = schema.Origin(FORMATS[0], tool="acme", total_ns=0.0, attributed_ns=0.0, unattributed_ns=0.0)
+    return schema.Tables(kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows)), origin=origin)
+"""
+
+PACKAGE = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "acme"
+version = "1"
+[project.entry-points."profpipe.parsers"]
+acme = "acme.lines"
+[project.entry-points."profpipe.workloads"]
+idle = "acme.idle"
+[tool.setuptools]
+packages = ["acme"]
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_package_adds_a_parser_and_a_workload_by_entry_points(wheel, python, tmp_path):
+    acme = tmp_path / "package" / "acme"
+    acme.mkdir(parents=True)
+    (acme / "__init__.py").touch()
+    (acme / "lines.py").write_text(PARSER)
+    (acme / "idle.py").write_text("import time\n\ndef build(params):\n    return lambda: time.sleep(0.001)\n")
+    (acme.parent / "pyproject.toml").write_text(PACKAGE)
+    pip(python, "install", wheel, acme.parent, cwd=tmp_path)
+    (tmp_path / "x.txt").write_text("acme first second")
+    program = python.with_name("profpipe")
+    assert "x.txt: lines (acme)" in call([program, "ingest", "x.txt"], tmp_path)
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine: {script: idle, profilers: [plain]}\n")
+    assert " us per call." in call([program, "run", "--set", "timing.budget_s=0.1"], tmp_path)
+    shutil.rmtree(next((tmp_path / "venv").rglob("site-packages/acme")))
+    with pytest.raises(AssertionError, match=r"acme: names the module 'acme\.lines' for profpipe\.parsers"):
+        call([program, "ingest", "x.txt"], tmp_path)
