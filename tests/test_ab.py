@@ -709,6 +709,15 @@ def test_a_checkout_has_the_submodules_at_their_commits_and_the_pointers_of_lfs(
         assert state_of(folder) == before
 
 
+def test_a_link_that_gitmodules_names_is_no_submodule(project, tmp_path):
+    git(tmp_path, "clone", "--quiet", str(project), "other")
+    (project / "link").symlink_to(tmp_path / "other")
+    (project / ".gitmodules").write_text('[submodule "link"]\n\tpath = link\n\turl = ./link\n')
+    before, found = state_of(tmp_path / "other"), commit(project, "a link")
+    checkout.create(project, found, tmp_path / "copy")
+    assert (tmp_path / "copy" / "link").is_symlink() and state_of(tmp_path / "other") == before
+
+
 @pytest.mark.parametrize("key", ["filter.lfs.smudge", "filter.lfs.process", "core.fsmonitor", "core.hooksPath"])
 def test_git_starts_no_program_in_a_checkout(crowded, tmp_path, monkeypatch, key):
     """Not even one that the user configured: git-lfs would fetch, and a relative path is a file of the commit."""

@@ -116,14 +116,14 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
 
 
 def _submodules(target: Path) -> Iterator[tuple[str, str]]:
-    """Yield path and commit of each submodule of a checkout."""
-    if not (target / ".gitmodules").is_file():
-        return
-    listed = _git(target, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$") or ""
-    for path in (line.partition(" ")[2] for line in listed.splitlines()):
-        commit = (_git(target, "rev-parse", "--verify", f"HEAD:{path}") or "").strip()
-        if path and _HASH.fullmatch(commit):
-            yield path, commit
+    """Yield path and commit of each submodule of a checkout: the entries of its index with mode 160000.
+
+    What ``.gitmodules`` names may be a link, and the index holds nothing below a link.
+    """
+    for entry in (_git(target, "ls-files", "--stage", "-z") or "").split("\0"):
+        about, _, path = entry.partition("\t")
+        if about.startswith("160000 "):
+            yield path, about.split()[1]
 
 
 def _path_in_git(repository: Path, name: str) -> Path:
