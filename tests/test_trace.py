@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,15 @@ OF_HOST = ("range", "launch", "wait", "call")
 
 @pytest.fixture
 def ingested(tmp_path: Path) -> Callable[[Path], Path]:
-    """The folder of the tables of a recording; a zipped one is unzipped first."""
+    """The folder of the tables of a recording, which lies in it; a zipped one is unzipped first."""
 
     def ingest(path: Path) -> Path:
-        if path.suffixes[-2:] == [".sqlite", ".gz"]:
-            (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-            path = tmp_path / path.stem
-        assert main(["ingest", str(path), "--out", str(tmp_path / "tables")]) == 0
-        return tmp_path / "tables"
+        is_zipped, tables = path.suffixes[-2:] == [".sqlite", ".gz"], tmp_path / "tables"
+        tables.mkdir(exist_ok=True)
+        copy = tables / (path.stem if is_zipped else path.name)
+        copy.write_bytes(gzip.decompress(path.read_bytes()) if is_zipped else path.read_bytes())
+        assert main(["ingest", str(copy), "--out", str(tables)]) == 0
+        return tables
 
     return ingest
 
@@ -265,10 +267,28 @@ def test_errors_say_what_is_missing(
     assert "has no case 'impl=x'" in error("--case", "impl=x")
     assert "has no recording of torch. It has: nsys." in error("--profiler", "torch")
     assert "is a folder. Name a file" in error("--out", str(tmp_path))
-    next(tmp_path.glob("*.sqlite")).unlink()
+    next(folder.glob("*.sqlite")).unlink()
     assert "is gone, and the tables do not hold single calls. Copy the recording there" in error()
     shutil.rmtree(folder)
     assert "is not the folder of a run" in error()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_recording_outside_of_the_folder_is_read_only_if_the_user_names_it(
+    ingested: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], is_link: bool
+) -> None:
+    folder, mine = ingested(RECORDINGS["torch"]), tmp_path / "mine.json.gz"
+    inside = folder / RECORDINGS["torch"].name
+    inside.rename(mine)
+    inside.symlink_to(mine)
+    source = inside if is_link else folder / ".." / "mine.json.gz"
+    data, manifest = store.load(folder)
+    files = tuple(replace(file, source=str(source)) for file in manifest.files)
+    store.save(folder, data.with_columns(source=str(source)), replace(manifest, files=files))
+    assert main(["trace", str(folder), "--out", str(tmp_path / "t.json")]) == 2
+    assert f"is outside of {folder}. " in (error := capsys.readouterr().err) and f"{folder} {source}" in error
+    assert not (tmp_path / "t.json").exists()
+    assert main(["trace", str(folder), str(source), "--out", str(tmp_path / "t.json")]) == 0
 
 
 def test_a_run_without_a_recording_of_single_launches_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import importlib.util
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   profpipe trace out/latest                              # everything that was recorded
   profpipe trace out/latest --case compile=true --step steady
-  profpipe trace tables --out step.json.gz               # JSON in place of Perfetto's format"""
+  profpipe trace tables capture.sqlite --out t.json.gz   # of `ingest`; JSON in place of Perfetto's format"""
 
 _JSON = (".json", ".json.gz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run's folder, or its name below the results folder; or a folder of `ingest`")
+    text = "recordings that `ingest` has read outside of its folder"
+    parser.add_argument("recordings", nargs="*", type=Path, metavar="FILE", help=text)
     parser.add_argument("--case", metavar="CASE", help="one case (default: all)")
     parser.add_argument("--profiler", choices=arguments.TRACED, help="whose recording (default: nsys, else torch)")
     parser.add_argument(
@@ -169,7 +172,7 @@ def _processes(
     known = reader.parsers()
     together: dict[Any, list[Process]] = {}
     for file in files:
-        with _opened(folder, file, is_run=manifest.is_run) as path:
+        with _opened(folder, file.source, args) as path:
             declared = manifest.workload(file.workload)
             step_range = (declared.steps.range or (None if declared.capture else "")) if declared else ""
             recording = reader.recording(reader.choose(path, known), path)
@@ -193,21 +196,26 @@ def _processes(
 
 
 @contextmanager
-def _opened(folder: Path, file: _File, *, is_run: bool) -> Iterator[Path]:
+def _opened(folder: Path, source: str, args: argparse.Namespace) -> Iterator[Path]:
     """Give the file of a recording; a report of nsys is exported first. Raises ConfigError where it is gone.
 
-    The files of a run lie in its folder. It may come from somebody else, so no file elsewhere is read.
+    The folder may come from somebody else, so a file elsewhere is read only if the user names it.
     """
     from profpipe.commands.ingest import exported
 
-    places = [path for path in (folder / file.source, Path(file.source)) if path.exists()]
-    path = next((path for path in places if not is_run or path.resolve().is_relative_to(folder)), None)
+    tail = Path(source).parts
+    named = [path for path in args.recordings if path.absolute().parts[-len(tail) :] == tail]
+    path = next((path for path in (*named, folder / source, Path(source)) if path.exists()), None)
     if path is None:
         raise ConfigError(
-            str(folder / file.source),
+            str(folder / source),
             "is gone, and the tables do not hold single calls.",
             "Copy the recording there, or record again. Without it report.html shows what timeline.parquet holds.",
         )
+    if not named and not path.resolve().is_relative_to(folder.resolve()):
+        command = shlex.join(["profpipe", "trace", args.run, str(path)])
+        what = f"is outside of {folder}. A folder from somebody else could name any file."
+        raise ConfigError(str(path), what, f"If the recording is yours, name it: {command}")
     with tempfile.TemporaryDirectory(prefix="profpipe-") as temporary:
         yield exported(path, Path(temporary))
 
