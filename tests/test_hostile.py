@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+
+from profpipe import cli
+from profpipe.results import store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -44,3 +49,21 @@ def test_a_sample_of_the_corpus_is_read_or_refused(tmp_path: Path) -> None:
 def test_the_whole_corpus_is_read_or_refused(tmp_path: Path) -> None:
     found, files = failures(tmp_path)
     assert found == [] and files >= 1_500
+
+
+@pytest.mark.parametrize("field", ["device", "stream", "correlation"])
+@pytest.mark.parametrize("number", [-3, 2**63 - 1, 1e30])
+def test_a_number_that_no_device_has_is_unknown(tmp_path: Path, field: str, number: float) -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 100.0 * i, "dur": 5.0, "pid": 0, "tid": 7,
+         "args": {"device": 0, "stream": 7, "correlation": i + 1, **({field: number} if i == 5 else {})}}
+        for i in range(6)
+    ]  # fmt: skip
+    trace = tmp_path / "t.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert cli.main(["ingest", str(trace), "--out", str(tmp_path / "out")]) == 0
+    kernels = store.load(tmp_path / "out")[0].kernels
+    assert kernels["calls"].sum() == 6
+    assert field == "correlation" or sorted(kernels[field].dropna()) == [7 if field == "stream" else 0]

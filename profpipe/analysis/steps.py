@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 #: The class of the kernels that are the part ``communication``.
 _COMMUNICATION: Final = "communication"
 
-_OUTLIER: Final = re.compile(rf"{RANK_PREFIX}(\d+)(?: {DEVICE_PREFIX}(\d+))? step (\d+)")
+_PLACE: Final = re.compile(rf"{RANK_PREFIX}(\d{{1,19}})(?: {DEVICE_PREFIX}(\d{{1,19}}))?")
+_OUTLIER: Final = re.compile(rf"{_PLACE.pattern} step (\d{{1,19}})")
 
 #: A rank and a device of it, which is -1 where the rank has one.
 PLACE: Final = ["rank", "place"]
@@ -469,9 +470,8 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[Place, StepParts]
     for subject in numbers.get(metrics[0], {}):
         found = (numbers.get(metric, {}).get(subject) for metric in metrics)
         parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
-        # ``rank 1``, or ``rank 0 device 1``.
-        rank, _, device = subject.removeprefix(RANK_PREFIX).partition(f" {DEVICE_PREFIX}")
-        yield (int(rank), int(device or ONE_DEVICE)), StepParts(parts)
+        if place := _PLACE.fullmatch(subject):
+            yield (int(place[1]), int(place[2] or ONE_DEVICE)), StepParts(parts)
 
 
 def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:

@@ -66,8 +66,12 @@ class Recording:
 
 
 def corrected(found: Recording) -> Recording:
-    """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound."""
+    """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound.
+
+    Any negative number of a device or stream is the unknown one.
+    """
     work, origin = found.operations, found.origin
+    work = replace(work, device=np.maximum(work.device, -1), stream=np.maximum(work.stream, -1))
     rows = np.flatnonzero(work.kind == _KERNEL)
     place = [values[rows] for values in (found.launches.process, work.device, work.stream)]
     end = work.end[rows]

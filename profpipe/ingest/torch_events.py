@@ -243,13 +243,14 @@ class Trace:
 
 
 def number(value: Any) -> float:
-    """Return ``value`` as a number, NaN where it is none. torch 1.8 quotes its ids."""
-    if type(value) is int:
+    """Return ``value`` as a number, NaN where it is none below ``_LARGEST_ID``. torch 1.8 quotes its ids."""
+    if type(value) is int and -_LARGEST_ID < value < _LARGEST_ID:
         return value
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        read = float(value)
+    except (TypeError, ValueError, OverflowError):
         return MISSING
+    return read if abs(read) < _LARGEST_ID else MISSING
 
 
 def _pid(value: Any) -> Any:
@@ -266,7 +267,7 @@ def _natural(name: str) -> list[Any]:
 def _id(value: Any) -> int:
     """Return the number of a process or a thread, -1 where ``value`` is no whole number of 64 bits."""
     found = number(value)
-    return int(found) if abs(found) < _LARGEST_ID and found == int(found) else -1
+    return int(found) if found % 1 == 0 else -1
 
 
 def read(path: Path) -> Trace:

@@ -189,7 +189,7 @@ def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str
 
 def _subjects(places: pd.DataFrame, of: Sequence[str] = ()) -> pd.Series[Any]:
     """Return ``rank 1`` for each place, ``rank 1 device 0`` where the rank ``of`` a case has several devices."""
-    several = places.duplicated([*of, "rank"], keep=False)
+    several = places.duplicated([*of, "rank"], keep=False) & places["device"].notna()
     names = schema.RANK_PREFIX + places["rank"].astype(str)
     return names.mask(several, names + f" {schema.DEVICE_PREFIX}" + places["device"].astype(str))
 
