@@ -104,7 +104,7 @@ def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
     """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
-    known = rank if type(rank) is int and rank >= 0 else pd.NA
+    known = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
     merged = {int(trace.pids(code)): rank for code, rank in trace.process_ranks.items()}
     changed = {}
     for name in ("steps", "timeline"):
@@ -337,7 +337,7 @@ def _lost_kernels(trace: Trace, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
 def _origin(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame, on_gpu: bool) -> schema.Origin:
     # The GPUs that ran something; on ROCm, whose numbers are no indices, all GPUs.
     listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
-    used = set(work["device"].dropna())
+    used = work["device"].dropna().unique().tolist()
     listed = [device for device in listed if device.get("id") in used] or listed
     names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
     is_rocm = any(key.startswith(("hip_", "roctracer")) for key in trace.top)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pair_study import run_of, tables_of
 from report_study import check_golden
 
 from profpipe import cli
@@ -231,6 +232,17 @@ def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
         assert found.changes == () and len(found.absent) == 4 and found.judge_gate(100) is Gate.UNDECIDED
 
 
+@pytest.mark.parametrize("time", [0.0, -1.0, float("nan"), float("inf"), 1e-300])
+def test_a_time_that_cannot_be_leaves_the_gate_undecided_on_either_side(time):
+    damaged = run_with(same=(time, None, None), slow=(100.0, 99.0, 101.0))
+    for a, b in ((BEFORE, damaged), (damaged, AFTER)):
+        assert "w/same" in compared(a, b).absent and compared(a, b).judge_gate(100) is Gate.UNDECIDED
+    pair = tables_of({"x": [0.5] * 8})
+    pair.metrics.loc[3, "value"] = time
+    found = pairs.analyze(pair, run_of(gate=5.0))
+    assert found.gate is Gate.UNDECIDED and "0, negative or no number" in found.cases[0].failure.reason
+
+
 def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_device_of_it():
     gpu, cpu = (
         replace(ENDED, jobs=(JobEntry("w", "plain", ("slow",), devices=(DeviceEntry(device),)),))
@@ -302,7 +314,7 @@ def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest
     assert [cases[name]["gate"] for name in ("slow", "same", "gone")] == ["undecided", "passed", "undecided"]
     assert [cases[name].get("is_beyond_noise") for name in ("slow", "same", "gone")] == [None, False, None]
     assert document["warnings"] == [
-        {"kind": "not_compared", "text": "w/gone: has a time in A and none of the same kind in B"}
+        {"kind": "not_compared", "text": "w/gone: has no times above 0 of the same kind in A and B"}
     ]
 
 

@@ -95,6 +95,16 @@ def test_the_spread_is_kept_by_pipeline_gpu_and_driver(tmp_path):
     assert noise.read(tmp_path, on_gpu("590.2")) == noise.read(tmp_path, on_gpu(name="other")) == {}
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("spread", -2.0), ("spread", math.inf), ("spread", None), ("degrees", "x"), ("source", "x")]
+)
+def test_a_spread_that_no_sample_has_is_left_out(tmp_path, column, value):
+    noise.store(tmp_path, on_gpu(), [Sample(Source.PAIRS, "one", "w", "c", 8, 3.0, 0.01)], "one")
+    with database.connect(tmp_path) as db, db.conn:
+        db.execute(f"update noise set {column} = ?", [value])
+    assert noise.read(tmp_path, on_gpu()) == {}
+
+
 def tables(run, times):
     key = {"run": run, "workload": "w", "case": "c", "profiler": "plain"}
     numbers = [{**key, "metric": "time", "subject": subject, "value": value} for subject, value in times.items()]

@@ -27,6 +27,9 @@ from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
 from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, TIMES, Tables
 
+#: The least and the largest time. A table may be damaged, and hold 0, a negative number, infinity or NaN.
+POSSIBLE_NS: Final = (1e-9, 1e30)
+
 #: (workload, case id).
 Key = tuple[str, str]
 Run = tuple[Tables, Manifest]
@@ -89,7 +92,7 @@ class GateCause(Enum):
     CHANGED_PARAMS = "changed_params"
     #: Cases may be slower, and whether that is chance or drift is not known.
     UNDECIDED = "undecided"
-    #: Cases of A that have no time in B to compare with.
+    #: Cases of A whose times cannot be compared with those of B.
     ABSENT = "absent"
     NOTHING_TO_JUDGE = "nothing_to_judge"
 
@@ -104,7 +107,7 @@ class Comparison:
     """The run B compared with A. Cases are given by name."""
 
     changes: tuple[Change, ...]
-    #: Cases with a time in A that failed in B, and those without a time of the same kind in B for another reason.
+    #: Cases with a time in A that failed in B, and those without times of the same kind above 0 for another reason.
     lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     #: Cases with other parameters in B: for each parameter that differs the values of A and B, None without one. These
@@ -149,7 +152,7 @@ def compare_runs(
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
     A case is lost if it failed in B, and absent if B lacks its time, or has that of the process alone where A has that
-    of the steps. It is not compared if its parameters differ. One without stored parameters, such as one of a file that
+    of the steps, or a time is impossible. It is not compared if its parameters differ. One without stored parameters, such as one of a file that
     was ingested, counts as one with the same parameters. ``noise`` has by workload and case how far processes of the
     same code lie apart on this machine.
     """
@@ -163,7 +166,7 @@ def compare_runs(
         name, after = f"{key[0]}/{readable(key[1])}", times_b.get(key)
         if key in failed:
             lost[name] = failed[key]
-        elif after is None or after.metric != before.metric:
+        elif after is None or after.metric != before.metric or not (before.is_possible and after.is_possible):
             absent.append(name)
         elif before.params and after.params and before.params != after.params:
             changed[name] = _differences(before.params, after.params)
@@ -227,6 +230,10 @@ class TimedCase:
     #: Name of the time in the table `metrics`.
     metric: str
 
+    @property
+    def is_possible(self) -> bool:
+        return POSSIBLE_NS[0] <= self.time.ns <= POSSIBLE_NS[1]
+
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return the row of `metrics` with the time of each case without a profiler.
@@ -246,7 +253,8 @@ def plain_processes(data: Tables) -> dict[Key, list[float]]:
     """
     metrics, failed = data.metrics, failed_cases(data)
     of_plain = (metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)
-    single = metrics[of_plain & metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d+") & (metrics["value"] > 0)]
+    is_single = metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d{{1,19}}")
+    single = metrics[of_plain & is_single & metrics["value"].between(*POSSIBLE_NS)]
     found: dict[Key, dict[str, dict[int, float]]] = {}
     for workload, case, metric, subject, value in rows(single, "workload", "case", "metric", "subject", "value"):
         if (workload, case) not in failed:
@@ -268,7 +276,7 @@ def timed_cases(data: Tables) -> dict[Key, TimedCase]:
     return {
         key: TimedCase(Measure(median, None, low, high), params.get(key, {}), key in inaccurate, metric)
         for key, metric, (median, low, high) in zip(_keys(times), times["metric"], numbers, strict=True)
-        if key not in failed and not math.isnan(median)
+        if key not in failed
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from profpipe.analysis import pairs, verdict
-from profpipe.analysis.compare_runs import plain_processes
+from profpipe.analysis.compare_runs import POSSIBLE_NS, plain_processes
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import LEAST_FLOOR
@@ -89,7 +89,7 @@ def analyze(runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) ->
 def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> PipelineHistory:
     own = tuple(_run(row) for row in runs if row["name"] == name)
     ids = {row["run"] for row in own}
-    timed = (row for row in times if row["run"] in ids and row["value"] and row["value"] > 0)
+    timed = (row for row in times if row["run"] in ids and POSSIBLE_NS[0] <= (row["value"] or 0) <= POSSIBLE_NS[1])
     groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
     known: dict[tuple[str, str], Model] = {}
     courses = []

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.analysis import cluster, kernel_differences, verdict
-from profpipe.analysis.compare_runs import Failure
+from profpipe.analysis.compare_runs import POSSIBLE_NS, Failure
 from profpipe.analysis.findings import NotRun
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import Captures, KernelComparison, KernelDifference
@@ -335,7 +335,7 @@ def _values(data: Tables, metrics: Sequence[str]) -> dict[tuple[str, str], tuple
     """
     is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
-    for key, metric, pair, side, value in _of_pairs(data.metrics[is_wanted & (data.metrics["value"] > 0)]):
+    for key, metric, pair, side, value in _of_pairs(data.metrics[is_wanted & data.metrics["value"].between(*POSSIBLE_NS)]):
         found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
     best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in found.items()}
     return {key: (name, found[key][name]) for key, name in best.items()}
@@ -352,7 +352,10 @@ def _median(values: Sequence[float]) -> float:
 def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
     failed = data.cases[(data.cases["status"] != Status.OK.value) & (data.cases["profiler"] == "plain")]
     sides = _marked_sides(data, schema.PAIR_FAILED)
-    return {
+    is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
+    wrong = data.metrics[is_time & ~data.metrics["value"].between(*POSSIBLE_NS).fillna(False)]
+    damaged = Failure(Status.FAILED.value, "a recorded time is 0, negative or no number", is_of_b_alone=False)
+    return {key: damaged for key, *_ in _of_pairs(wrong)} | {
         (workload, case): Failure(status, reason, sides.get((workload, case)) == {"B"})
         for workload, case, status, reason in rows(failed, "workload", "case", "status", "reason")
     }

@@ -88,7 +88,7 @@ def run_headline(found: Comparison) -> str:
 def missing(found: Comparison) -> Iterator[str]:
     """Yield the cases that have a time in A alone."""
     yield from (f"{name}: has a time in A and failed in B" for name in found.lost)
-    yield from (f"{name}: has a time in A and none of the same kind in B" for name in found.absent)
+    yield from (f"{name}: has no times above 0 of the same kind in A and B" for name in found.absent)
 
 
 def differences(found: Comparison) -> Iterator[str]:
@@ -126,7 +126,7 @@ _CAUSES: Final[Mapping[GateCause, str]] = {
     GateCause.CHANGED_PARAMS: "{cases} {has/have} other parameters in B, so nothing is known: {names}",
     GateCause.UNDECIDED: "the gate is undecided: {cases} {is/are} more than {percent:g} % slower, and how far runs of"
     " the same code differ here is not known: {names}. `profpipe ab` decides",
-    GateCause.ABSENT: "the gate is undecided: {cases} of A {has/have} no time of the same kind in B: {names}",
+    GateCause.ABSENT: "the gate is undecided: {cases} {has/have} no times above 0 of the same kind in A and B: {names}",
     GateCause.NOTHING_TO_JUDGE: "there is nothing to judge. Name runs of the same cases, all under plain",
 }
 

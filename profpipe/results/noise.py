@@ -82,9 +82,11 @@ class Noise:
 #: What is known of each case, by (workload, case).
 Model = Mapping[tuple[str, str], Noise]
 
+#: Rows whose numbers no sample has are left out: a damaged one would forgive any difference.
 _READ = """
 select source, workload, "case", n, degrees, spread from noise
-where name = ? and device = ? and driver = ? and degrees > 0
+where name = ? and device = ? and driver = ? and degrees between 1e-9 and 1e9 and spread between 0 and 1e9
+  and n between 0 and 1e9 and source in ('pairs', 'captures', 'runs')
 order by workload, "case", source
 """
 
@@ -93,7 +95,7 @@ _REPEATED = """
 select c.fingerprint, c.workload, c."case", c.run, c.first_ns as value from cases mine
 join cases c on c.fingerprint = mine.fingerprint and c.workload = mine.workload and c."case" = mine."case"
 join runs r on r.run = c.run
-where mine.run = ? and c.first_ns > 0
+where mine.run = ? and c.first_ns between 1e-9 and 1e30
 order by c.workload, c."case", r.started, c.run
 """
 
