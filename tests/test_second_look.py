@@ -69,6 +69,11 @@ def _rewrite(recording):
     os.utime(recording, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def _edit(**changed):
+    kept = json.loads(Path("seen", answer.FILE).read_bytes())
+    Path("seen", answer.FILE).write_text(json.dumps({**kept, **changed}))
+
+
 CHANGES = {
     "written anew": _rewrite,
     "another time": lambda recording: os.utime(recording),
@@ -79,6 +84,9 @@ CHANGES = {
     "a page was edited": lambda recording: Path("seen/SUMMARY.md").write_text("mine"),
     "a file in its folder": lambda recording: Path("seen/new").mkdir() or Path("seen/new/file").touch(),
     "the answer is damaged": lambda recording: Path("seen/.answer.json").write_text('{"folder": []'),
+    "a part of the screen is another": lambda recording: _edit(first_screen=[["x"], {"a": 1}, 5]),
+    "a text is a number": lambda recording: _edit(printed=5),
+    "the short document is a list": lambda recording: _edit(document=[1]),
     "the answer has other keys": lambda recording: Path("seen/.answer.json").write_text('{"printed": 1}'),
 }
 
@@ -133,8 +141,7 @@ def test_the_answer_holds_no_path(recording):
 
 def test_an_answer_that_somebody_wrote_gives_no_command_to_the_terminal(recording, reads, capsys):
     kept = json.loads(Path("seen", answer.FILE).read_bytes())
-    changed = {**kept, "printed": "\x1b]0;title\x07", "first_screen": [["text", "\x1b[2J\u202e"]]}
-    Path("seen", answer.FILE).write_text(json.dumps(changed))
+    answer.keep(Path("seen"), kept["files"], "\x1b]0;title\x07", [["text", "\x1b[2J\u202e"]], kept["document"])
     capsys.readouterr()
     assert _ingest() == errors.OK and cli.main(["report", "seen"]) == errors.OK and reads == []
     printed = capsys.readouterr().out

@@ -335,7 +335,9 @@ def _values(data: Tables, metrics: Sequence[str]) -> dict[tuple[str, str], tuple
     """
     is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
-    for key, metric, pair, side, value in _of_pairs(data.metrics[is_wanted & data.metrics["value"].between(*POSSIBLE_NS)]):
+    for key, metric, pair, side, value in _of_pairs(
+        data.metrics[is_wanted & data.metrics["value"].between(*POSSIBLE_NS)]
+    ):
         found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
     best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in found.items()}
     return {key: (name, found[key][name]) for key, name in best.items()}

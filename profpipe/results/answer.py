@@ -32,7 +32,8 @@ _TICK_NS: Final = 100_000_000
 class Answer:
     """What ``ingest`` printed of the files, and its first screen. The rest is the state that they hold for.
 
-    ``files`` stands for the files, options and code, and ``folder`` for what was written, with the code.
+    ``files`` stands for the files, options and code, and ``folder`` for what was written, with the code and the rest of
+    the answer: an edited one does not hold.
     """
 
     printed: str
@@ -67,8 +68,8 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
 
 def keep(folder: Path, files: str, printed: str, first_screen: list[list[Any]], document: dict[str, Any]) -> None:
     """Keep the answer in ``folder``, whose files are all written. ``files`` is their state before they were read."""
-    answer = Answer(_masked(printed), _masked(first_screen), document, files, _state_of_folder(folder))
-    atomic.write_text(folder / FILE, json.dumps(vars(answer)))
+    answer = Answer(_masked(printed), _masked(first_screen), document, files, "")
+    atomic.write_text(folder / FILE, json.dumps({**vars(answer), "folder": _state_of_folder(folder, answer)}))
 
 
 def find(folder: Path, files: str | None = None) -> Answer | None:
@@ -77,12 +78,11 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
         if (folder / FILE).lstat().st_size > _LONGEST:
             return None
         found = Answer(**json.loads(atomic.read_regular(folder / FILE)))
+        holds = found.folder == _state_of_folder(folder, found) and (files is None or found.files == files != "")
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    is_of_files = files is None or found.files == files != ""
-    is_known = is_of_files and isinstance(found.document, dict) and found.folder == _state_of_folder(folder)
     # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them out.
-    return replace(found, printed=visible(found.printed)) if is_known else None
+    return replace(found, printed=visible(found.printed)) if holds else None
 
 
 def _masked(node: Any) -> Any:
@@ -91,8 +91,9 @@ def _masked(node: Any) -> Any:
     return masking.mask_printed(node) if isinstance(node, str) else node
 
 
-def _state_of_folder(folder: Path) -> str:
-    return _digest(_code(), [_stats(place) for place in (folder, *sorted(folder.iterdir())) if place.is_dir()])
+def _state_of_folder(folder: Path, answer: Answer) -> str:
+    stats = [_stats(place) for place in (folder, *sorted(folder.iterdir())) if place.is_dir()]
+    return _digest(_code(), stats, vars(replace(answer, folder="")))
 
 
 def _stats(folder: Path) -> list[tuple[Any, ...]]:
