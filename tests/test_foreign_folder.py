@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from report_study import ATTENTION, case_row, kernel_row, metric_row, recorded, tables
@@ -207,3 +208,25 @@ def test_a_table_in_parquet_with_damaged_metadata_of_pandas_is_refused(run, caps
     parquet.write_table(table.replace_schema_metadata({"pandas": damaged}), file)
     assert cli.main(["report", str(run)]) == 2
     assert f"{file}: is not the table that profpipe wrote: " in capsys.readouterr().err
+
+
+def test_a_table_of_few_bytes_with_a_long_text_in_many_rows_is_refused(run, capsys):
+    file, rows = run / "kernels.parquet", 100_000
+    table = parquet.read_table(file).slice(0, 1).take([0] * rows)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["z" * 1_000_000]))
+    # `device` should hold numbers.
+    for name in ("phase", "device"):
+        parquet.write_table(table.set_column(table.column_names.index(name), name, texts), file)
+        assert file.stat().st_size < 1_000_000
+        assert report(run) == 2
+        assert f"{file}: is more than profpipe reads: to read it takes more than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cell", [["a"], {"a": "b"}, [[1]]])
+def test_a_column_of_lists_is_refused(run, capsys, cell):
+    file = run / "kernels.parquet"
+    table = parquet.read_table(file)
+    cells = pa.array([cell] * len(table))
+    parquet.write_table(table.set_column(table.column_names.index("phase"), "phase", cells), file)
+    assert report(run) == 2
+    assert "column phase" in (error := capsys.readouterr().err) and "holds neither texts nor numbers" in error

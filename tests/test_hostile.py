@@ -67,3 +67,12 @@ def test_a_number_that_no_device_has_is_unknown(tmp_path: Path, field: str, numb
     kernels = store.load(tmp_path / "out")[0].kernels
     assert kernels["calls"].sum() == 6
     assert field == "correlation" or sorted(kernels[field].dropna()) == [7 if field == "stream" else 0]
+
+
+def test_a_file_without_a_size_is_never_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as /proc/kmsg, which root may read."""
+    (tmp_path / "capture.json").symlink_to("/proc/self/status")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert cli.main(["ingest", *map(str, tmp_path.iterdir())]) == 1
+    refused = capsys.readouterr().err
+    assert "capture.json: is empty. " in refused and "pipe.json: is neither a file nor a folder. " in refused

@@ -152,9 +152,9 @@ def compare_runs(
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
     A case is lost if it failed in B, and absent if B lacks its time, or has that of the process alone where A has that
-    of the steps, or a time is impossible. It is not compared if its parameters differ. One without stored parameters, such as one of a file that
-    was ingested, counts as one with the same parameters. ``noise`` has by workload and case how far processes of the
-    same code lie apart on this machine.
+    of the steps, or a time of either is none. It is not compared if its parameters differ. One without stored
+    parameters, such as one of a file that was ingested, counts as one with the same parameters. ``noise`` has by
+    workload and case how far processes of the same code lie apart on this machine.
     """
     times_b, failed = timed_cases(b), failed_cases(b)
     processes_a, processes_b = plain_processes(a), plain_processes(b)

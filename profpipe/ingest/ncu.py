@@ -24,7 +24,7 @@ import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import kernel_classes, launch_tables
-from profpipe.results import schema
+from profpipe.results import atomic, schema
 
 #: The duration of a launch, newest spelling first. Sum, avg and max of one launch on one GPU are the same.
 DURATIONS: Final = tuple(f"gpu__time_duration{suffix}" for suffix in (".sum", ".avg", ".max", ""))
@@ -298,7 +298,7 @@ def read_beside(report: Path) -> Guide | None:
     """Read the guide beside ``report``, None where it has none. Raises ``UnreadableFile`` for a damaged one."""
     path = report.with_name(FILE)
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = json.loads(atomic.read_regular(path))
         if not isinstance(document, dict) or _MARK not in document:
             return None  # a file of another program
         # pydantic takes 0.1 s to load.

@@ -24,7 +24,7 @@ from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import foreign_files, kernel_classes, launch_tables, reader
 from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import figures
-from profpipe.results import budget, schema
+from profpipe.results import atomic, budget, schema
 from profpipe.results.schema import CAPTURE_WAIT, Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -89,11 +89,12 @@ def _check_content(path: Path) -> None:
         raise UnreadableFile(path, "there is no such file", "Check the path.")
     if path.is_dir():
         return
-    if not path.is_file():  # reading a pipe could wait for ever
+    if not path.is_file():
         raise UnreadableFile(path, "is neither a file nor a folder", "Name the file that a profiler wrote.")
     try:
-        with path.open("rb") as stream:
-            head = stream.read(len(_LFS))
+        with atomic.open_regular(path) as stream:
+            # A file of /proc has no size, and to read it may wait for ever.
+            head = stream.read(len(_LFS)) if os.fstat(stream.fileno()).st_size else b""
     except OSError as error:
         raise UnreadableFile(
             path, f"cannot be read: {error.strerror or error}", "Make it readable, or copy it."

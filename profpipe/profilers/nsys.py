@@ -169,16 +169,19 @@ _FAILED: Final = re.compile(r"Exportation error|ParseException", re.IGNORECASE)
 
 def is_report(path: Path) -> bool:
     """Return True where the content of ``path`` is a report of nsys (``.nsys-rep``, before 2021.4 ``.qdrep``)."""
-    return path.is_file() and _head(path).startswith(_REPORT)
+    return _head(path).startswith(_REPORT)
 
 
 def is_recording(path: Path) -> bool:
     """Return True for a ``.qdstrm``, which nsys records into and converts to a report at the end."""
-    return path.is_file() and _STREAM in _head(path)
+    return _STREAM in _head(path)
 
 
 def _head(path: Path) -> bytes:
     try:
+        # What has no size, as a pipe or a file of /proc, may never have anything to read.
+        if not path.is_file() or not path.stat().st_size:
+            return b""
         with path.open("rb") as stream:
             return stream.read(128)
     except OSError:

@@ -180,7 +180,7 @@ def write(document: doc.Document, folder: Path, template: Path) -> None:
     }
     # A user may have edited the pages.
     shown = [folder / name for name in pages if (folder / name).is_file()]
-    former = {plot for page in shown for plot in _PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))}
+    former = {plot for page in shown for plot in _PLOT.findall(atomic.read_regular(page).decode(errors="replace"))}
     charts.write_files(document, folder)
     if DETAILS not in texts:
         atomic.remove(folder / DETAILS)

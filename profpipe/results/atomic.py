@@ -102,13 +102,18 @@ def check_regular(path: Path) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file. Raises OSError for another one: a pipe would be waited for, for ever."""
+    """Return the content of a regular file, empty where it has no size. Raises OSError as ``open_regular``."""
+    with open_regular(path) as stream:
+        return stream.read() if os.fstat(stream.fileno()).st_size else b""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file. Raises OSError for another one: a pipe would be waited for, for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
-    with os.fdopen(descriptor, "rb") as stream:
-        return stream.read()
+    return os.fdopen(descriptor, "rb")
 
 
 def remove(path: Path) -> None:

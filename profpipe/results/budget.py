@@ -66,6 +66,8 @@ def allowed(path: Path, times: float = 1) -> tuple[float, float]:
 def _unpacked(file: Path) -> float:
     try:
         size = file.stat().st_size
+        if not size:
+            return 0  # to read a file of /proc may wait for ever
         with file.open("rb") as stream:
             is_packed = stream.read(4).startswith(_MAGIC)
     except OSError:

@@ -191,7 +191,7 @@ def make_salt(out: Path) -> bytes:
 def find_salt(out: Path) -> bytes:
     """Return the random bytes of the results folder if it has some, and write nothing."""
     path = out / _SALT
-    return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else secrets.token_bytes(32)
+    return atomic.read_regular(path) if path.is_file() and os.access(path, os.R_OK) else secrets.token_bytes(32)
 
 
 def read_salt(out: Path) -> bytes:
@@ -203,6 +203,6 @@ def read_salt(out: Path) -> bytes:
     try:
         if not path.is_symlink():
             atomic.create_private(path, secrets.token_bytes(32))
-        return path.read_bytes() if path.is_file() else b""
+        return atomic.read_regular(path) if path.is_file() else b""
     except PermissionError:
         return b""

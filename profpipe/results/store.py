@@ -174,14 +174,27 @@ def _read_parquet(path: Path, table: schema.Table) -> pd.DataFrame:
         with path.open("rb") as stream:
             # More cells than fit into memory: a million equal ones take a few bytes of the file.
             described = parquet.read_metadata(stream)
-            budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
+            sizes = (described.row_group(number).total_byte_size for number in range(described.num_row_groups))
+            budget.check_bytes(path, 8 * described.num_rows * described.num_columns + sum(sizes))
+            for column in map(described.schema.column, range(described.num_columns)):
+                if column.max_definition_level > 1 or column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                    raise ValueError(f"column {column.path[:80]} holds neither texts nor numbers")
             # Each distinct text once: kernels have a hundred rows for each name.
-            texts = [column.name for column in table.columns if column.dtype == "str"]
-            return _checked(table, parquet.read_table(stream, read_dictionary=texts).to_pandas())
+            read = parquet.read_table(stream, read_dictionary=described.schema.names)
+            budget.check_bytes(path, sum(map(_text_bytes, read.columns)))
+            return _checked(table, read.to_pandas())
     # Damaged metadata of pandas ends in a LookupError or AttributeError of pyarrow.
-    except (*_DAMAGED, LookupError, AttributeError, OSError) as error:
+    except (*_DAMAGED, LookupError, AttributeError, OSError, NotImplementedError) as error:
         remedy = "Remove it: the report is then without it." if table.is_picture else _REMEDY
         raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", remedy) from None
+
+
+def _text_bytes(column: Any) -> int:
+    """Return the bytes of the texts of all rows. A long one in many rows takes little room in the file."""
+    from pyarrow import compute, types
+
+    texts = (chunk for chunk in column.chunks if types.is_dictionary(chunk.type))
+    return sum(compute.sum(compute.binary_length(text.dictionary).take(text.indices)).as_py() or 0 for text in texts)
 
 
 def _check_numbers(frame: pd.DataFrame, name: str) -> None:
