@@ -167,6 +167,10 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+#: Where no memory is left, Python says so of a thread, and the loader of a library.
+_OF_NO_MEMORY = ("can't start new thread", "failed to map segment")
+
+
 def _run(args: argparse.Namespace) -> int:
     try:
         code = int(args.command.main(args))
@@ -191,7 +195,10 @@ def _run(args: argparse.Namespace) -> int:
     except Exception as error:
         if args.debug:
             raise
-        print(f"profpipe: internal error: {type(error).__name__}: {error}. --debug shows where.", file=sys.stderr)
+        what = f"internal error: {type(error).__name__}: {error}. --debug shows where."
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _OF_NO_MEMORY):
+            what = "the memory is exhausted. Free some, raise its limit (ulimit -v), or read less."
+        print(f"profpipe: {what}", file=sys.stderr)
         return errors.SOME_FAILED
     return code
 

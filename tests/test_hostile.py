@@ -76,3 +76,15 @@ def test_a_file_without_a_size_is_never_waited_for(tmp_path: Path, capsys: pytes
     assert cli.main(["ingest", *map(str, tmp_path.iterdir())]) == 1
     refused = capsys.readouterr().err
     assert "capture.json: is empty. " in refused and "pipe.json: is neither a file nor a folder. " in refused
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_memory_is_said_in_a_sentence(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "load", lambda folder: (_ for _ in ()).throw(error))
+    (tmp_path / "run.json").write_text("{}")
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "profpipe: the memory is exhausted. Free some, raise its limit (ulimit -v), or read less.\n"
+    )
