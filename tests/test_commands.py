@@ -685,7 +685,10 @@ def test_a_gate_without_comparable_cases_is_undecided(project):
     first, second = sorted(path.name for path in (project / "out").glob("2*"))
     assert profpipe(project, "compare", first, second).returncode == 0
     done = profpipe(project, "compare", first, second, "--gate", "5")
-    assert done.returncode == 5 and "1 case has no times above 0 of the same kind in A and B: sums/do=work,n=1" in done.stderr
+    assert (
+        done.returncode == 5
+        and "1 case has no times above 0 of the same kind in A and B: sums/do=work,n=1" in done.stderr
+    )
     assert profpipe(project, "compare", first, first, "--gate", "nan").returncode == 2
 
 
