@@ -12,12 +12,15 @@ import json
 import math
 import os
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote
 
+#: Where a text is replaced, and by what.
+_Span = tuple[int, int, str]
 #: A shorter text, such as 1, may occur anywhere and is not searched for.
 SHORTEST: Final = 6
 #: From this length on, the value of a variable is a secret although its name does not say so.
@@ -52,24 +55,75 @@ _KEY: Final = re.compile(
 _WORDS: Final = re.compile(r"[A-Za-z]{1,15}(?:[-_. :;/](?:[A-Za-z]{1,15}|\d{1,3}))*|.*[][*?(){}|^$\\].*", re.DOTALL)
 _NUMBER: Final = re.compile(r"[-+]?\d*\.?\d*(?:[eE][-+]?\d+)?|true|false|yes|no|on|off|null|none", re.IGNORECASE)
 
-#: Texts that are secrets by their form, with the documentation of who issues them: Hugging Face, GitHub, OpenAI and
-#: others, AWS, Slack, GitLab, npm, PyPI, JSON web tokens (RFC 7519).
-_TOKEN: Final = (
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}"
-    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
-    r"|pypi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
-)
+#: Texts that are secrets by their form, with the documentation of who issues them: what they begin with, and the rest.
+_TOKENS: Final = {
+    # Hugging Face, GitHub, npm, Groq, Replicate, Pinecone
+    r"hf_|api_org_|gh[pousr]_|npm_|gsk_|r8_|pcsk_": r"[A-Za-z0-9]{20,}",
+    # GitHub, Docker, Weights & Biases, OpenAI and Anthropic, NGC, Google, Perplexity, xAI
+    r"github_pat_|dckr_[po]at_|wandb_v\d_|sk-|nvapi-|AIza|GOCSPX-|ya29\.|1//0|pplx-|xai-": r"[\w-]{20,}",
+    # AWS
+    r"A(?:KIA|SIA|BIA|CCA)": r"[0-9A-Z]{16}",
+    # Slack, AWS
+    r"xox[a-z][.-]|xapp-|xwfp-|hooks\.slack\.com/[a-z]+/|ABSK[A-Za-z0-9+/]{30,}": r"[\w./-]{10,}",
+    # GitLab, PyPI
+    r"gl(?:pat|dt|rt|rtr|cbt|ptt|ft|imt|agent|oas|soat|ffct|wt)-|GR1348941|pypi-": r"[\w.-]{16,}",
+    # JSON web tokens (RFC 7519)
+    r"eyJ": r"[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)*",
+}  # fmt: skip
+_TOKEN: Final = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(f'(?:{begin}){rest}' for begin, rest in _TOKENS.items())})")
+#: A pattern that begins with a letter is searched for several times as fast as one that begins with a choice.
+_TOKEN_BEGINS: Final = re.compile("|".join(_TOKENS))
 _KEY_LINE: Final = "[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-_PRIVATE_KEY: Final = rf"-----BEGIN {_KEY_LINE}[\s\S]*?(?:-----END {_KEY_LINE}|\Z)"
+_PRIVATE_KEY: Final = re.compile(rf"-----BEGIN {_KEY_LINE}[\s\S]*?(?:-----END {_KEY_LINE}|\Z)")
 _KEY_LINES: Final = re.compile(rf"-----(?:BEGIN|END) {_KEY_LINE}")
-#: The password of a URL: what stands between the user and the host.
-_URL_PASSWORD: Final = r"(?<=://)(?P<user>[^\s/:@'\"]*):(?P<password>(?!\$\{|\*\*\*@)[^\s/@'\"]+)(?=@)"
+#: The password of a URL: what stands between the user and the host, up to the last @. Behind a colon and a slash it is
+#: no port. A quote before one of these ends the URL.
+_IN_URL: Final = r"[^\s@/'\"]|['\"](?![\s,:\])}])"
+_URL: Final = re.compile(
+    rf"(?<=://)[^\s/:@'\"]*:(?!\$\{{|\*\*\*@|\d*[/?#])((?:{_IN_URL}|@)+|(?:{_IN_URL}|/(?!/))+)(?=@(?!sha\d+:))"
+)
+#: Behind the password of a data source without ``://``, and such a data source up to it.
+_HOST: Final = re.compile(r"@(?:(tcp|unix)\(|[\w.-]+(?::\d+)?/\w)")
+_ACCOUNT: Final = re.compile(r"(?<![^\s\"'`=,;(<>|])[\w.+-]{1,64}:(?!//|\$\{|\*\*\*)([^\s\"'`=,;(<>|]+)\Z")
+#: ``mysql -pPASSWORD``. Other programs have other options that begin with -p: there the value decides.
+_P_OPTION: Final = re.compile(
+    r"(?:m(?:ysql|ariadb)[\w-]{0,20}[\s'\",][^\n|;&]{0,200}?[\s'\",]-p|sshpass[\s'\",]+-p[\s'\",]*"
+    r"|-p(?<![^\s'\"]-p)(?=\w{0,64}[A-Z])(?=\w{0,64}[a-z])(?=\w{0,64}\d)(?=[\w!@#$%^*+.-]{8,64}(?:[\s'\"]|\Z)))"
+    r"([^\s'\",;&]{4,})"
+)
 #: Without what may stand before such a word: looking for that would take quadratic time in a long line.
-_BESIDE: Final = rf"(?P<key>{TELLING}[\"']?\s*[:=]\s*[\"']?|\b(?:Bearer|Basic)\s+)(?P<value>[^\s\"',;&]{{12,}})"
-_FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
-_URL: Final = re.compile(_URL_PASSWORD)
-_KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
-_AUTHORIZATION: Final = re.compile(r"Authorization[\"']?\s*[:=]\s*[\"']?\Z", re.IGNORECASE)
+_BESIDE: Final = (
+    rf"(?:{TELLING}[\"']?(?:\s*[:=][=>]?\s*(?:[|>][-+]?\s+)?|[\s,]\s*)|(?:bearer|basic)\s+"
+    r"|authorization[\"']?\s*[:=,]\s*(?:b?[\"'])?(?:[a-z][\w-]*\s+)?"
+    r"|-(?:u|-(?:proxy-)?user|-[a-z-]{0,20}auth)[\s'\",=]+[^\s:'\"=]{1,64}:)(?:b?[\"'])?"
+)
+_VALUE: Final = r"[^\s\"',;&\0]"
+#: In lower case. A call in a line of code is no value.
+_KEYED: Final = re.compile(rf"{_BESIDE}(?![a-z_][\w.]{{0,64}}\()(?=({_VALUE}{{8,64}}))")
+_KEY_BEGINS: Final = re.compile("token|secret|pass|credential|api|access|private|auth|bearer|basic|-u|--")
+_REST: Final = re.compile(f"{_VALUE}*")
+#: A shorter one counts behind the name of a password only.
+_LEAST_VALUE: Final = 12
+_IN_OPTION: Final = re.compile(r"--[\w.-]*\Z")
+#: How terminals, JSON, Python, shells and URLs write other characters, and how pages of profpipe do. The first ones are
+#: colours and moves of the cursor (ECMA-48). They may stand between two words, and between two characters of a word.
+_COLOUR: Final = r"(?:\[[0-?]*[ -/]*[@-~]|\][0-9;]*|[()][0-9A-B])"
+_ESCAPE: Final = re.compile(
+    rf"\x1b{_COLOUR}|\\(?:u001[bB]|x1[bB]|0?33|e){_COLOUR}|<U\+001B>{_COLOUR}|\^\[{_COLOUR}|\x9b[0-?]*[@-~]"
+    r"|\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|<U\+([0-9A-F]{4})>|\\([abefnrtv0\"'\\/\n])"
+)
+_BREAK: Final = "\0"
+_CHARACTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "\n": "", "\\": "\\", '"': '"', "'": "'", "/": "/"}
+#: JSON in JSON in JSON is decoded three times, and a colour in it once more.
+_MOST_LEVELS: Final = 4
+#: A break, and the end of a line that may have cut a secret in two: letters stand between digits, or digits between
+#: letters, in what follows, and not as in ``step100``.
+_SEAM: Final = re.compile(
+    rf"{_BREAK}|(?:\n(?<=[\w.~+/=-]\n)|\r\n(?<=[\w.~+/=-]\r\n))[ \t]*"
+    r"(?=[\w.~+/=-]{0,64}?(?:[A-Za-z]\d{1,64}[A-Za-z]|\d[A-Za-z]{1,64}\d))(?=([\w.~+/=-]{8,512}))"
+)
+_CUT: Final = re.compile(rf"(?:{'|'.join(_TOKENS)}|(?i:{_BESIDE})){_VALUE}*\Z")
+_LONGEST_CUT: Final = 200
 #: ``NAME=`` in a word of a command line, ``--name`` before the next word of a line in it, and the end of an item of a
 #: list: ``--export=ALL,A=1,B=2``.
 _ASSIGNED: Final = re.compile(r"(?<![\w.$-])(-+)?([A-Za-z_][\w.-]*)(?:=|(?(1)[ \t]+(?![-\s])|=))")
@@ -97,7 +151,7 @@ def is_secret_parameter(name: str, value: object) -> bool:
     if not text or _NUMBER.fullmatch(text):
         return False
     is_other_key = bool(_KEY.fullmatch(name)) and not _WORDS.fullmatch(text) and not _is_path(text)
-    return bool(_PARAMETER.fullmatch(name)) or is_other_key
+    return bool(_PARAMETER.fullmatch(name)) or is_other_key or has_secret_form(f"--{name}={text}")
 
 
 def is_secret_option(word: str, value: str) -> bool:
@@ -183,7 +237,7 @@ def _secret_begin(item: str) -> int | None:
 
 def has_secret_form(text: str) -> bool:
     """Return True if a part of ``text`` looks like a secret, whatever its name."""
-    return mask_forms(text) != text
+    return any(True for _ in _decoded_spans(text, _form_spans))
 
 
 def secrets_in_variable(name: str, value: str) -> list[str]:
@@ -231,7 +285,7 @@ def _is_one_path(text: str) -> bool:
 
 def _passwords(text: str) -> list[str]:
     """Return the passwords of the URLs in ``text``, as they are and decoded."""
-    found = [match["password"] for match in _URL.finditer(text)]
+    found = [text[start:end] for start, end in _password_spans(text)]
     return [each for password in found for each in (password, unquote(password)) if len(each) >= SHORTEST]
 
 
@@ -245,32 +299,122 @@ def digest(value: object, salt: bytes) -> str:
 
 def mask_forms(text: str) -> str:
     """Return ``text`` without what looks like a secret by its form."""
-    if len(text) < SHORTEST:
-        return text
-    if cut := _cut_key(text):
-        text = _HIDDEN + text[len(cut) :]
-    text = _FORM.sub(_HIDDEN, text)
-    text = _URL.sub(lambda found: f"{found['user']}:{_HIDDEN}", text)
-    return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_keyed(found) else found[0], text)
+    return _replace(text, _decoded_spans(text, _form_spans))
 
 
-def _cut_key(text: str) -> str:
-    """Return what stands before the end of a private key whose begin is missing, with this end; empty for none."""
-    first = _KEY_LINES.search(text)
-    return text[: first.end()] if first and first[0].startswith("-----END") else ""
+def secret_parts(text: str) -> list[str]:
+    """Return the parts of ``text`` that look like secrets by their form."""
+    return list(dict.fromkeys(text[start:end] for start, end, _ in _decoded_spans(text, _form_spans)))
 
 
-def _is_keyed(found: re.Match[str]) -> bool:
+def _replace(text: str, spans: Iterable[_Span]) -> str:
+    """Return ``text`` with the public texts of ``spans``. Of spans that overlap, the first and longest names them."""
+    pieces, written = [], 0
+    for start, end, public in sorted(spans, key=lambda span: (span[0], -span[1], span[2] == _HIDDEN)):
+        if start >= written:
+            pieces += [text[written:start], public]
+        written = max(written, end)
+    return "".join([*pieces, text[written:]])
+
+
+def _decoded_spans(text: str, find: Callable[[str], Iterable[_Span]], levels: int = _MOST_LEVELS) -> Iterator[_Span]:
+    """Yield the spans of ``text`` that ``find`` finds in it as it is written, and decoded once or several times.
+
+    The last decoding joins what colours and ends of lines separate.
+    """
+    escapes = list(_escapes(text)) if levels > 0 else []
+    if not escapes or any(character != _BREAK for _, _, character in escapes):
+        yield from find(text)
+    seams = list(_seams(text)) if levels >= 0 and not escapes else []
+    if not escapes and not seams:
+        return
+    decoded, keys, places, size = [], [0], [0], 0
+    for start, end, character in escapes or seams:
+        decoded += [text[places[-1] : start], character]
+        size += start - places[-1] + len(character)
+        # What is removed belongs neither to a span that ends before it nor to one that begins behind it.
+        keys.append(2 * size + (not character))
+        places.append(end)
+    decoded.append(text[places[-1] :])
+    for start, end, public in _decoded_spans("".join(decoded), find, levels - 1 if escapes else -1):
+        i, j = bisect_right(keys, 2 * start + 1) - 1, bisect_right(keys, 2 * end) - 1
+        yield places[i] + start - keys[i] // 2, places[j] + end - keys[j] // 2, public
+
+
+def _escapes(text: str) -> Iterator[_Span]:
+    """Yield where the escapes stand, and the character that each means."""
+    for escape in _ESCAPE.finditer(text):
+        code = escape[escape.lastindex or 0]
+        is_hexadecimal = escape.lastindex in (1, 2, 3, 4)
+        yield *escape.span(), chr(int(code, 16)) if is_hexadecimal else _CHARACTERS.get(code, _BREAK)
+
+
+def _seams(text: str) -> Iterator[_Span]:
+    """Yield the breaks, and the ends of lines in a secret that a terminal cut in two: a mix of characters follows."""
+    joined = -1
+    for seam in _SEAM.finditer(text):
+        if seam[0] == _BREAK or joined == seam.start() or _has_open_secret(text, seam.start()):
+            joined = seam.end(1)
+            yield *seam.span(), ""
+
+
+def _has_open_secret(text: str, end: int) -> bool:
+    """Return True where the line up to ``end`` ends in a secret. The quick patterns reject nearly all lines."""
+    line = text[max(text.rfind("\n", 0, end), end - _LONGEST_CUT, 0) : end]
+    return bool((_TOKEN_BEGINS.search(line) or _KEY_BEGINS.search(line.lower())) and _CUT.search(line))
+
+
+def _form_spans(text: str) -> Iterator[_Span]:
+    """Yield where the secrets of any form stand."""
+    spans = [*_password_spans(text), *_keyed_spans(text), *(found.span(1) for found in _P_OPTION.finditer(text))]
+    spans += [found.span() for found in (*_matches(_TOKEN_BEGINS, _TOKEN, text), *_PRIVATE_KEY.finditer(text))]
+    # The end of a private key whose begin is missing.
+    if (first := _KEY_LINES.search(text)) and first[0].startswith("-----END"):
+        spans.append((0, first.end()))
+    return ((*span, _HIDDEN) for span in spans)
+
+
+def _password_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the passwords of URLs and of data sources without ``://`` stand."""
+    yield from (found.span(1) for found in _URL.finditer(text))
+    for host in _HOST.finditer(text):
+        account = _ACCOUNT.search(text, max(0, host.start() - _LONGEST_CUT), host.start())
+        if account and (host[1] or ("/" not in account[1] and _is_random(account[1]))):
+            yield account.span(1)
+
+
+def _keyed_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where random values stand behind their names."""
+    # Of the same length as the text. A pattern that ignores case takes ten times as long.
+    lower, end = text.replace("\u0130", "I").lower(), 0
+    for found in _matches(_KEY_BEGINS, _KEYED, lower):
+        start = found.start(1)
+        if start >= end and _is_keyed(found, text[start : found.end(1)]):
+            end = next(_REST.finditer(text, start)).end()
+            yield start, end
+
+
+def _matches(begins: re.Pattern[str], pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of ``pattern``, which all begin with ``begins``."""
+    end = 0
+    for begin in begins.finditer(text):
+        if begin.start() >= end and (found := pattern.match(text, begin.start())):
+            end = found.end()
+            yield found
+
+
+def _is_keyed(found: re.Match[str], value: str) -> bool:
     """Return True for a secret behind its name. "Basic" is a word of English too, unless user:password follows it."""
-    value = found["value"]
-    if not _is_random(value) or not found["key"].lower().startswith("basic"):
-        return _is_random(value)
-    if _AUTHORIZATION.search(found.string, max(0, found.start() - 30), found.start()):
-        return True
-    try:
-        return ":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode()
-    except ValueError:
+    key = found[0]
+    if not _is_random(value) or (len(value) < _LEAST_VALUE and not key.startswith(("pass", "auth", "-"))):
         return False
+    if key.startswith("basic"):
+        try:
+            return ":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode()
+        except ValueError:
+            return False
+    before = found.string[max(0, found.start() - _LONGEST_CUT) : found.start()]
+    return bool(re.search("^bearer|^auth|^-|[:=]", key) or _IN_OPTION.search(before))
 
 
 def is_searchable(secret: str, name: str = "") -> bool:
@@ -290,14 +434,6 @@ def _is_random(text: str) -> bool:
     return is_mixed and entropy >= _LEAST_ENTROPY and not text.startswith(("${", "secret-"))
 
 
-def secret_parts(text: str) -> list[str]:
-    """Return the parts of ``text`` that look like secrets by their form."""
-    found = [_cut_key(text), *(match[0] for match in _FORM.finditer(text))]
-    found += [match["password"] for match in _URL.finditer(text)]
-    found += [match["value"] for match in _KEYED.finditer(text) if _is_keyed(match)]
-    return list(filter(None, dict.fromkeys(found)))
-
-
 class Masker:
     """Replaces known secrets, in any usual spelling, and what looks like a secret by its form."""
 
@@ -312,11 +448,15 @@ class Masker:
         return self._public.keys()
 
     def mask(self, text: str) -> str:
-        return mask_forms(self.mask_known(text))
+        return _replace(text, _decoded_spans(text, lambda text: (*self._spans(text), *_form_spans(text))))
 
     def mask_known(self, text: str) -> str:
         """Return ``text`` without the known secrets."""
-        return text if self._pattern is None else self._pattern.sub(lambda found: self._public[found[0]], text)
+        return _replace(text, _decoded_spans(text, self._spans))
+
+    def _spans(self, text: str) -> Iterator[_Span]:
+        known = self._pattern.finditer(text) if self._pattern else ()
+        return ((*found.span(), self._public[found[0]]) for found in known)
 
     def mask_all(self, node: Any) -> Any:
         """Return a JSON document with every text masked."""
@@ -348,8 +488,8 @@ def _spellings(text: str) -> Iterator[str]:
     yield text
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield repr(text)[1:-1]
     encoded = text.encode("utf-8", "surrogatepass")
+    yield from (repr(text)[1:-1], repr(encoded)[2:-1])
     yield from (quote(encoded, safe=""), quote(encoded), quote_plus(encoded))
     # As in the name of a case.
     yield "".join(c if c.isascii() and c.isprintable() and c not in '%,=/@ \\"' else quote(c, safe="") for c in text)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from profpipe import masking, plugins
 
+ROOT = Path(__file__).resolve().parents[1]
 TOKENS = [
     "hf_QwErTyUiOpAsDfGhJkLzXcVbNm1234", "ghp_0123456789abcdefghijABCDEFGHIJ012345", "sk-proj-abcdefghijklmnopqrstuv",
     "github_pat_11AAAAAAA0abcdefghijkl_mnopqrstuvwxyz", "AKIAIOSFODNN7EXAMPLE", "xoxb-123456789012-abcdefGHIJKL",
@@ -23,6 +26,62 @@ TOKENS = [
 def test_a_token_is_known_by_its_form(token, text):
     assert token not in masking.mask_forms(text.format(token))
     assert "***" in masking.mask_forms(text.format(token))
+
+
+_HEX = "4f9c2ab07d13e86b5a02"
+#: What stands around a secret, and the secret.
+KINDS = [
+    *(("{}", token) for token in TOKENS),
+    *(("{}", f"{begin}Rm5tYk8wQz3xVb7nLc2pHq4s") for begin in (
+        "gldt-", "glrt-", "glcbt-64_", "gho_", "sk-ant-api03-", "nvapi-", "ya29.", "dckr_pat_", "wandb_v1_", "hf_",
+    )),
+    *(("{}", f"{begin}{_HEX}{_HEX}"[:length]) for begin, length in (("AIza", 39), ("xapp-1-A0B1C2D3E-", 57))),
+    ('{{"api_key": "{}", "n": 1}}', "p9Rt4Wq7Lm2Xv8Zb5Nc3Hs6Jd1Kf0Gy"), ("MY_TOKEN={} x", _HEX),
+    ("Authorization: Token {}", _HEX), ("{{'Authorization': 'Bearer {}'}}", _HEX), ("password: {}", "Gh64tYp7Sd"),
+    ("postgres://bob:{}@db.example/x", "kite'Vq83mZt1"), ("redis://bob:{}@db.example/1", "Bn@Lw59xRc2"),
+    ("amqp://bob:{}@db.example", "Zt/40pLw9xRc"), ("bob:{}@tcp(db.example:3306)/x", "Gh64tYp7Sd"),
+    ("bob:{}@db.example/x", "Gh64tYp7Sd"), ("curl -u bob:{} x", "Gh64tYp7Sd"), ("x --auth=bob:{}", "Gh64tYp7Sd"),
+    ("mysql -u bob -p{} x", "Gh64tYp7Sd"), ("run --api-key {} x", _HEX), ("['--hub-token', '{}']", _HEX),
+]  # fmt: skip
+SURROUNDINGS = {
+    "plain": lambda text, secret: f"got {text}",
+    "colour": lambda text, secret: f"got\x1b[1;32m{text}\x1b[0mand",
+    "colour around the secret": lambda text, secret: text.replace(secret, f"\x1b[38;5;9m{secret}\x1b(B\x1b[m"),
+    "colour in the secret": lambda text, secret: text.replace(secret, f"{secret[:9]}\x1b[01;31m\x1b[K{secret[9:]}"),
+    "colour written out": lambda text, secret: f"<U+001B>[32m{text}<U+001B>[0m \\033[1m{text}\\033[0m",
+    "JSON": lambda text, secret: json.dumps({"log": f"first\n{text}\t", "colour": f"\x1b[32m{text}\x1b[0m"}),
+    "JSON in JSON": lambda text, secret: json.dumps({"body": json.dumps({"log": f"first\n{text}"})}),
+    "JSON in JSON in JSON": lambda text, secret: json.dumps(json.dumps(json.dumps(text))),
+    "URL": lambda text, secret: f"GET /login?next={quote(f'/x?a= {text}', safe='')}",
+    "repr": lambda text, secret: repr(f"header\t{text}"),
+    "traceback": lambda text, secret: f"Traceback (most recent call last):\n  raise E\nE: {['a', text]!r}\n",
+    "bytes": lambda text, secret: repr(f"\x1b[1mé\n{text}".encode()),
+    "two lines": lambda text, secret: text.replace(half := secret[-len(secret) // 2 :], f"\n{half}"),
+    "the next line": lambda text, secret: text.replace(": ", ":\n  ").replace("=", "=\\\n"),
+}
+
+
+def secrets_written(surrounding):
+    """Yield each secret and a text with it. Only long ones that mix letters and digits are cut into two lines."""
+    for text, secret in KINDS:
+        is_mixed = re.search(r"[A-Za-z]\d+[A-Za-z]", secret[len(secret) // 2 :])
+        if surrounding != "two lines" or (len(secret) >= 20 and is_mixed):
+            yield secret, SURROUNDINGS[surrounding](text.format(secret), secret)
+
+
+def shown_parts(secret, text):
+    """Return the parts of ``secret``, at least half of it or 12 characters, that ``text`` shows."""
+    size = min(12, len(secret) // 2)
+    parts = {secret[begin : begin + size] for begin in range(len(secret) - size + 1)}
+    return [part for part in parts if part in text]
+
+
+@pytest.mark.parametrize("surrounding", SURROUNDINGS)
+def test_a_secret_is_masked_whatever_is_written_around_it(surrounding):
+    texts = list(secrets_written(surrounding))
+    assert (
+        len(texts) >= 20 and [text for secret, text in texts if shown_parts(secret, masking.mask_printed(text))] == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,11 +119,22 @@ def test_passwords_and_keys_are_known_by_what_stands_beside_them(text, masked):
             "key=q",
         ),
         *("/home/me/.ssh/id_rsa", "0x7f3a9c21b0d4", "2026-11-20T05:55:00+00:00", "sm90_xmma_gemm_f16f16_f16f32_f32"),
-        *("basic QKV_proj_16x128", "Basic TransformerBlock2d"),
+        *("basic QKV_proj_16x128", "Basic TransformerBlock2d", "docker://ubuntu:22.04@sha256:9f86d081884c7d659a2f"),
+        *("author:bob123abc@example.org, ETag: 9f86d081884c7d65", "http://localhost:8080/x?at=a@b", "-p plain -p8080"),
+        *("nvcr.io/nvidia/pytorch:24.01-py3@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",),
+        *("id 550e8400-e29b-41d4-a716-446655440000 [00:12<00:34, 45.67it/s]", "cat 1b204f1a, base64 aGVsbG8gd29ybGQx"),
+        *("    token = model2(torch.zeros(1, 8))[:, -1:]", "C:\\temp\\new\\x86\\hub", "--user 1000:1000 -u app:app"),
+        *("the next token\nsm90_xmma_gemm_f16f16_f32", "got tokens\n9f86d081884c7d659a2feaa0c55ad015 image"),
     ],
 )
 def test_ordinary_texts_are_kept(text):
     assert masking.mask_forms(text) == text
+
+
+def test_the_pages_of_the_examples_hold_no_secret():
+    pages = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".md", ".html", ".json", ".csv")]
+    texts = [path.read_text(encoding="utf-8") for path in pages]
+    assert texts and [page for page, text in zip(pages, texts, strict=True) if masking.mask_forms(text) != text] == []
 
 
 def test_the_rules_of_kernel_names_hold_no_secret():
@@ -128,7 +198,7 @@ def test_a_parameter_is_secret_by_the_end_of_its_name(name, is_secret):
     assert not masking.is_secret_parameter(name, 4096) and not masking.is_secret_parameter(name, "")
 
 
-@pytest.mark.parametrize("word", ["ACGT-", "my-token-"])
+@pytest.mark.parametrize("word", ["ACGT-", "my-token-", "%25", "\\\\", "\x1b[0m", "://a:", "a:b@c/d", "mysql "])
 def test_a_long_line_of_words_and_hyphens_takes_no_quadratic_time(word):
     began = time.process_time()
     assert masking.mask_forms(line := word * 4_000) == line

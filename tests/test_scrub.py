@@ -590,10 +590,12 @@ def test_the_python_stack_of_a_trace_keeps_the_names_of_files_without_their_fold
     common = {"ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
     added = [
         *({**common, "cat": "python_function", "name": call, "args": {"Python id": 1}} for call in calls),
-        {**common, "cat": "cpu_op", "name": "/not/python", "args": {"Call stack": ";".join(calls)}},
+        {**common, "cat": "cpu_op", "name": "/not/python", "args": {"Call stack": ";".join(calls), "Host": SECRET}},
     ]
+    added[0]["args"]["job"] = [{"environ": {"A": SECRET}}]
     trace = json.loads(content(CPU_TRACE))
     trace["traceEvents"] += added
+    trace["distributedInfo"] = {"backend": "nccl", "hostname": SECRET}
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace["traceEvents"] if only_events else trace))
     read = parsed(path)

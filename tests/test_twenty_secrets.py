@@ -16,6 +16,7 @@ from pathlib import Path
 import forked
 import pandas as pd
 import pytest
+import test_masking
 
 from profpipe.results import schema
 from profpipe.scrub import exports
@@ -233,3 +234,21 @@ def test_an_error_of_the_pipeline_file_shows_no_secret(project, tmp_path, change
 def test_tables_without_a_secret_keep_all_their_rows():
     figures = schema.frame(schema.STEP_FIGURES, [{}])
     assert len(exports.mask_tables(schema.Tables(step_figures=figures), {}).step_figures) == 1
+
+
+@pytest.mark.slow
+def test_no_published_file_holds_a_secret_whatever_is_written_around_it(tmp_path):
+    kinds = [*test_masking.SURROUNDINGS] * 5
+    written = [[*test_masking.secrets_written(kind)] for kind in kinds]
+    chosen = [texts[number % len(texts)] for number, texts in enumerate(written)]
+    (tmp_path / "text").write_text("\n".join(text for _, text in chosen))
+    (tmp_path / "p.py").write_text("import sys\ntext = open('text').read()\nprint(text)\nsys.exit('Error: ' + text)\n")
+    done = profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "p.py")
+    assert done.returncode == 1 and len(chosen) >= 60
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "log.txt"]
+    texts = [
+        done.stdout + done.stderr,
+        *(content.decode(errors="replace") for path in files for content in decoded(path)),
+    ]
+    assert {"SUMMARY.md", "report.html", "run.json", "output.txt"} <= {path.name for path in files}
+    assert [secret for secret, _ in chosen if any(test_masking.shown_parts(secret, text) for text in texts)] == []

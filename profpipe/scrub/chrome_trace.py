@@ -1,7 +1,7 @@
 """Scrub Chrome traces: keep the events, and only harmless metadata.
 
 A trace names its host, and has all metadata that the job added. With Python's stack its events hold the paths of the
-program's files, of which the names stay.
+program's files, of which the names stay. Other programs add arguments of any name, such as ``host`` and ``environ``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ _KEYS: Final = re.compile(
     r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds?|trace_id|traceEvents"
     r"|stackFrames|\w+_version|with_(stack|modules|flops)|record_shapes|profile_memory|(hip|roctracer)_\w+"
     r"|DISABLE_CUPTI_LAZY_REINIT|TEARDOWN_CUPTI"
+)
+#: Keys that other programs add to the arguments of events and to the description of the job.
+_PRIVATE_KEY: Final = re.compile(
+    r"(?i:(host|user|node|domain)[-_ ]?name|host|user|env(iron(ment)?)?|argv|(cmd|command)([-_ ]?line)?|cwd)"
 )
 _STACK: Final = "Call stack"
 #: The first entry of a scrubbed trace; its value is the version of the rules.
@@ -72,8 +76,7 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
             removed["metadata"] += key != _MARK_KEY
             continue
         event = key == "traceEvents"
-        if event:
-            value = _without_folders(value, removed)
+        value = _without_folders(value, removed) if event else _without_private(value)
         if event and not inside:
             before += '"traceEvents": [\n'
         elif inside and not event:
@@ -83,14 +86,21 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
     yield ("\n]" if inside else "") + "\n}\n"
 
 
+def _without_private(value: Any) -> Any:
+    """Return ``value`` without what stands behind a private key at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_private(part) for key, part in value.items() if not _PRIVATE_KEY.fullmatch(key)}
+    return list(map(_without_private, value)) if isinstance(value, list) else value
+
+
 def _without_folders(event: Any, removed: Counter[str]) -> Any:
-    """Return ``event`` with file names in place of the paths of its call and of the calls around it."""
+    """Return ``event`` without private arguments, and with file names in place of the paths of its calls."""
     if not isinstance(event, dict):
         return event
     changed = dict(event)
     if event.get("cat") == "python_function":
         changed["name"] = without_folders(event.get("name"))
-    if isinstance(args := event.get("args"), dict) and _STACK in args:
-        changed["args"] = {**args, _STACK: without_folders(args[_STACK])}
+    if isinstance(args := _without_private(event.get("args")), dict):
+        changed["args"] = args | {_STACK: without_folders(args[_STACK])} if _STACK in args else args
     removed["events"] += changed != event
     return changed
