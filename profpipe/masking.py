@@ -85,22 +85,24 @@ _URL: Final = re.compile(
 #: Behind the password of a data source without ``://``, and such a data source up to it.
 _HOST: Final = re.compile(r"@(?:(tcp|unix)\(|[\w.-]+(?::\d+)?/\w)")
 _ACCOUNT: Final = re.compile(r"(?<![^\s\"'`=,;(<>|])[\w.+-]{1,64}:(?!//|\$\{|\*\*\*)([^\s\"'`=,;(<>|]+)\Z")
-#: ``mysql -pPASSWORD``. Other programs have other options that begin with -p: there the value decides.
+_ACCOUNT_NAME: Final = re.compile(r"u|(?:proxy[-_])?user|[\w.-]*auth", re.IGNORECASE)
+#: The password of mysql and sshpass. Other programs have other options that begin with -p: there the value decides.
 _P_OPTION: Final = re.compile(
-    r"(?:m(?:ysql|ariadb)[\w-]{0,20}[\s'\",][^\n|;&]{0,200}?[\s'\",]-p|sshpass[\s'\",]+-p[\s'\",]*"
+    r"(?:m(?:ysql|ariadb)[\w-]{0,20}(?=[\s'\",])[^\n|;&]{0,200}?[\s'\",]-p|sshpass[\s'\",]+-p[\s'\",]*"
     r"|-p(?<![^\s'\"]-p)(?=\w{0,64}[A-Z])(?=\w{0,64}[a-z])(?=\w{0,64}\d)(?=[\w!@#$%^*+.-]{8,64}(?:[\s'\"]|\Z)))"
-    r"([^\s'\",;&]{4,})"
+    r"(?!\$\{)([^\s'\",;&]{3,})"
 )
 #: Without what may stand before such a word: looking for that would take quadratic time in a long line.
 _BESIDE: Final = (
     rf"(?:{TELLING}[\"']?(?:\s*[:=][=>]?\s*(?:[|>][-+]?\s+)?|[\s,]\s*)|(?:bearer|basic)\s+"
     r"|authorization[\"']?\s*[:=,]\s*(?:b?[\"'])?(?:[a-z][\w-]*\s+)?"
+    r"|(?:pwd|account-?key|amz-signature|sig(?<=[?&]sig))=(?![/~])"
     r"|-(?:u|-(?:proxy-)?user|-[a-z-]{0,20}auth)[\s'\",=]+[^\s:'\"=]{1,64}:)(?:b?[\"'])?"
 )
 _VALUE: Final = r"[^\s\"',;&\0]"
 #: In lower case. A call in a line of code is no value.
 _KEYED: Final = re.compile(rf"{_BESIDE}(?![a-z_][\w.]{{0,64}}\()(?=({_VALUE}{{8,64}}))")
-_KEY_BEGINS: Final = re.compile("token|secret|pass|credential|api|access|private|auth|bearer|basic|-u|--")
+_KEY_BEGINS: Final = re.compile("token|secret|pass|cred|a(?:pi|cc|mz|uth)|private|bearer|basic|-u|--|pwd=|sig=")
 _REST: Final = re.compile(f"{_VALUE}*")
 #: A shorter one counts behind the name of a password only.
 _LEAST_VALUE: Final = 12
@@ -109,18 +111,19 @@ _IN_OPTION: Final = re.compile(r"--[\w.-]*\Z")
 #: colours and moves of the cursor (ECMA-48). They may stand between two words, and between two characters of a word.
 _COLOUR: Final = r"(?:\[[0-?]*[ -/]*[@-~]|\][0-9;]*|[()][0-9A-B])"
 _ESCAPE: Final = re.compile(
-    rf"\x1b{_COLOUR}|\\(?:u001[bB]|x1[bB]|0?33|e){_COLOUR}|<U\+001B>{_COLOUR}|\^\[{_COLOUR}|\x9b[0-?]*[@-~]"
+    rf"\x1b{_COLOUR}|\\(?:u001[bB]|x1[bB]|0?33|e){_COLOUR}|<U\+001B>{_COLOUR}|\^\[{_COLOUR}|\x9b[0-?]*[@-~]|&(?:quot|apos|amp|#x27|#3[49]);"
     r"|\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|<U\+([0-9A-F]{4})>|\\([abefnrtv0\"'\\/\n])"
 )
+_HEXADECIMAL: Final = range(1, 5)
 _BREAK: Final = "\0"
 _CHARACTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "\n": "", "\\": "\\", '"': '"', "'": "'", "/": "/"}
 #: JSON in JSON in JSON is decoded three times, and a colour in it once more.
 _MOST_LEVELS: Final = 4
 #: A break, and the end of a line that may have cut a secret in two: letters stand between digits, or digits between
-#: letters, in what follows, and not as in ``step100``.
+#: letters, in what follows, and not as in ``step100`` or in a time.
 _SEAM: Final = re.compile(
     rf"{_BREAK}|(?:\n(?<=[\w.~+/=-]\n)|\r\n(?<=[\w.~+/=-]\r\n))[ \t]*"
-    r"(?=[\w.~+/=-]{0,64}?(?:[A-Za-z]\d{1,64}[A-Za-z]|\d[A-Za-z]{1,64}\d))(?=([\w.~+/=-]{8,512}))"
+    r"(?!\d{4}-\d)(?=[\w.~+/=-]{0,64}?(?:[A-Za-z]\d{1,64}[A-Za-z]|\d[A-Za-z]{1,64}\d))(?=([\w.~+/=-]{8,512}))"
 )
 _CUT: Final = re.compile(rf"(?:{'|'.join(_TOKENS)}|(?i:{_BESIDE})){_VALUE}*\Z")
 _LONGEST_CUT: Final = 200
@@ -151,7 +154,8 @@ def is_secret_parameter(name: str, value: object) -> bool:
     if not text or _NUMBER.fullmatch(text):
         return False
     is_other_key = bool(_KEY.fullmatch(name)) and not _WORDS.fullmatch(text) and not _is_path(text)
-    return bool(_PARAMETER.fullmatch(name)) or is_other_key or has_secret_form(f"--{name}={text}")
+    is_account = bool(_ACCOUNT_NAME.fullmatch(name)) and has_secret_form(f"-u {text}")
+    return bool(_PARAMETER.fullmatch(name)) or is_other_key or is_account
 
 
 def is_secret_option(word: str, value: str) -> bool:
@@ -325,11 +329,11 @@ def _decoded_spans(text: str, find: Callable[[str], Iterable[_Span]], levels: in
     escapes = list(_escapes(text)) if levels > 0 else []
     if not escapes or any(character != _BREAK for _, _, character in escapes):
         yield from find(text)
-    seams = list(_seams(text)) if levels >= 0 and not escapes else []
-    if not escapes and not seams:
+    pieces = escapes or (list(_seams(text)) if levels >= 0 else [])
+    if not pieces:
         return
     decoded, keys, places, size = [], [0], [0], 0
-    for start, end, character in escapes or seams:
+    for start, end, character in pieces:
         decoded += [text[places[-1] : start], character]
         size += start - places[-1] + len(character)
         # What is removed belongs neither to a span that ends before it nor to one that begins behind it.
@@ -345,8 +349,7 @@ def _escapes(text: str) -> Iterator[_Span]:
     """Yield where the escapes stand, and the character that each means."""
     for escape in _ESCAPE.finditer(text):
         code = escape[escape.lastindex or 0]
-        is_hexadecimal = escape.lastindex in (1, 2, 3, 4)
-        yield *escape.span(), chr(int(code, 16)) if is_hexadecimal else _CHARACTERS.get(code, _BREAK)
+        yield *escape.span(), chr(int(code, 16)) if escape.lastindex in _HEXADECIMAL else _CHARACTERS.get(code, _BREAK)
 
 
 def _seams(text: str) -> Iterator[_Span]:
@@ -406,7 +409,7 @@ def _matches(begins: re.Pattern[str], pattern: re.Pattern[str], text: str) -> It
 def _is_keyed(found: re.Match[str], value: str) -> bool:
     """Return True for a secret behind its name. "Basic" is a word of English too, unless user:password follows it."""
     key = found[0]
-    if not _is_random(value) or (len(value) < _LEAST_VALUE and not key.startswith(("pass", "auth", "-"))):
+    if not _is_random(value) or (len(value) < _LEAST_VALUE and not key.startswith(("pass", "pwd", "auth", "-"))):
         return False
     if key.startswith("basic"):
         try:
@@ -485,12 +488,9 @@ def spellings(value: str) -> Iterator[str]:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    yield text
-    yield json.dumps(text)[1:-1]
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield from (text, *(each[1:-1] for each in (json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text))))
     encoded = text.encode("utf-8", "surrogatepass")
-    yield from (repr(text)[1:-1], repr(encoded)[2:-1])
-    yield from (quote(encoded, safe=""), quote(encoded), quote_plus(encoded))
+    yield from (repr(encoded)[2:-1], quote(encoded, safe=""), quote(encoded), quote_plus(encoded))
     # As in the name of a case.
     yield "".join(c if c.isascii() and c.isprintable() and c not in '%,=/@ \\"' else quote(c, safe="") for c in text)
 

@@ -90,6 +90,11 @@ def test_a_secret_is_masked_whatever_is_written_around_it(surrounding):
         ("postgres://ann:Xq7pw@host/db", "postgres://ann:***@host/db"),
         ("redis://:Xq7pw@host", "redis://:***@host"),
         ("password=tr0ub4dor3xyz and", "password=*** and"),
+        ("mysql -phunter2 x -pplain", "mysql -p*** x -pplain"),
+        ("mysql -p*** x -pplain", "mysql -p*** x -pplain"),
+        ("sshpass -p hunter2 ssh x -p 22", "sshpass -p *** ssh x -p 22"),
+        ("&quot;token&quot;: &quot;4f9c2ab07d13e86b&quot;, 1", "&quot;token&quot;: &quot;***&quot;, 1"),
+        ("Server=db;Pwd=4f9c2ab07d13;PWD=/home/4f9c2ab07d13", "Server=db;Pwd=***;PWD=/home/4f9c2ab07d13"),
         ("api_key: 'a1b2c3d4e5f6g7h8'", "api_key: '***'"),
         ("Authorization: Bearer a1b2c3d4e5f6g7h8", "Authorization: Bearer ***"),
         ("Basic QWxhZGRpbjpvcGVuIHNlc2FtZTE=", "Basic ***"),
@@ -187,6 +192,14 @@ def test_an_option_of_any_key_is_secret_unless_its_value_is_a_word_a_number_or_a
     assert masking.is_secret_option(option, value) is is_secret
     assert masking.is_secret_parameter(option.lstrip("-"), value) is is_secret
     assert bool(masking.assigned_secrets(f"{option}={value}")) is is_secret
+
+
+@pytest.mark.parametrize(("option", "value", "is_secret"), [
+    ("--auth", "bob:Gh64tYp7Sd", True), ("-u", "bob:Gh64tYp7Sd", True), ("--user", "1000:1000", False),
+    ("--basic-auth=bob:Gh64tYp7Sd", "words", False), ("--where", "bob:Gh64tYp7Sd", False),
+])  # fmt: skip
+def test_an_option_with_a_user_and_a_random_password_is_secret(option, value, is_secret):
+    assert masking.is_secret_option(option, value) is is_secret
 
 
 @pytest.mark.parametrize(("name", "is_secret"), [
