@@ -19,9 +19,12 @@ from profpipe import masking
 
 _NULL = Path(os.devnull)
 
-#: Characters that would change how the text around them is shown, and those that no font shows or no file holds.
+#: Characters that would change how the text around them is shown, and those that no font shows or no file holds:
+#: control characters and Unicode's Default_Ignorable_Code_Point. Tags (U+E0000) can hold a text that only programs see.
 INVISIBLE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e0fff]"
 )
 #: GitHub Actions and Azure Pipelines execute a line that begins with ``::command`` or has ``##[command]`` anywhere. The
 #: last character of each match is written out. GitHub, "Workflow commands", and ActionCommand.cs of its runner.
@@ -33,7 +36,7 @@ _DRAWING = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z]|\r)")
 
 
 def visible(text: object) -> str:
-    """Return ``text`` with control characters, those of writing direction included, as ``<U+202E>``."""
+    """Return ``text`` with control and invisible characters, those of writing direction included, as ``<U+202E>``."""
     return INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
 
 

@@ -6,12 +6,18 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from profpipe.commands import ingest
+from profpipe.commands.mcp import Library
+from profpipe.errors import ConfigError
 
 pytest.importorskip("mcp")
 
@@ -166,6 +172,80 @@ def test_names_are_data(library: Path) -> None:
     for result in results:
         text = result.content[0].text
         assert not result.is_error and "\x1b" not in text and "\u202e" not in text and "<U+202E>" in text
+
+
+def test_invisible_characters_are_written_out(tmp_path: Path) -> None:
+    tags = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
+    write_trace(tmp_path / "a.json", f"k\u200bernel\u00ad\u2066\ufe0f{tags}", 5)
+    summary, kernels = answers(tmp_path, ("summary", {"result": "a.json"}), ("kernels", {"result": "a.json"}))
+    for text in (summary, kernels):
+        assert "k<U+200B>ernel<U+00AD><U+2066><U+FE0F><U+E006F>" in str(text)
+        assert not any(character in str(text) for character in f"\u200b\u00ad\u2066\ufe0f{tags}")
+
+
+def write_trace(path: Path, kernel: str, dur: int) -> None:
+    about = {"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "dur": dur}
+    events = [{**about, "ts": 100 * i, "args": {"device": 0, "stream": 7, "correlation": i + 1}} for i in range(20)]
+    content = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}], "traceEvents": events}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_link_that_takes_the_place_of_a_file_while_it_is_read_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, secret = tmp_path / "out", tmp_path / "secret.json"
+    folder.mkdir()
+    write_trace(folder / "a.json", "public", 5)
+    write_trace(secret, "outside", 5)
+    library, read_file = Library([folder]), ingest.read_file
+
+    def swap(path: Path) -> Any:
+        path.rename(tmp_path / "kept")
+        path.symlink_to(secret)
+        found = read_file(path)
+        (tmp_path / "kept").rename(path)
+        return found
+
+    monkeypatch.setattr(ingest, "read_file", swap)
+    with pytest.raises(ConfigError, match="changed while it was read"):
+        library.kernels("a.json")
+    monkeypatch.undo()
+    assert "public" in str(library.kernels("a.json"))
+
+
+def test_another_recording_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.json", "public", 5)
+    library, kept = Library([tmp_path]), (tmp_path / "a.json").stat()
+    before = library.summary("a.json")
+    write_trace(tmp_path / "b.json", "public", 9)
+    os.utime(tmp_path / "b.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    (tmp_path / "b.json").rename(tmp_path / "a.json")
+    assert (tmp_path / "a.json").stat().st_size == kept.st_size and library.summary("a.json") != before
+
+
+def test_every_request_is_answered_and_an_interrupt_ends_the_server(tmp_path: Path) -> None:
+    call = '{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "summary", "arguments": %s}}'
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}),
+        '{"jsonrpc": "2.0", "method": "notifications/initialized"}',
+        call % (2, '{"result": "\\ud800"}'),
+        call % (3, json.dumps({"result": "a/" * 300_000})),
+        call % (4, '{"page": ' + "9" * 5_000 + "}"),
+        call % (5, "[" * 5_000),
+    ]
+    words = [sys.executable, "-m", "profpipe", "mcp", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin and server.stdout
+        for line in lines:
+            print(line, file=server.stdin, flush=True)
+        found = {each["id"]: each for each in (json.loads(server.stdout.readline()) for _ in range(5))}
+        began = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 130 and time.monotonic() - began < 5
+    assert "'?': is no result" in str(found[2]) and "more than 10,000 characters" in str(found[3])
+    assert "error" in found[4] and "error" in found[5]
 
 
 def test_the_ten_questions_are_answered() -> None:

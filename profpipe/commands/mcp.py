@@ -9,8 +9,14 @@ import argparse
 import functools
 import json
 import os
+import re
+import shutil
+import signal
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +38,10 @@ _MOST: Final = 7_500
 _FRAME: Final = 700
 #: Characters of a row, and of a text in it.
 _MOST_ROW, _MOST_TEXT, _LEAST_TEXT = 3_000, 600, 40
+#: Characters of a text in a call. A path of more parts than this takes minutes to look up.
+_LONGEST: Final = 10_000
+#: The number of a request.
+_ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}\b|"[^"\\]*")')
 #: Reports that stay in memory, and entries of folders that `open` looks at.
 _KEPT, _MOST_ENTRIES, _DEEPEST = 4, 20_000, 5
 
@@ -70,8 +80,52 @@ def main(args: argparse.Namespace) -> int:
     for tool in (library.open, library.summary, library.steps, library.kernels, library.case, library.compare,
                  library.timeline):  # fmt: skip
         server.add_tool(_answering(tool, library.lock), annotations=reads)
-    server.run("stdio")
+    _take_requests()
+    with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
+        # Exports of reports are made in it.
+        tempfile.tempdir = folder
+
+        def end(*_: object) -> None:
+            # A thread that waits for input would keep Python from ending.
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(errors.INTERRUPTED)
+
+        signal.signal(signal.SIGINT, end)
+        server.run("stdio")
     return errors.OK
+
+
+def _take_requests() -> None:
+    """Put a pipe into the place of standard input, from which the SDK reads requests that it can answer."""
+    incoming = os.fdopen(os.dup(0), "rb")
+    pipe, outgoing = os.pipe()
+    os.dup2(pipe, 0)
+
+    def forward() -> None:
+        with os.fdopen(outgoing, "wb", buffering=0) as stream:
+            for line in incoming:
+                stream.write(_make_readable(line))
+
+    threading.Thread(target=forward, daemon=True).start()
+
+
+def _make_readable(line: bytes) -> bytes:
+    """Return a request that the SDK can read. It drops other ones, and the client would wait for ever."""
+    from mcp_types import jsonrpc_message_adapter
+    from pydantic import ValidationError
+
+    with suppress(ValidationError):
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return line
+    with suppress(ValueError, RecursionError):
+        # Half of a surrogate pair becomes a question mark.
+        whole = json.dumps(json.loads(line.decode(errors="replace")), ensure_ascii=False)
+        line = f"{whole}\n".encode(errors="replace")
+    with suppress(ValidationError):
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return line
+    number = _ID.search(line)
+    return b'{"jsonrpc": "2.0", "id": %s, "method": "a request of JSON-RPC 2.0"}\n' % number[1] if number else line
 
 
 def _answering(tool: Callable[..., dict[str, Any]], lock: threading.Lock) -> Callable[..., Any]:
@@ -82,6 +136,8 @@ def _answering(tool: Callable[..., dict[str, Any]], lock: threading.Lock) -> Cal
     @functools.wraps(tool)
     def call(*args: Any, **kwargs: Any) -> CallToolResult:
         try:
+            if any(len(value) > _LONGEST for value in kwargs.values() if isinstance(value, str)):
+                raise ConfigError("the call", f"has a text of more than {_LONGEST:,} characters.", "Shorten it.")
             with lock:
                 found = tool(*args, **kwargs)
         except ProfpipeError as error:
@@ -219,22 +275,45 @@ class Library:
 
     def _report(self, name: str) -> Result:
         """Return the report of a results folder or of a recording, which stays in memory while its files stay."""
-        from profpipe.commands import rendering
-        from profpipe.results.manifest import FILE
-
         path = self._find(name)
-        stats = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in self._beside(path))
-        if (key := (path, tuple(stats))) not in self._reports:
-            run = api.read(path)
-            manifest = run.manifest
-            if not (path / FILE).is_file():
-                manifest = replace(manifest, files=tuple(replace(f, source=path.name) for f in manifest.files))
-            self._reports[key] = rendering.read_report(path, run.tables, manifest)
+        if (key := self._state(path)) not in self._reports:
+            try:
+                report = self._read(path)
+            finally:
+                # What was read, and the error too, may be of a file outside: a link may have taken the place of one.
+                if self._state(path) != key:
+                    raise ConfigError(f"{name!r}", "changed while it was read.", "Ask again.")
+            self._reports[key] = report
             while len(self._reports) > _KEPT:
                 del self._reports[next(iter(self._reports))]
         # The one that was asked for last goes last.
         self._reports[key] = self._reports.pop(key)
         return self._reports[key]
+
+    def _read(self, path: Path) -> Result:
+        from profpipe.commands import rendering
+        from profpipe.results.manifest import FILE
+
+        run = api.read(path)
+        manifest = run.manifest
+        if not (path / FILE).is_file():
+            manifest = replace(manifest, files=tuple(replace(f, source=path.name) for f in manifest.files))
+        return rendering.read_report(path, run.tables, manifest)
+
+    def _state(self, path: Path) -> tuple[object, ...]:
+        """Return what stands for the files that are read with ``path`` and the folders above them.
+
+        It changes when one is written, or moved and moved back: that sets the time of change of its inode.
+        """
+        from profpipe.results.answer import TICK_NS
+
+        files = [Path(os.path.realpath(entry.path)) for entry in self._beside(path)]
+        places = {place for file in (path, *files) for place in (file, *file.parents) if self._is_inside(place)}
+        stats = [(str(place), place.lstat()) for place in sorted(places)]
+        if max(stat.st_ctime_ns for _, stat in stats) > time.time_ns() - TICK_NS:
+            # A further change in the same tick of the clock would not be seen.
+            time.sleep(TICK_NS / 1e9)
+        return path, *((name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats)
 
     def _find(self, name: str) -> Path:
         """Return the real path of a name. Raises ConfigError for one that is not below the given folders."""
@@ -267,7 +346,8 @@ class Library:
 
         seen = 0
         for root in self._roots:
-            for place, folders, files in os.walk(root):
+            # It opens folders without following a link.
+            for place, folders, files, _ in os.fwalk(root):
                 folder = Path(place)
                 seen += len(folders) + len(files)
                 is_results = FILE in files

@@ -25,7 +25,7 @@ FILE: Final = ".answer.json"
 #: Bytes: a folder may come from somebody else.
 _LONGEST: Final = 1 << 20
 #: A file that changed so shortly ago may change again without a new time: the clock of a file system has ticks.
-_TICK_NS: Final = 100_000_000
+TICK_NS: Final = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
     except OSError:
         # What is wrong with the file is said where it is read.
         return ""
-    if max((stat[-1] for stat in stats), default=0) > time.time_ns() - _TICK_NS:
+    if max((stat[-1] for stat in stats), default=0) > time.time_ns() - TICK_NS:
         return ""
     nsys = os.path.realpath(shutil.which("nsys") or "")
     return _digest(_code(), list(map(str, paths)), list(map(str, places)), stats, nsys, str(out.resolve()), options)
