@@ -376,6 +376,14 @@ def test_less_than_a_tenth_of_the_real_names_is_unclassified(
     assert len(other) < 0.1 * len(real_names)
 
 
+def test_the_kernels_of_serving_projects_have_the_class_that_was_judged() -> None:
+    """The names are those of their sources; each was judged by its name, samples by their source."""
+    judged = json.loads((Path(__file__).parent / "data" / "serving_kernel_names.json").read_text(encoding="utf-8"))
+    found = dict(zip(judged, kernel_classes.classes(list(judged)), strict=True))
+    assert {name: found[name] for name, (_, known) in judged.items() if found[name] != known} == {}
+    assert len(judged) > 3_000 and list(found.values()).count("other") <= 0.01 * len(judged)
+
+
 def test_classes_do_not_depend_on_which_tool_spelt_the_name(real_names: list[str]) -> None:
     assert [name for name in real_names if classify(name) != classify(normalise(name))] == []
 
