@@ -122,7 +122,8 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Pa
     found = np.full(len(rows), StepState.OTHER.value, dtype=object)
     found[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
     origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
-    device = written[-1].get("device")
+    # The last steps of a process that was killed say no device.
+    device = next((line["device"] for line in reversed(written) if "device" in line), None)
     place = {"process": about.get("pid"), "rank": about.get("rank"), "device": device, "profiler": "plain"}
     return [
         {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, Tool
+from profpipe.measure import event_lines
 from profpipe.runner import artifacts, process
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +85,8 @@ def run(folder, *argv, profiler="plain", env=None, timeout_s=240, **options):
     variables |= artifacts.variables(job, variables)
     began = time.monotonic()
     done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
+    for pending in job_folder.glob("*.pending"):
+        event_lines.complete(pending)
     why = artifacts.explain_missing_records(job, time.monotonic() - began)
     return Hooked(job_folder, done.returncode, done.stdout + done.stderr, why)
 

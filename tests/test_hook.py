@@ -95,13 +95,31 @@ def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_keeps_the_steps_of_the_seconds_before(tmp_path):
-    program = LOOP.replace(
-        "    optimizer.zero_grad()",
-        "    import os, time; time.sleep(0.4)\n    if number == 7:\n        os.kill(os.getpid(), 9)",
-    )
-    done = run_python(tmp_path, program, "20")
-    assert done.returncode == -9 and len(done.steps) >= 3
+@pytest.mark.parametrize("end", ["os._exit(9)", "os.kill(os.getpid(), 9)", "os.fork() or os._exit(9); os.wait(); 1 / 0"])
+def test_a_process_keeps_all_steps_however_it_ends(tmp_path, end):
+    done = run_python(tmp_path, LOOP + f"import os\n{end}\n", "300")
+    assert done.returncode and list(done.steps["step"]) == list(range(299)) and not done.notes
+
+
+@pytest.mark.slow
+def test_a_fork_that_goes_on_with_the_training_has_a_file_and_ends_by_exit(tmp_path):
+    loop = LOOP.replace("optimizer = ", "import os\noptimizer = ") + "os._exit(0)\n"
+    done = run_python(tmp_path, loop.replace("for number", "pid = 0\nfor number").replace(
+        "    optimizer.zero", "    if number == 9:\n        pid = os.fork()\n    optimizer.zero"), "20")  # fmt: skip
+    assert sorted(len(tables.steps) for tables in done.tables) == [10, 19]
+    # The parent and its copy are at the same step, and each numbers the steps that it made itself.
+    assert done.returncode == 0
+
+
+def test_the_page_says_how_many_steps_the_gpu_had_not_finished(tmp_path):
+    pending = record.Pending(str(tmp_path / "hook.capture.7.pending"))
+    for number in range(3):
+        pending.put(number * pending.STEP, number, 5 + number, 1e6, b"forward cuda_event Net 1x8")
+    pending.put(3 * pending.STEP, 4, 1, -1.0, b"")
+    event_lines.complete(tmp_path / "hook.capture.7.pending")
+    (tables,) = (reader.parse(reader.choose(path, reader.parsers()), path) for path in tmp_path.iterdir())
+    assert list(tables.steps["step"]) == [0, 1, 2]
+    assert tables.origin.notes == ("the process ended before the GPU had finished its last 2 steps",)
 
 
 WORKERS = """
@@ -275,7 +293,7 @@ def _python(minor):
 @pytest.mark.slow
 def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path):
     # The program deletes what the hook uses.
-    program = LOOP.replace("torch.manual_seed(0)", "import time; del time.perf_counter_ns")
+    program = LOOP.replace("torch.manual_seed(0)", "import mmap; del mmap.mmap")
     done = run_python(tmp_path, program, "6")
     assert done.returncode == 0 and "trained" in done.output
     assert "the start-up hook failed (AttributeError: " in done.notes

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
 from profpipe.hook.modules import ModuleRanges
-from profpipe.hook.record import Record
+from profpipe.hook.record import Pending, Record
 from profpipe.hook.settings import Settings
 
 # --- the window of nsys and ncu, and of rocprof ----------------------------------------------------------------------
@@ -132,9 +131,10 @@ def _cuda_profiler(call: str) -> bool:
 
 # --- captures --------------------------------------------------------------------------------------------------------
 
-#: Times are written to the file when so many have been measured, and at least once in so many seconds.
-_ROWS = 50
-_PERIOD_S = 1.0
+#: Times are written to the record at least once in so many ns.
+_PERIOD_NS = 1_000_000_000
+#: Bytes of a step that is not in the record yet, and where the last but one can be.
+_STEP, _LAST = Pending.STEP, Pending.ALL - 2 * Pending.STEP
 
 
 class Capture:
@@ -173,10 +173,13 @@ class Times(Capture):
         super().__init__(given, record)
         #: By the number of a step that has not been written: what it calls.
         self._calls: Dict[int, str] = {}
+        self._rows: List[clock.Row] = []
+        self._offset = 0
+        self._pending = Pending(given.path(f"{given.place}{os.getpid()}.pending"))
         self._clock: Any = None
         self._energy: Optional[EnergyCounter] = None
-        self._rule = ""
-        self._written_s = 0.0
+        self._rule, self._words = "", b""
+        self._due_ns = 0
 
     def begin(self, rule: str, number: int, call: str) -> None:
         if self._clock is None:
@@ -185,31 +188,51 @@ class Times(Capture):
             if library and self._energy is None:
                 # To open NVML can take a second, so it is done before the first step.
                 self._energy = EnergyCounter(library)
-        self._rule = rule
+            self._rule, self._words = rule, f"{rule} {self._clock.name} ".encode()
         if call:
             self._calls[number] = call
         self._clock.begin(number)
 
     def end(self, number: int) -> None:
-        self._clock.end()
-        now_s = time.monotonic()
-        if self._clock.waiting >= _ROWS or now_s - self._written_s > _PERIOD_S:
-            self._written_s = now_s
-            self._write(self._clock.read())
+        self._keep(self._clock.end())
+        self._mark_unfinished()
+
+    def _mark_unfinished(self) -> None:
+        number = self._clock.unfinished
+        if number is not None:
+            self._pending.put(self._offset, number, 1, -1.0, b"")
+
+    def _keep(self, rows: Iterable[clock.Row]) -> None:
+        for row in rows:
+            words = self._words
+            if self._calls:
+                words += self._calls.get(row[0], "").encode()
+            self._pending.put(self._offset, *row, words)
+            self._rows.append(row)
+            self._offset += _STEP
+            # The last place is for a step that the GPU has not finished.
+            if row[1] > self._due_ns or self._offset > _LAST:
+                self._due_ns = row[1] + _PERIOD_NS
+                self._write()
 
     def pause(self) -> None:
         getattr(self._clock, "pause", lambda: None)()
 
     def discard(self) -> None:
         self._clock = None
+        self._clear()
         self._calls.clear()
         self.record.write("restart")
 
     def finish(self) -> None:
         if self._clock is not None:
-            self._write(self._clock.read(wait=True), is_last=True)
+            self._keep(self._clock.finish())
+            self._write(is_last=True)
+            self._mark_unfinished()
 
-    def _write(self, rows: List[clock.Row], is_last: bool = False) -> None:
+    def _write(self, is_last: bool = False) -> None:
+        """Write the times to the record."""
+        rows = self._rows
         if not rows:
             return
         columns: Dict[str, List[Any]] = {
@@ -217,9 +240,8 @@ class Times(Capture):
             "start_ns": [row[1] for row in rows],
             "wall_ns": [round(row[2]) for row in rows],
         }
-        calls = [self._calls.pop(row[0], "") for row in rows]
-        if any(calls):
-            columns["calls"] = calls
+        if self._calls:
+            columns["calls"] = [self._calls.pop(row[0], "") for row in rows]
         more: Dict[str, Any] = {**clock.peaks_of_torch()}
         try:
             # The GPU may be inside the next step. Making it wait here would change the times.
@@ -228,6 +250,11 @@ class Times(Capture):
             self._energy = None
             self.record.error(error, "energy")
         self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **more)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows, self._offset = [], 0
+        self._pending.clear()
 
 
 def _range_name(given: Settings, rule: str, number: int, call: str) -> str:

@@ -6,9 +6,11 @@ Times cost microseconds and make nothing wait: CUDA events, ``perf_counter_ns`` 
 from __future__ import annotations
 
 import sys
-import time
-from typing import Any, Dict, List, Optional, Tuple
+from time import monotonic, perf_counter_ns, sleep, time_ns
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+#: How long the end of a process waits for its last steps. A GPU that hangs never finishes them.
+_WAIT_S, _POLL_S = 60.0, 0.001
 #: (number, ns since the epoch of its start on the host, ns of its duration)
 Row = Tuple[int, int, float]
 
@@ -33,25 +35,22 @@ class HostClock:
 
     name = "perf_counter"
 
+    #: The number of the last step that has ended, where it has no time yet.
+    unfinished = None
+
     def __init__(self) -> None:
-        self._rows: List[Row] = []
         self._begin = (0, 0, 0)
 
     def begin(self, number: int) -> None:
-        self._begin = (number, time.time_ns(), time.perf_counter_ns())
+        self._begin = (number, time_ns(), perf_counter_ns())
 
-    def end(self) -> None:
+    def end(self) -> Sequence[Row]:
+        """Return the step that ends."""
         number, start_ns, begin = self._begin
-        self._rows.append((number, start_ns, time.perf_counter_ns() - begin))
+        return ((number, start_ns, perf_counter_ns() - begin),)
 
-    @property
-    def waiting(self) -> int:
-        return len(self._rows)
-
-    def read(self, wait: bool = False) -> List[Row]:
-        """Return the steps since the last call; ``wait`` has no meaning on a CPU."""
-        rows, self._rows = self._rows, []
-        return rows
+    def finish(self) -> Sequence[Row]:
+        return ()
 
 
 class EventClock:
@@ -72,27 +71,33 @@ class EventClock:
 
     def begin(self, number: int) -> None:
         event = self._boundary if self._boundary is not None else self._record()
-        self._begin, self._boundary = (number, time.time_ns(), event), None
+        self._begin, self._boundary = (number, time_ns(), event), None
 
-    def end(self) -> None:
+    def end(self) -> Sequence[Row]:
+        """Return the steps that the GPU has finished since the last call. One query makes nothing wait."""
         if self._begin is not None:
             self._boundary = self._record()
             self._steps.append((*self._begin, self._boundary))
             self._begin = None
+        return self._read()
 
     def pause(self) -> None:
         """Forget the last end: the next step does not begin where the last one ended."""
         self._boundary = None
 
     @property
-    def waiting(self) -> int:
-        return len(self._steps)
+    def unfinished(self) -> Optional[int]:
+        return self._steps[-1][0] if self._steps else None
 
-    def read(self, wait: bool = False) -> List[Row]:
-        """Return the steps that the GPU has finished since the last call; ``wait`` for the others."""
+    def finish(self) -> Sequence[Row]:
+        """Wait for the last step, and return those that the GPU has finished."""
+        until_s = monotonic() + _WAIT_S
+        while self._steps and not self._steps[-1][3].query() and monotonic() < until_s:
+            sleep(_POLL_S)
+        return self._read()
+
+    def _read(self) -> List[Row]:
         rows: List[Row] = []
-        if wait and self._steps:
-            self._steps[-1][3].synchronize()
         while self._steps and self._steps[0][3].query():
             number, start_ns, begin, end = self._steps.pop(0)
             rows.append((number, start_ns, begin.elapsed_time(end) * 1e6))

@@ -6,8 +6,12 @@ describes the lines and reads them.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import mmap
 import os
+import struct
 import sys
 import threading
 import time
@@ -63,6 +67,33 @@ class Record:
             return is_new
 
 
+#: A step that is not in the record yet: its number, its start and time in ns, and the words rule, clock and call. The
+#: start is 0 where there is no step, and the time is negative where the GPU has not finished it.
+PENDING_STEP = struct.Struct("=qqd232s")
+
+
+class Pending:
+    """The steps that are not in the record yet, in a mapped file, so that they survive any end of the process.
+
+    ``put(offset, number, start_ns, wall_ns, words)`` takes 0.2 microseconds. ``profpipe.measure.event_lines`` reads what
+    an end left.
+    """
+
+    #: Bytes of a step, and of all.
+    STEP, ALL = PENDING_STEP.size, PENDING_STEP.size << 8
+
+    def __init__(self, path: str) -> None:
+        with open(path, "w+b") as file:
+            # A hole in the file, which a full disk cannot fill, would end the program by SIGBUS.
+            file.write(bytes(self.ALL))
+            file.flush()
+            self._map = mmap.mmap(file.fileno(), self.ALL)
+        self.put = functools.partial(PENDING_STEP.pack_into, self._map)
+
+    def clear(self) -> None:
+        self._map[:] = bytes(self.ALL)
+
+
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
@@ -87,11 +118,21 @@ def describe(given: Settings) -> Dict[str, Any]:
     return about
 
 
-def at_end_of_multiprocessing(finish: Callable[[], None]) -> None:
-    """Have ``finish`` called in a process of multiprocessing, which ends without ``atexit``.
+def at_end(finish: Callable[[], None]) -> None:
+    """Have ``finish`` called where this process ends, also by ``os._exit`` and in a process of multiprocessing.
 
-    While a process is forked it is not known yet to be one, and forgets such functions before it begins its work.
+    While a process is forked it is not known yet to be one of multiprocessing, and forgets such functions before it
+    begins its work.
     """
+    atexit.register(finish)
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def finish_and_leave(status: int) -> None:
+        finish()
+        leave(status)
+
+    os._exit = finish_and_leave  # type: ignore[assignment]
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         _register(finish)

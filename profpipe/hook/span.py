@@ -10,7 +10,6 @@ torch begins to use the GPU, to its end.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -70,8 +69,7 @@ class _Span:
 
     def start(self) -> None:
         finish = functools.partial(self._finish, os.getpid())
-        atexit.register(finish)
-        record.at_end_of_multiprocessing(finish)
+        record.at_end(finish)
         self._thread.start()
 
     def wait_for_gpu(self, library: Any) -> None:

@@ -214,9 +214,7 @@ class Steps:
         self.rule = rule
         self._record.write("recording", rule=rule)
         self._capture = captures.choose(self._settings, self._record)
-        at_exit = functools.partial(self._at_exit, os.getpid())
-        atexit.register(at_exit)
-        record.at_end_of_multiprocessing(at_exit)
+        record.at_end(functools.partial(self._at_exit, os.getpid()))
 
     def _at_exit(self, pid: int) -> None:
         """Complete the files. A forked child inherits this function, and the steps are not its own."""
@@ -240,9 +238,12 @@ class Steps:
             # A forked process cannot use the CUDA context. Destroying a copied event would abort it, so the capture is
             # never freed here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._capture))
+        rule = self.rule if began else ""
         self._reset()
-        # A copy of a process in mid-training is a worker, and the profiler in it a copy that must not be used.
-        self._is_over = began
+        # Calls of a model in a copy of a process in mid-training are no steps.
+        self.rule = rule
+        # The profiler in such a copy is a copy too, which must not be used.
+        self._is_over = began and self._settings.profiler != "plain"
 
     def _stop(self) -> None:
         """End the program as its own end would: cleanly, with exit code 0."""

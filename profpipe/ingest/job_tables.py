@@ -39,7 +39,7 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
 
 def _is_false_start(path: Path, outcome: JobOutcome) -> bool:
     """Return True for the record of a process that died before its first case; the outcome has the reason."""
-    if outcome.status == "ok" or path not in outcome.job.records:
+    if outcome.status == "ok" or path not in outcome.job.records or outcome.job.script is None:
         return False
     return not any(event["event"] == "case_started" for event in event_lines.read(path)[0])
 

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from profpipe.hook.record import PENDING_STEP
 from profpipe.job import Status
 
 Event = dict[str, Any]
@@ -69,6 +70,28 @@ def read(path: Path, key: str = "event") -> tuple[list[Event], list[BadLine]]:
         else:
             events.append(found)
     return events, bad
+
+
+def complete(pending: Path) -> None:
+    """Move the steps that a process, which has ended, left in ``pending`` to its record (``hook.record.Pending``)."""
+    record = pending.with_suffix(".jsonl")
+    written = [line for line in read(record, "hook")[0] if line["hook"] in ("steps", "restart")]
+    last = int(written[-1]["step"][-1]) if written and written[-1]["hook"] == "steps" else -1
+    rows = [row for row in PENDING_STEP.iter_unpack(pending.read_bytes()) if row[1] and row[0] > last]
+    done = [(number, start, round(wall), *words.rstrip(b"\0").decode(errors="replace").split(" ", 2))
+            for number, start, wall, words in rows if wall >= 0]  # fmt: skip
+    more: list[Event] = []
+    if done:
+        step, start_ns, wall_ns, (rule, *_), (clock, *_), calls = zip(*done, strict=True)
+        times = {"step": step, "start_ns": start_ns, "wall_ns": wall_ns, "calls": calls}
+        more.append({"hook": "steps", "rule": rule, "clock": clock, **times})
+        last = step[-1]
+    if rows and (lost := rows[-1][0] - last):
+        steps = f"{lost} steps" if lost > 1 else "step"
+        more.append({"hook": "note", "text": f"the process ended before the GPU had finished its last {steps}"})
+    with record.open("a", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(line) + "\n" for line in more)
+    pending.unlink()
 
 
 def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, Event | BadLine]]:

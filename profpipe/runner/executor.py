@@ -37,7 +37,7 @@ from profpipe.job import (
     revealed,
     workload_argv,
 )
-from profpipe.measure import case_order
+from profpipe.measure import case_order, event_lines
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     ahead,
@@ -366,6 +366,8 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
                 if command.runs_workload and (log.attempts[-1].inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
+            for pending in job.folder.glob(f"hook.{job.stem}.*.pending"):
+                event_lines.complete(pending)
             try:
                 artifacts.collect(job, earlier_traces)
             except OSError as error:
