@@ -331,6 +331,8 @@ class IncidentKind(str, Enum):
     DAMAGED_JOURNAL = "damaged_journal"
     #: The saved request has settings that this version does not know.
     UNKNOWN_SETTINGS = "unknown_settings"
+    #: A signal ended a program that had not failed.
+    ENDED = "ended"
     #: `--budget` left out what its details name. The source is the command that measures it.
     LEFT_OUT = "left_out"
 

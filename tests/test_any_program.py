@@ -190,6 +190,29 @@ def test_a_program_that_starts_no_python_gets_no_advice_for_python(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (("bash", "-c", "sleep 9 & sleep 0.2; kill %1; wait %1"), "SIGTERM ended it"),
+        (("timeout", "-s", "KILL", "0.2", "sleep", "9"), "the limit of `timeout` ended it"),
+        (("bash", "-c", "kill -HUP $$"), "SIGHUP ended it"),
+    ],
+)
+def test_what_ended_a_program_from_outside_is_named_and_no_crash(tmp_path: Path, command: tuple[str, ...], what: str):
+    printed = " ".join(profpipe(tmp_path, "run", "--out", "out", "-p", "plain", "--", *command).split())
+    assert f"did not end by itself ({what})" in printed and "process wall time" in printed
+    assert not re.search("crashed|failed|--capture", printed)
+
+
+@pytest.mark.slow
+def test_a_span_is_advised_where_a_signal_took_the_recording(tmp_path: Path):
+    (tmp_path / "serve.py").write_text("import torch, time\nwhile True: torch.ones(9).sum(); time.sleep(0.01)\n")
+    command = ("timeout", "6", sys.executable, "serve.py")
+    profpipe(tmp_path, "run", "--out", "out", "-p", "plain,torch", "--", *command, exit_code=1)
+    page = (tmp_path / "out/latest/SUMMARY.md").read_text()
+    assert "ended the program before torch had written" in page and "--capture AFTER:FOR" in page
+
+
 def test_verbose_shows_the_output_while_the_program_runs(tmp_path: Path) -> None:
     code = "import time\nfor n in range(3): print('line', n, flush=True); time.sleep(0.3)"
     printed, _ = run(tmp_path, "--verbose", "-p", "plain", "--", sys.executable, "-c", code)

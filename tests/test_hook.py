@@ -17,6 +17,7 @@ from hooked import LOOP, run, run_python
 
 from profpipe.hook import record
 from profpipe.ingest import reader
+from profpipe.measure import event_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -95,7 +96,9 @@ def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["os._exit(9)", "os.kill(os.getpid(), 9)", "os.fork() or os._exit(9); os.wait(); 1 / 0"])
+@pytest.mark.parametrize(
+    "end", ["os._exit(9)", "os.kill(os.getpid(), 9)", "os.fork() or os._exit(9); os.wait(); 1 / 0"]
+)
 def test_a_process_keeps_all_steps_however_it_ends(tmp_path, end):
     done = run_python(tmp_path, LOOP + f"import os\n{end}\n", "300")
     assert done.returncode and list(done.steps["step"]) == list(range(299)) and not done.notes
@@ -107,7 +110,6 @@ def test_a_fork_that_goes_on_with_the_training_has_a_file_and_ends_by_exit(tmp_p
     done = run_python(tmp_path, loop.replace("for number", "pid = 0\nfor number").replace(
         "    optimizer.zero", "    if number == 9:\n        pid = os.fork()\n    optimizer.zero"), "20")  # fmt: skip
     assert sorted(len(tables.steps) for tables in done.tables) == [10, 19]
-    # The parent and its copy are at the same step, and each numbers the steps that it made itself.
     assert done.returncode == 0
 
 

@@ -205,6 +205,11 @@ def imports_no_torch(job: Job) -> bool:
     return job.loads_hook and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
 
 
+def has_results(job: Job) -> bool:
+    """Return True if the job's command, however it ended, left the times of steps or a recording."""
+    return bool(_step_times(job)) or any(job.folder.glob(f"{job.stem}*"))
+
+
 def has_steps(job: Job) -> bool:
     """Return True if a process of the job's command made steps, or the user said what a step is."""
     chosen = job.options["steps"]

@@ -171,6 +171,10 @@ def _merge_results(
     }
     recorded = {case: ended for result in results for case, ended in result.recorded.items()}
     restarts = [result for result in results[:-1] if result.problem and not result.outcomes]
+    incidents = [Incident(IncidentKind.RESTARTED, "log.txt", r.problem.reason) for r in restarts if r.problem]
+    if job.script is None and results and not results[-1].problem:
+        ended_by = failure_reasons.ended_by(results[-1].returncode, job.command)
+        incidents += [Incident(IncidentKind.ENDED, "log.txt", f"{ended_by} ended it")] if ended_by else []
     problems = (result.problem for result in results if result.problem and result not in restarts)
     return JobOutcome(
         job,
@@ -184,7 +188,7 @@ def _merge_results(
         attempted_again=attempted_again,
         case_outcomes=outcomes,
         causes={case: ended.cause for case, ended in {**recorded, **outcomes}.items() if ended.cause},
-        incidents=tuple(Incident(IncidentKind.RESTARTED, "log.txt", r.problem.reason) for r in restarts if r.problem),
+        incidents=tuple(incidents),
     )
 
 
@@ -356,6 +360,8 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             used = started.used
+            for pending in job.folder.glob(f"hook.{job.stem}.*.pending"):
+                event_lines.complete(pending)
             if stopped or was_due or (returncode or 0) < 0:
                 queue.end_steps(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
@@ -366,8 +372,6 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
                 if command.runs_workload and (log.attempts[-1].inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
-            for pending in job.folder.glob(f"hook.{job.stem}.*.pending"):
-                event_lines.complete(pending)
             try:
                 artifacts.collect(job, earlier_traces)
             except OSError as error:
@@ -381,7 +385,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output_end = output.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
     is_usable = returncode is not None and not missing and (command.runs_workload or returncode == 0)
-    has_failed = command.has_failed(returncode, seconds)
+    has_failed = command.has_failed(returncode, seconds) and not failure_reasons.ended_by(returncode, job.command)
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end), is_usable, has_failed, used)
 
 
@@ -401,9 +405,14 @@ def _is_interrupted_too(returncode: int | None, context: Context) -> bool:
 
 
 def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> Outcome | None:
-    """Return the outcome of a process that SIGKILL ended. torchrun's output says which of its processes died."""
+    """Return the outcome of a process that SIGKILL ended, where it left no result.
+
+    torchrun's output says which of its processes died.
+    """
     if job.processes == 1:
-        return failure_reasons.explain_sigkill(returncode, kills_before)
+        killed = failure_reasons.explain_sigkill(returncode, kills_before)
+        is_known = failure_reasons.ended_by(returncode, job.command) != "SIGKILL" or artifacts.has_results(job)
+        return None if killed and killed.cause is Cause.SIGKILL and job.script is None and is_known else killed
     log = job.folder / "log.txt"
     rank, code = failure_reasons.first_failure(artifacts.read_output(log, (begin, log.stat().st_size))) or (0, None)
     killed = failure_reasons.explain_sigkill(code, kills_before)

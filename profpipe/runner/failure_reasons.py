@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from profpipe.errors import UNWRITTEN, is_disk_full
@@ -37,6 +38,10 @@ _NOISE = re.compile(
 #: What NCCL's watchdog puts before the error, which libstdc++ prints when it ends the process.
 _WATCHDOG_PREFIX = re.compile(r"^what\(\): +\[PG ID .* terminated with exception: ")
 _MAX_LENGTH = 240
+#: Signals that end a program from outside, as a shell or a user does it. Others are errors of the program.
+_STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGKILL", "SIGPIPE", "SIGALRM", "SIGUSR1", "SIGUSR2")
+#: The command of coreutils, and its exit code where it ended the program.
+_TIMEOUT, _TIMED_OUT = re.compile(r"\btimeout\b"), 124
 _ROOT = Path("/")
 
 
@@ -96,6 +101,15 @@ def signal_name(returncode: int) -> str | None:
         return signal.Signals(-returncode if returncode < 0 else returncode - 128).name
     except ValueError:
         return None
+
+
+def ended_by(returncode: int | None, command: Sequence[str]) -> str:
+    """Return what ended ``command`` from outside: ``SIGTERM``, or the limit of `timeout`; empty for any other end."""
+    has_limit = any(_TIMEOUT.search(word) for word in command)
+    name = signal_name(returncode or 0) or ""
+    if has_limit and (returncode == _TIMED_OUT or name == "SIGKILL"):
+        return "the limit of `timeout`"
+    return name if name in _STOPS else ""
 
 
 def is_sigkill(returncode: int | None) -> bool:

@@ -148,6 +148,12 @@ def _explain_exit(end: ProcessEnd, output: str, job: Job, *, in_case: bool) -> O
     if end.missing and not returncode:
         details = failure_reasons.describe_missing_file(job.folder / end.missing[0], output)
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
+    ended_by = failure_reasons.ended_by(returncode, job.command) if job.script is None else ""
+    if end.missing and ended_by:
+        is_whole = (job.options.get("capture") or {}).get("whole")
+        remedy = ". A span in its middle can be recorded: --capture AFTER:FOR" if is_whole else ""
+        details = f"{ended_by} ended the program before {job.profiler} had written what it recorded{remedy}"
+        return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
     status = Status.CRASHED if in_case or failure_reasons.signal_name(returncode) else Status.FAILED
     return Outcome(status, Cause.EXIT, failure_reasons.describe_exit(returncode, output))
 

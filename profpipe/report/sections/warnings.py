@@ -130,6 +130,7 @@ _INCIDENTS: Mapping[IncidentKind, tuple[str, str]] = {
         "the run was started by a version with settings that this one does not know",
         "They were left out.",
     ),
+    IncidentKind.ENDED: ("the program did not end by itself", "The figures are of what it did until then."),
     IncidentKind.LEFT_OUT: ("measures what did not fit into the budget", "It takes the other jobs from this run."),
 }
 
