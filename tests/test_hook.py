@@ -113,6 +113,25 @@ def test_a_fork_that_goes_on_with_the_training_has_a_file_and_ends_by_exit(tmp_p
     assert done.returncode == 0
 
 
+THREADS = """
+import threading, torch
+def work():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    for _ in range(300): model(torch.ones(8, 64))
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+def test_steps_of_two_threads_are_recorded(tmp_path, profiler):
+    done = run_python(tmp_path, THREADS, profiler=profiler, steps={"forward": True})
+    assert done.returncode == 0 and not done.explanation and not done.notes
+    assert len(done.traces) == (profiler == "torch") and (profiler == "torch" or len(done.steps) > 500)
+
+
 def test_the_page_says_how_many_steps_the_gpu_had_not_finished(tmp_path):
     pending = record.Pending(str(tmp_path / "hook.capture.7.pending"))
     for number in range(3):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
@@ -361,7 +362,9 @@ class TorchTrace(Capture):
             self._is_over = True
             self._others.want()
             return
-        self._profile = torch_profiler.new(self.settings)
+        # Steps of several threads: torch ends a profile in the thread that began it, or one of all threads in any.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._profile = torch_profiler.new(self.settings, **({} if is_main else torch_profiler.all_threads()))
         self._profile.prepare_trace()
 
     def _start(self) -> None:

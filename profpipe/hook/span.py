@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict
+from typing import Any
 
 from profpipe import ranges
 from profpipe.hook import clock, record, torch_profiler
@@ -91,7 +91,7 @@ class _Span:
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s + self._for_s
         try:
-            if _all_threads() and not sys.modules["torch"].autograd._profiler_enabled():
+            if torch_profiler.all_threads() and not sys.modules["torch"].autograd._profiler_enabled():
                 self._start_trace()
         except Exception as error:  # an error of the hook must not end the program
             self._profile = None
@@ -167,7 +167,7 @@ class _Span:
 
     def _new_profile(self) -> Any:
         """Return torch.profiler for all threads: requests are served in threads, and this one runs nothing."""
-        every_thread = _all_threads()
+        every_thread = torch_profiler.all_threads()
         if not every_thread:
             version = sys.modules["torch"].__version__
             self._record.note(
@@ -203,12 +203,3 @@ class _Span:
     def _cut(self) -> None:
         self._is_cut.set()
         self._thread.join(_EXPORT_S)
-
-
-def _all_threads() -> Dict[str, Any]:
-    """Return the option with which torch.profiler records all threads; nothing where torch is too old for it."""
-    try:
-        config = sys.modules["torch"].profiler._ExperimentalConfig(profile_all_threads=True)
-    except (AttributeError, TypeError):
-        return {}
-    return {"experimental_config": config}

@@ -80,6 +80,7 @@ class Steps:
     def _reset(self) -> None:
         self.number, self.rule = -1, ""
         self._is_open = self._is_over = False
+        self._lock = threading.RLock()
         #: The capture of the process from its first boundary on.
         self._capture: Any = None
         self._members = Sequence()
@@ -89,7 +90,7 @@ class Steps:
 
     def boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
         """End the current step, and begin the next one; ``describe`` says what it calls: ``LlamaModel 1x512``."""
-        self._guard(lambda: self._boundary(rule, describe), rule)
+        self._guard(rule, self._boundary, rule, describe)
 
     def when_optimizer_steps(self, act: Callable[[], None]) -> None:
         """Have ``act`` called where the first optimizer steps. Until then calls of modules are steps."""
@@ -109,15 +110,15 @@ class Steps:
 
     def close(self) -> None:
         """End the current step. The next one does not follow at once, or there is none."""
-        self._guard(self._close, "marker")
+        self._guard("marker", self._close)
 
     def abandon(self) -> None:
         """Forget the current step: the program left it half-way."""
-        self._guard(self._abandon, "marker")
+        self._guard("marker", self._abandon)
 
     def call(self, rule: str, member: Any) -> None:
         """Note the call of an optimizer, which ends a step if it is the last one of its iteration."""
-        self._guard(lambda: self._call(rule, member), rule)
+        self._guard(rule, self._call, rule, member)
 
     def failed(self, error: BaseException, during: str) -> None:
         """Record an error of the hook. Steps are not measured any more, because some may be missing."""
@@ -131,12 +132,14 @@ class Steps:
     def note(self, text: str) -> None:
         self._record.note(text)
 
-    def _guard(self, act: Callable[[], None], during: str) -> None:
+    def _guard(self, during: str, act: Callable[..., None], *arguments: Any) -> None:
         if self._is_over and not self._stops:
             return
         try:
-            if not self._is_over and not _is_capturing():
-                act()
+            # torch.profiler takes seconds to start, in which another thread may come to the next step.
+            with self._lock:
+                if not self._is_over and not _is_capturing():
+                    act(*arguments)
         except Exception as error:  # an error of the hook must not end the program
             self.failed(error, during)
         if self._stops:
@@ -157,7 +160,7 @@ class Steps:
 
     def _is_inferior(self, rule: str) -> bool:
         """Return True if steps by another rule are found, which says more."""
-        return bool(self.rule) and _RULES.index(self.rule) < _RULES.index(rule)
+        return rule != self.rule != "" and _RULES.index(self.rule) < _RULES.index(rule)
 
     def _boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
         if self._is_inferior(rule):
@@ -200,8 +203,8 @@ class Steps:
         self._is_open = False
         self._capture.end(self.number)
         # An evaluation before a training is no reason to stop it.
-        is_asked_for = self.rule != "forward" or self._settings.forward
-        if self._settings.stop and is_asked_for and self._capture.is_complete(self.number):
+        is_asked_for = self._settings.stop and (self.rule != "forward" or self._settings.forward)
+        if is_asked_for and self._capture.is_complete(self.number):
             self._stops = 1
 
     def _discard(self) -> None:

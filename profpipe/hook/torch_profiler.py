@@ -7,7 +7,7 @@ import gzip
 import os
 import shutil
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 from profpipe.hook import clock, settings
 from profpipe.hook.record import Record
@@ -27,6 +27,15 @@ def new(given: Settings, **options: Any) -> Any:
     return library.profile(
         activities=activities, with_stack=given.with_stack, record_shapes=given.record_shapes, **options
     )
+
+
+def all_threads() -> Dict[str, Any]:
+    """Return the option with which torch.profiler records all threads; nothing where torch is too old for it."""
+    try:
+        config = sys.modules["torch"].profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        return {}
+    return {"experimental_config": config}
 
 
 def export(profile: Any, given: Settings) -> None:
