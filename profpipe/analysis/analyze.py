@@ -56,7 +56,7 @@ TOP = 10
 def analyze(tables: Tables, run: Manifest) -> Findings:
     """Return all findings."""
     names = dict.fromkeys(name for table in ALL for name in getattr(tables, table.name)["workload"].unique())
-    expectations, unseen = validity.expectations(tables, run), validity.unseen(tables)
+    expectations = validity.expectations(tables, run)
     workloads = [_workload_data(tables, str(name), run) for name in names]
     results_on = functools.partial(case_results, run=run)
     studies, plots = (
@@ -64,8 +64,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         for entries in ((run.pipeline.tables, run.pipeline.plots) if run.pipeline else ((), ()))
     )
     duplicates = validity.find_duplicates(workloads)
-    unreliable = {(name, case): DoubtCause.NO_KERNELS for (name, _), cases in unseen.items() for case in cases}
-    unreliable |= {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
+    unreliable = {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
     unreliable |= {(each.workload, each.case): DoubtCause.CONTRADICTED for pair in duplicates for each in pair}
     return Findings(
         workloads=tuple(
@@ -82,7 +81,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         expectations=expectations,
         coverage=validity.coverage(tables, run),
         unattributed=validity.unattributed(tables, run),
-        unseen=unseen,
+        unseen=validity.unseen(tables),
         launch_counts=tuple(found for data in workloads for found in profiler_agreement.compare_launches(data)),
         duplicates=duplicates,
     )

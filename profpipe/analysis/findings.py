@@ -446,9 +446,8 @@ class WinVerdict(str, Enum):
 
 
 class DoubtCause(str, Enum):
-    """Why the lowest time is not called the fastest. The first three are about what a case ran."""
+    """Why the lowest time is not called the fastest. The first two are about what a case ran."""
 
-    NO_KERNELS = "no_kernels"  # a profiler saw no kernel of the case
     WRONG_KERNELS = "wrong_kernels"  # kernels of another family ran
     CONTRADICTED = "contradicted"  # the same case took a different time in another workload
     NOT_COMPARED = "not_compared"  # no result was compared with the reference

@@ -392,7 +392,8 @@ def _slowest(own: CaseSteps) -> doc.Text:
                 sentence = f"{{}} is the slowest in {late.slowest_in} of {plural(steady, 'step')}: without exposed"
                 sentence += f" communication its step takes {{}} longer than that of {rank_name(own, early)}."
                 return fill(sentence, _name(own, late), duration(longer, unit))
-    return f"The {peers(own)} are equally fast."
+    # Ranks that wait for each other have one period, so without the waiting nothing is known.
+    return f"The {peers(own)} are equally fast." if own.parts and own.parts.waiting_ns is not None else ""
 
 
 def _waited_for(own: CaseSteps) -> doc.Text:

@@ -206,7 +206,6 @@ MOST_NAMES = 2
 
 #: By cause a sentence about the cases.
 _DOUBTS = {
-    DoubtCause.NO_KERNELS: "the profiler recorded no kernel of {}",
     DoubtCause.WRONG_KERNELS: "{} did not run the kernels it should",
     DoubtCause.CONTRADICTED: "{} took a different time in another workload",
     DoubtCause.ONE_SAMPLE: "{} has a single sample of unknown spread",
