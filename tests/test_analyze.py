@@ -24,7 +24,7 @@ from report_study import (
 
 from profpipe.analysis.case_index import Basis
 from profpipe.analysis.cases import order, parse_id
-from profpipe.analysis.findings import Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
+from profpipe.analysis.findings import Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
 from profpipe.report.sections import kernel_share
 from profpipe.report.sections.warnings import warnings

@@ -316,7 +316,7 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
      lambda: alone(rank=None), (headline.headline, steps.steps, step_times.every_step)),
     ("A rank with longer steps is named with its distance from the mean", lambda: ranks(9e6, 11e6),
      (step_times.ranks,)),
-    ("Without communication nothing is said of ranks whose intervals overlap", lambda: ranks(9e6, 11e6, half=0.2), (step_times.ranks,)),
+    ("Without communication nothing is said of equal ranks", lambda: ranks(9e6, 11e6, half=0.2), (step_times.ranks,)),
     ("Nor of ranks of which each is the slowest in half of the steps", lambda: ranks(9e6, 11e6, takes_turns=True),
      (step_times.ranks,)),
     # Without late launches nothing waits: 22 ms of 53 are left. A faster network removes 2 ms.

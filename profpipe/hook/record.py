@@ -75,8 +75,8 @@ PENDING_STEP = struct.Struct("=qqd232s")
 class Pending:
     """The steps that are not in the record yet, in a mapped file, so that they survive any end of the process.
 
-    ``put(offset, number, start_ns, wall_ns, words)`` takes 0.2 microseconds. ``profpipe.measure.event_lines`` reads what
-    an end left.
+    ``put(offset, number, start_ns, wall_ns, words)`` takes 0.2 microseconds. ``profpipe.measure.event_lines`` reads
+    what an end left.
     """
 
     #: Bytes of a step, and of all.

@@ -172,6 +172,12 @@ def is_over(command: Command, job: Job, seconds: float) -> bool:
     return not any(map(_is_recording, job.records))
 
 
+def complete_records(job: Job) -> None:
+    """Add the steps that the processes of a job, which have ended, had not written to their records yet."""
+    for pending in job.folder.glob(f"hook.{job.stem}.*.pending"):
+        event_lines.complete(pending)
+
+
 def _is_recording(path: Path) -> bool:
     """Return True if the living process that writes this file of the hook has not finished it."""
     if not _has_begun(path) or '{"hook": "finished"' in path.read_text(encoding="utf-8", errors="replace"):

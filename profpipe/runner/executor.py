@@ -37,7 +37,7 @@ from profpipe.job import (
     revealed,
     workload_argv,
 )
-from profpipe.measure import case_order, event_lines
+from profpipe.measure import case_order
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     ahead,
@@ -360,8 +360,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             used = started.used
-            for pending in job.folder.glob(f"hook.{job.stem}.*.pending"):
-                event_lines.complete(pending)
+            artifacts.complete_records(job)
             if stopped or was_due or (returncode or 0) < 0:
                 queue.end_steps(job, process.ask, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
