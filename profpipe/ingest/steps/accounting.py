@@ -124,14 +124,18 @@ def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least
 def gaps(timeline: Timeline, anything: Union, waits: Union) -> tuple[Int64s, Int64s, Ints]:
     """Return start, end and cause of each time in which nothing runs on a device; ``anything`` is what runs.
 
-    The cause is 1 where the host launched too late: the call began after the device went idle. It is 2 where the host
-    then sat in a call that waits for the GPU. It is 0 for another cause, or one that is not recorded: a launch in time
-    that ran later waited for something else.
+    A gap that a late launch ends is divided at the begin of its call. The cause before it is 1, or 2 where the host sat
+    in a call that waits for the GPU as the gap began. After the call, and where no call is late, the cause is 0:
+    another one, or one that is not recorded. What was launched in time and ran later waited for something else.
     """
     opened, closed = anything.end[:-1], anything.start[1:]
     following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
-    late = timeline.is_launched[following] & (timeline.launched[following] > opened)
-    return opened, closed, np.where(late, 1 + waits.contains(opened), 0)
+    called = np.where(timeline.is_launched[following], timeline.launched[following], opened).clip(opened, closed)
+    late, waited = called > opened, waits.contains(opened)
+    start, end = np.concatenate([opened[late], called]), np.concatenate([called[late], closed])
+    cause = np.concatenate([1 + waited[late], np.zeros(len(called), dtype=np.int64)])
+    order = np.argsort(start, kind="stable")
+    return start[order], end[order], cause[order]
 
 
 def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> list[Int64s]:

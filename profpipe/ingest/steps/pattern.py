@@ -94,7 +94,8 @@ def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments
     the grid of each operation, in the order of ``timeline``.
     """
     kernels = np.flatnonzero(timeline.is_kernel)
-    if len(kernels) < LEAST_STEPS:
+    if len(kernels) < LEAST_STEPS or timeline.communicates[kernels].all():
+        # A process that only communicates, such as a benchmark of NCCL, repeats no step of a program.
         return None
     name, launched = timeline.name[kernels].astype(np.int64), timeline.launched[kernels]
     grids = np.zeros(len(kernels), dtype=np.int64) if grid is None else grid[kernels]
