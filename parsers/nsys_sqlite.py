@@ -141,6 +141,7 @@ def _read(path: Path) -> events.Recording:
         reading = executor.submit(_read_calls, export, strings)
         work, dropped = _read_work(export, strings)
         calls = reading.result()
+    work = replace(work, process=_fill_processes(work, calls))
     latest = max(int(work.end.max(initial=_NULL)), int(calls.end.max(initial=_NULL)))
     ranges, notes = _read_ranges(export, strings, latest)
     launched = _launches(work, calls)
@@ -402,6 +403,25 @@ def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
     return call
 
 
+def _fill_processes(work: Operations, calls: _Calls) -> Int64s:
+    """Return the process of each activity. Exports of some versions lack it: then it is the caller's.
+
+    The caller is the only process that calls, or the only one that uses the correlation id.
+    """
+    unknown = np.flatnonzero(work.process == _NULL)
+    if not len(unknown) or not len(calls.start):
+        return work.process
+    process = work.process.copy()
+    _, firsts = combine(calls.correlation, calls.process)
+    ids, at, times = np.unique(calls.correlation[firsts], return_index=True, return_counts=True)
+    place = np.searchsorted(ids, work.correlation[unknown]).clip(max=len(ids) - 1)
+    is_known = (ids[place] == work.correlation[unknown]) & (times[place] == 1)
+    process[unknown] = np.where(is_known, calls.process[firsts[at[place]]], _NULL)
+    if (calls.process == calls.process[0]).all():
+        process[unknown] = calls.process[0]
+    return process
+
+
 def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
     """Find the rows of one process's calls by correlation id; of several with one id the first to begin."""
     rows = rows[np.argsort(-calls.start[rows], kind="stable")]
@@ -517,6 +537,8 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
     """Return the reasons for doubt in kernels and CUDA calls."""
     graph = work.is_kind("graph")
     lost = work.is_kind("kernel") & (called.thread == attribution.NO_THREAD)
+    unowned = lost & (work.process == _NULL) & (work.correlation > 0)
+    lost &= ~unowned
     unnamed = list(work.names).index(_UNNAMED) if _UNNAMED in work.names else -1
     graph_ms, lost_ms = ((work.end[rows] - work.start[rows]).sum() / 1e6 for rows in (graph, lost))
     counted = {
@@ -524,6 +546,7 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
         "--cuda-graph-trace=node to see these": graph.sum(),
         f"kernels ({lost_ms:.3f} ms) have no launch call in the file and lie in no range: they were "
         "launched before the capture began": lost.sum(),
+        "kernels lie in no range: the file does not say which of its processes ran them": unowned.sum(),
         "records end before they begin, or have no time, and were left out": dropped,
         "kernels have no name in the file": (work.name == unnamed).sum(),
         "launches of CUDA graphs left no kernel in the file (nsys before 2024 does not export whole graphs), so their "
@@ -580,7 +603,9 @@ def _checks(export: Source, work: Operations, calls: _Calls) -> list[reconcile.R
     for process, own in groups(calls.process[launching]):
         # nsys may record a call twice, under its name with and without a version.
         launched = pd.unique(calls.correlation[launching[own]])
-        done = np.isin(launched, work.correlation[of_work[process]]) if process in of_work else np.zeros(1, dtype=bool)
+        # An activity without a process may be this one's.
+        ran = [work.correlation[of_work[each]] for each in (process, _NULL) if each in of_work]
+        done = np.isin(launched, np.concatenate([*ran, np.zeros(0, dtype=np.uint32)]))
         lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
         found += [{**check, "process": process} for check in lost]
     has_graphs = any("GraphLaunch" in name for name in calls.names)

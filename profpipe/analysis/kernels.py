@@ -398,28 +398,39 @@ def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> 
 
 #: The name of a kernel in no namespace, and its words: `transpose` and `Naive`, `reduce` and `0`.
 _OWN_NAME, _WORDS = re.compile(r"(?:void )?(\w+)\s*(?:[<(]|$)"), re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: First words that no variants of one kernel share: of libraries, of compilers, and of any kernel.
 _COMMON_WORDS = frozenset({
     "ampere", "cudnn", "cutlass", "elementwise", "fusion", "input", "kernel", "loop", "nccl", "nvjet", "triton",
     "turing", "unrolled", "vectorized", "volta", "wrapped",
 })  # fmt: skip
+#: Words that say which work a kernel does: its direction, the type of its numbers, the layout or the shape of a tile.
+_OTHER_WORK = re.compile(
+    r"(?<![a-z])(?:forward|backward|fwd|bwd|[dw]?grad|[fb]prop|d[qkvxw]|inv(?:erse)?|[rcdz]2[rcdz]|[nt]{1,3}|[nt]sp|encode|decode"
+    r"|prefill|gather|scatter|(?:un)?pack|(?:de)?quantize|(?:__)?half2?|float|double|char|int|(?:b?float|bf|fp|tf|u?int|[fsu])"
+    r"(?:8|16|32|64)\w*|\d+x\d+[x\d]*)(?![a-z0-9])"
+)
 #: A first word as short as ``vec`` or ``mat`` counts together with the second one.
 _SHORTEST_WORD = 4
+#: After the first word, a name of more words is that of a part of a library: ``split_embedding_..._long_segments``.
+_MOST_WORDS = 4
 
 
 def find_variants(own: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
     """Return the groups of kernels that are variants of one, the fastest of a group first.
 
     Their names begin with the same word, as ``transposeNaive`` and ``transposeCoalesced``, and none is launched more
-    than twice as often as another.
+    than twice as often as another. Kernels that differ in a word of ``_OTHER_WORK`` are no variants.
     """
-    groups: dict[str, list[tuple[str, ClassTotal]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[str, ClassTotal]]] = {}
     for kernel, launches in own.kernels.items():
         found = _OWN_NAME.match(kernel.name)
         words = [word.lower() for word in _WORDS.findall(found[1])] if found else []
-        if words and words[0] not in _COMMON_WORDS and launches.calls and launches.ns:
+        is_short = 0 < len(words) <= 1 + _MOST_WORDS
+        if is_short and words[0] not in _COMMON_WORDS and launches.calls and launches.ns:
             stem = words[0] if len(words[0]) >= _SHORTEST_WORD else "".join(words[:2])
-            groups.setdefault(stem, []).append((kernel.name, launches))
+            work = sorted(_OTHER_WORK.findall(_CAMEL.sub("_", kernel.name).lower()))
+            groups.setdefault((stem, *work), []).append((kernel.name, launches))
     calls = {stem: [launches.calls for _, launches in group] for stem, group in groups.items()}
     return [
         sorted(group, key=lambda each: each[1].ns / each[1].calls)

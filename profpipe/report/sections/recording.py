@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
@@ -22,6 +23,12 @@ _LEAST_COPIES = 0.05
 
 #: A variant of a kernel that takes so many times as long as the fastest one is in the headline.
 _SLOWER = 1.05
+
+#: A launch is named that takes so many times as long as the others of its kernel, and this share of all kernel time.
+_LONGER, _LONG_SHARE = 10, 0.2
+
+#: A GPU that is idle for no more than this share is busy all the time.
+_LEAST_IDLE = 0.1
 
 #: Kernels of a program that a sentence names.
 _NAMED = 4
@@ -168,6 +175,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if workload.basis is None or workload.basis.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
+        yield from _long_launch(workload)
     for (fast, least), *_, (slow, most) in _variants(workload):
         name = short_names([fast, slow])
         least_ns, most_ns = least.ns / least.calls, most.ns / most.calls
@@ -182,6 +190,18 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def _long_launch(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield that one launch of a kernel holds much of the kernel time, such as a collective that waited for a peer."""
+    totals = _totals(workload)
+    for kernel, own in totals.kernels.items():
+        others = (own.ns - own.most) / max(own.calls - 1, 1)
+        if own.calls > 1 and _LONG_SHARE * totals.total_ns <= own.most < math.inf and own.most >= _LONGER * others:
+            said = "One launch of {} took {}, {} of the kernel time."
+            said += f" The mean of its other {count(own.calls - 1)} is {{}}."
+            name, share = short_names([kernel.name])[kernel.name], percent(own.most / totals.total_ns)
+            yield fill(said, doc.Code(name), duration(own.most), share, duration(others))
 
 
 def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
@@ -266,7 +286,14 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
 
 def _has_unknown_times(workload: WorkloadFindings) -> bool:
     """Return True where it is unknown when kernels ran, or on which GPU, so that nothing is known of idle time."""
-    return any(each.check in (Check.OUTSIDE_STEPS, Check.SHARED_IDS) for each in workload.steps.contradictions)
+    checks = {each.check for each in workload.steps.contradictions}
+    return Check.SHARED_IDS in checks or (Check.OUTSIDE_STEPS in checks and not _is_busy(workload))
+
+
+def _is_busy(workload: WorkloadFindings) -> bool:
+    """Return True where each GPU was busy all the time, so that it makes no difference when single kernels ran."""
+    own = [parts for of_case in workload.steps.recordings.values() for parts in of_case.values()]
+    return bool(own) and all(parts.share(parts.idle_ns) <= _LEAST_IDLE for parts in own)
 
 
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
@@ -276,10 +303,10 @@ def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
         of = fill(" ({})", labels[each.case]) if each.case in labels else ""
         # Another profiler, or none, may give figures of a step beside this one.
         end = f" The recording of {each.profiler} gives no figure of a step." if each.check.forbids_steps else ""
-        yield fill(f"{{}}{{}}.{end}", _contradiction(each), of)
+        yield fill(f"{{}}{{}}.{end}", _contradiction(each, _is_busy(workload)), of)
 
 
-def _contradiction(each: Contradiction) -> doc.Text:
+def _contradiction(each: Contradiction, is_busy: bool) -> doc.Text:
     number, n, subject = count(each.value), count(each.n), each.subject
     match each.check:
         case Check.LATE_END:
@@ -294,8 +321,9 @@ def _contradiction(each: Contradiction) -> doc.Text:
         case Check.REPLAYS:
             return f"The {n} replays of a CUDA graph lack {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
-            text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so idle time is"
-            return fill(f"{text} unknown", percent(each.value / 100))
+            text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so"
+            unknown = "the time of a step" if is_busy else "idle time"
+            return fill(f"{text} {unknown} is unknown", percent(each.value / 100))
         case Check.SHARED_IDS:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
