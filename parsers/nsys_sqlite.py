@@ -295,15 +295,15 @@ def _read_shapes(export: Source) -> pd.DataFrame | None:
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 
-def _read_graphs(export: Source) -> Int64s | None:
-    """Return a number for the graph of each kernel, negative for none; None where the file has no graphs."""
+def _read_graphs(export: Source, kernels: int) -> Int64s:
+    """Return a number for the graph of each of the kernels, negative for none and where the file has no graphs."""
     names = export.columns(f"{_PREFIX}KERNEL")
     # The number of a node has that of its graph above bit 32.
     for name, shift in (("graphNodeId", 32), ("graphId", 0)):
         if name in names:
             graph = _read_more(export, "KERNEL", name)[name]
             return np.where(graph > 0, graph >> shift, -1)
-    return None
+    return np.full(kernels, -1)
 
 
 def _read_sizes(export: Source, kind: Ints) -> Int64s:
@@ -609,8 +609,9 @@ def _checks(export: Source, work: Operations, calls: _Calls) -> list[reconcile.R
         lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
         found += [{**check, "process": process} for check in lost]
     has_graphs = any("GraphLaunch" in name for name in calls.names)
-    if has_graphs and (graph := _read_graphs(export)) is not None:
+    if has_graphs:
         kernels = np.flatnonzero(work.is_kind("kernel"))
+        graph = _read_graphs(export, len(kernels))
         for process, of_process in groups(work.process[kernels]):
             own = kernels[of_process]
             launch = np.where(work.correlation[own] == 0, -1, work.correlation[own].astype(np.int64))

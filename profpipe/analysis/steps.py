@@ -29,6 +29,7 @@ from profpipe.results.schema import (
     RANK_PREFIX,
     STEP_RANGE,
     STEP_STRIDE,
+    STEP_TRANSFER,
     UNEVEN_STEPS,
     Check,
     StepRule,
@@ -244,12 +245,14 @@ class CaseSteps:
     stride: int
     #: By a kind of ``other_calls`` and the name of a kernel, as in ``prefill > kernel``: ns of a call.
     call_kernels: Mapping[str, Number]
+    #: What the transfer takes at most, where ranks send to each other and wait at other times than their peers.
+    transfer_ns: float | None
 
     @cached_property
     def rows(self) -> pd.DataFrame:
         """The steps of ``profiler`` by place, and the time that each steady one waits for others, ``waiting_ns``."""
         own = self.table[self.table["profiler"] == self.profiler]
-        waits = _waiting(_steady(own)).unstack().rename("waiting_ns")
+        waits = _waiting(_steady(own), self.transfer_ns).unstack().rename("waiting_ns")
         if waits.empty:
             return own.assign(waiting_ns=np.nan)
         joined = own.join(waits, on=[*PLACE, "step"])
@@ -479,7 +482,10 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
     every, times = ("plain", *PREFERENCE), index.step_times
     own = table[table["profiler"] == profiler]
     steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
-    waits = _waiting(steady)
+    transfer_ns = _of_case(numbers, STEP_TRANSFER)
+    waits = _waiting(steady, transfer_ns)
+    # In a pipeline each rank waits for others in turn.
+    of_late = waits if transfer_ns is None else pd.DataFrame()
     parts, totals = _parts_by_place(steady, waits), index.step_totals.get((case, profiler), KernelTotals())
     has_steady = set(_steady(table).dropna(subset="wall_ns")["profiler"])
     spreads = {
@@ -496,12 +502,13 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
         pattern_count=None if pattern_count is None else round(pattern_count),
         parts=_mean_parts(parts, totals),
         copies=_by_time(totals.by_copy, numbers.get("step_copy_bytes", {})),
-        ranks=tuple(_ranks(index, case, steady, parts, waits, numbers.get("step_time", {}), nodes)),
-        wait_cause=_wait_cause(own, waits),
+        ranks=tuple(_ranks(index, case, steady, parts, of_late, numbers.get("step_time", {}), nodes)),
+        wait_cause=_wait_cause(own, of_late),
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
         stride=round(_of_case(numbers, STEP_STRIDE) or 1),
         call_kernels=numbers.get(CALL_KERNEL_TIME, {}),
+        transfer_ns=transfer_ns,
     )
 
 
@@ -641,15 +648,18 @@ def _by_place(steps: pd.DataFrame, column: str) -> pd.DataFrame:
     return steps.pivot_table(index="step", columns=PLACE, values=column, aggfunc="mean").astype(float).dropna()
 
 
-def _waiting(steady: pd.DataFrame) -> pd.DataFrame:
+def _waiting(steady: pd.DataFrame, transfer_ns: float | None) -> pd.DataFrame:
     """Return the exposed communication of each step and place over the least one of that step, which is the transfer.
 
-    It is empty where one place alone is known, and where nothing communicates.
+    The transfer is ``transfer_ns`` at most, where that is known. Else the frame is empty where one place alone is
+    known. It is empty too where nothing communicates.
     """
     if steady["communication_ns"].isna().any() or not steady["communication_ns"].any():
         return pd.DataFrame()
     exposed = _by_place(steady, "communication_ns")
-    return exposed.sub(exposed.min(axis=1), axis=0) if len(exposed.columns) > 1 else pd.DataFrame()
+    if len(exposed.columns) < 2 and transfer_ns is None:
+        return pd.DataFrame()
+    return exposed.sub(exposed.min(axis=1).clip(upper=transfer_ns), axis=0)
 
 
 def _waited_for(steady: pd.DataFrame, waits: pd.DataFrame) -> pd.Series[Any]:

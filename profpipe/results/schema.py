@@ -271,6 +271,8 @@ class Check(str, Enum):
 STEP_RANGE: Final = "step_range"
 #: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
 STEP_STRIDE: Final = "step_stride"
+#: Metric of steps in which kernels send from one rank to another: ns of the transfer in a step, at most.
+STEP_TRANSFER: Final = "step_transfer"
 #: The kind of a call of a language model with a prompt.
 PREFILL: Final = "prefill"
 #: Metric with a kind of call that is no step and a kernel as its subject, ``prefill > kernel``: ns in such a call.

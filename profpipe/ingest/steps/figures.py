@@ -69,11 +69,32 @@ def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -
         found.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
         if copied[code]:
             found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
+    found += _transfer(operations, own, steady, n)
     found += _of_other_calls(accounts, steps, name, names)
     time = np.where(kernels, duration, 0)
     steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
     found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
     return found
+
+
+#: Kernels of NCCL and RCCL that send to one peer and receive from one.
+_POINT_TO_POINT: Final = re.compile("send_?recv", re.IGNORECASE)
+
+
+def _transfer(operations: Operations, own: Timeline, steady: Bools, n: int) -> Iterator[dict[str, Any]]:
+    """Yield what the transfer of a step takes at most, where kernels send from one rank to another.
+
+    In these a rank waits for its peer. The shortest of those with one name and grid hardly waits, and bounds the rest.
+    """
+    rows = np.flatnonzero(steady & own.communicates)
+    is_sent = np.array([_POINT_TO_POINT.search(text) is not None for text in operations.names], dtype=bool)[own.name]
+    if not is_sent[rows].any():
+        return
+    grid = own.name if operations.grid is None else operations.grid[own.rows]
+    duration = own.end - own.start
+    alike = [rows[same] for _, same in groups(combine(own.name[rows], grid[rows])[0])]
+    total = sum(len(same) * duration[same].min() if is_sent[same[0]] else duration[same].sum() for same in alike)
+    yield {"metric": schema.STEP_TRANSFER, "value": float(total / n), "unit": "ns", "n": n}
 
 
 #: Kernels of a call that is no step, those with the most time.

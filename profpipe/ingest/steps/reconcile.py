@@ -102,28 +102,25 @@ def of_lost_kernels(launches: int, kernels: int) -> Iterator[Row]:
 def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
     """Yield the kernels that replays of a graph lack. ``graph``, ``launch`` and ``name`` have a row for each kernel.
 
-    ``graph`` is negative where the tool does not name it. Then only replays that lack some of the kernels that most
-    replays have count, and not three that lack the same ones, which are another graph.
+    ``graph`` is negative where the tool does not name it. Then only replays that hold a part of the kernels that most
+    replays have, or else the largest one, count, and not three that lack the same ones, which are another graph.
     """
     in_graph = np.flatnonzero((launch >= 0) & (_are_of_graphs(launch) | (graph >= 0)))
     for identity, of_graph in groups(graph[in_graph]):
         own = in_graph[of_graph]
         replay, firsts = combine(launch[own])
-        # The capture may begin inside the first replay, and end inside the last one.
-        is_whole = np.isin(replay, [replay[0], replay[-1]], invert=True)
-        own, (replay, firsts) = own[is_whole], combine(replay[is_whole])
-        if not len(own):
-            continue
         size = np.bincount(replay, minlength=len(firsts))
         sizes, counts = np.unique(size, return_counts=True)
-        usual = int(sizes[-1] if identity >= 0 else sizes[counts.argmax()])
-        fewer = np.flatnonzero(size < usual)
+        is_known = counts.max() > 1 and counts.max() >= _MOST_REPLAYS * len(size)
+        usual = int(sizes[counts.argmax()] if identity < 0 and is_known else sizes[-1])
+        # The capture may begin inside the first replay, and end inside the last one: these may lack some.
+        inner = np.setdiff1d(np.arange(len(size)), [replay[0], replay[-1]])
+        fewer = inner[size[inner] < usual]
         if identity < 0 and len(fewer):
-            is_known = counts.max() > 1 and counts.max() >= _MOST_REPLAYS * len(size)
             whole = name[own[replay == int(np.flatnonzero(size == usual)[0])]]
-            fewer = _lacking(name[own], replay, fewer, whole) if is_known else fewer[:0]
+            fewer = _lacking(name[own], replay, fewer, whole)
         if len(fewer):
-            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(size))
+            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(inner))
 
 
 def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:

@@ -318,6 +318,8 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     if "waited_for" in shown:
         summary += f" Waiting is the exposed communication over the least one of all {what} in the same step, which is"
         summary += " the transfer, at most."
+    if any(own.transfer_ns is not None for _, own in cases):
+        summary += " Waiting in SendRecv is its exposed time over as many of its shortest calls, the transfer at most."
     if "node" in shown:
         summary += " Clocks of different nodes are not compared: steps of ranks are matched by their numbers."
     blocks = (doc.Bullets(tuple(sentences)), doc.fold_if_long(table))
@@ -358,7 +360,7 @@ def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> d
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
     table = doc.table_of("ranks", every, columns, title, placement)
     has_nodes = any(rank.node for *_, rank in every)
-    waits = any(rank.parts and rank.parts.waiting_ns is not None for *_, rank in every)
+    waits = any(r.parts and r.parts.waiting_ns is not None and own.transfer_ns is None for _, own, r in every)
     return table.without(*([] if has_nodes else ["node"]), *([] if waits else ["waited_for"]))
 
 

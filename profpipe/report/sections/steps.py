@@ -241,7 +241,7 @@ def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     exposed = _of(StepPart.COMMUNICATION)
     if waits:
         # A faster network does not end the waiting for a late host.
-        name = f"waiting for other {peers(max(waits, key=lambda own: own.processes))}"
+        name = waiting_name(max(waits, key=lambda own: own.processes))
         yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed)
         yield _Row("exposed communication: transfer, at most", lambda parts: parts.transfer_ns,
                    lambda own, parts: parts.transfer_ns, "without transfer", 2, True)  # fmt: skip
@@ -439,7 +439,7 @@ def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
     if parts is None or not parts.waiting_ns:
         return "", ""
     share = parts.share(parts.waiting_ns)
-    if share < _LEADING_WAIT or parts.waiting_ns <= parts.transfer_ns:
+    if own.transfer_ns is not None or share < _LEADING_WAIT or parts.waiting_ns <= parts.transfer_ns:
         return "", ""
     steady, most = own.count(StepState.STEADY)[0], max(own.ranks, key=lambda rank: rank.waited_for)
     cause, does = _WHY_WAITING[own.wait_cause]
@@ -450,6 +450,13 @@ def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
         which = "each step" if late == steady else f"{late} of {steady} steps"
         who = f"in {which} one {peers(own).removesuffix('s')}"
     return f"{cause}{who} {does} and {wait(own)}", percent(share)
+
+
+def waiting_name(own: CaseSteps) -> str:
+    """Return what waiting is called. SendRecv waits for its peer, between stages of a pipeline for most of the time."""
+    if own.transfer_ns is not None:
+        return "waiting in SendRecv (the bubble of a pipeline, or a late peer)"
+    return f"waiting for other {peers(own)}"
 
 
 def wait(own: CaseSteps) -> str:
@@ -488,7 +495,7 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]
     else:
-        shares |= {"exposed transfer": parts.transfer_ns, f"waiting for other {peers(own)}": parts.waiting_ns}
+        shares |= {"exposed transfer": parts.transfer_ns, waiting_name(own): parts.waiting_ns}
     shares |= {PART_NAMES[StepPart.COPY]: parts.ns[StepPart.COPY], f"idle{why}": parts.idle_ns}
     shown = sorted((pair for pair in shares.items() if parts.share(pair[1]) >= LEAST_SHOWN), key=lambda pair: -pair[1])
     other = other_step(workload, case, own)
