@@ -153,7 +153,7 @@ def _read(path: Path) -> events.Recording:
         launched=launched.start,
         read_calls=lambda rows: (end[rows], thread[rows]),
         read_sizes=functools.partial(_read_sizes, export, work.kind),
-        checks=_checks(export, work, calls),
+        checks=_checks(export, work, calls, launched),
     )
     found = events.Recording(
         done,
@@ -545,7 +545,7 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
         f"records are whole CUDA graphs ({graph_ms:.3f} ms) and hide the kernels in them; record with "
         "--cuda-graph-trace=node to see these": graph.sum(),
         f"kernels ({lost_ms:.3f} ms) have no launch call in the file and lie in no range: they were "
-        "launched before the capture began": lost.sum(),
+        "launched before the capture, or this slice of it, began": lost.sum(),
         "kernels lie in no range: the file does not say which of its processes ran them": unowned.sum(),
         "records end before they begin, or have no time, and were left out": dropped,
         "kernels have no name in the file": (work.name == unnamed).sum(),
@@ -595,18 +595,21 @@ def _messages(export: Source, work: Operations) -> tuple[list[str], list[str]]:
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
 
 
-def _checks(export: Source, work: Operations, calls: _Calls) -> list[reconcile.Row]:
+def _checks(export: Source, work: Operations, calls: _Calls, called: attribution.Launches) -> list[reconcile.Row]:
     """Return the launches without a kernel, and the replays of graphs that lack some."""
     found: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
     launching = _launching(calls)
     for process, own in groups(calls.process[launching]):
         # nsys may record a call twice, under its name with and without a version.
-        launched = pd.unique(calls.correlation[launching[own]])
+        launched, firsts = np.unique(calls.correlation[launching[own]], return_index=True)
         # An activity without a process may be this one's.
-        ran = [work.correlation[of_work[each]] for each in (process, _NULL) if each in of_work]
-        done = np.isin(launched, np.concatenate([*ran, np.zeros(0, dtype=np.uint32)]))
-        lost = reconcile.of_lost_kernels(len(launched), int(done.sum()))
+        rows = np.concatenate([np.zeros(0, np.int64), *(of_work[each] for each in (process, _NULL) if each in of_work)])
+        ran = np.isin(launched, work.correlation[rows])
+        rows = rows[called.start[rows] != operations.UNKNOWN]
+        time = calls.start[launching[own[firsts]]]
+        kept = ran | ~reconcile.may_run_later(time, work.start[rows], called.start[rows])
+        lost = reconcile.of_lost_kernels(int(kept.sum()), int(ran.sum()))
         found += [{**check, "process": process} for check in lost]
     has_graphs = any("GraphLaunch" in name for name in calls.names)
     if has_graphs:

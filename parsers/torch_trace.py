@@ -314,14 +314,14 @@ def _checks(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> list[recon
     """Return the kernels that are lost, those whose process is unknown, and the replays that lack some."""
     kernels = work[work["kind"] == "kernel"]
     found = list(reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels)))
-    found += _lost_kernels(trace, calls)
+    found += _lost_kernels(trace, work, calls)
     launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
     graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
     found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
     return found
 
 
-def _lost_kernels(trace: Trace, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
+def _lost_kernels(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
     """Yield by process how many launches have no kernel in the trace."""
     thread, time = calls["thread"].to_numpy().astype(int), calls["start"].to_numpy()
     patterns = (_LAUNCH, re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"))
@@ -329,7 +329,11 @@ def _lost_kernels(trace: Trace, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
     begins, ends = ((thread[each], time[each]) for each in marks)
     launching = launching[~reconcile.are_captured(thread[launching], time[launching], begins, ends)]
     has_kernel = np.isin(calls["correlation"].to_numpy()[launching], trace.frame("gpu")["correlation"])
-    for each, rows in groupby.groups(trace.process_codes[thread[launching]]):
+    known = work[work["time"].notna()]
+    later = reconcile.may_run_later(time[launching], known["start"].to_numpy(), known["time"].to_numpy())
+    kept = np.flatnonzero(has_kernel | ~later)
+    for each, of_process in groupby.groups(trace.process_codes[thread[launching[kept]]]):
+        rows = kept[of_process]
         lost = reconcile.of_lost_kernels(len(rows), int(has_kernel[rows].sum()))
         yield from ({**check, "process": int(each)} for check in lost)
 
@@ -381,7 +385,10 @@ def _notes(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> Iterator[st
     yield from _uneven_steps(trace, kernels_only)
     calls = calls[calls["name"].isin(trace.named(_LAUNCH.search))]
     if len(work) and (lost := int((~calls["correlation"].isin(trace.frame("gpu")["correlation"])).sum())):
-        yield f"{lost} of {len(calls)} launches have no kernel in the trace: its GPU time is not all there"
+        yield (
+            f"{lost} of {len(calls)} launches have no kernel in the trace: its GPU time is not all there, or they ran "
+            "after the end of the trace"
+        )
     if trace.dropped:
         yield f"{trace.dropped} events with an impossible time dropped"
 

@@ -92,6 +92,19 @@ def are_captured(thread: Ints, time: Ints, begins: tuple[Ints, Ints], ends: tupl
     return captured
 
 
+def may_run_later(time: Ints, start: Ints, launched: Ints) -> Bools:
+    """Return which of the launches at ``time`` may have run after the end of the recording, or of a slice of it.
+
+    ``start`` and ``launched`` are when the operations in the file began and were launched, of those whose launch is
+    known. A launch may run later where it lies no further from the end than the last operations from their launches.
+    """
+    if not len(start):
+        return np.zeros(len(time), dtype=bool)
+    last = np.argsort(start, kind="stable")[-max(int(TOLERANCE * len(start)), 1) :]
+    late: Bools = time >= start[last[-1]] - (start - launched)[last].max()
+    return late
+
+
 def of_lost_kernels(launches: int, kernels: int) -> Iterator[Row]:
     """Yield how many ``launches`` of a process have no kernel in the file, where these are too many."""
     lost = launches - kernels
@@ -120,7 +133,7 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
             whole = name[own[replay == int(np.flatnonzero(size == usual)[0])]]
             fewer = _lacking(name[own], replay, fewer, whole)
         if len(fewer):
-            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(inner))
+            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(size))
 
 
 def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:
