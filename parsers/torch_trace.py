@@ -105,13 +105,15 @@ def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
     known = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
+    size = group.get("world_size") if isinstance(group, dict) else None
+    rank_of = (known, size) if known is not pd.NA and type(size) is int and known < size else None
     merged = {int(trace.pids(code)): rank for code, rank in trace.process_ranks.items()}
     changed = {}
     for name in ("steps", "timeline"):
         frame = getattr(found, name)
         ranks = frame["process"].map(merged) if merged else pd.Series(known, index=frame.index)
         changed[name] = frame.assign(rank=ranks.astype("Int64"))
-    return replace(found, **changed)
+    return replace(found, **changed, rank_of=rank_of)
 
 
 def _read(trace: Trace) -> events.Recording:

@@ -278,7 +278,7 @@ def combine(read: Iterable[Tables]) -> Tables:
     Of the peaks of memory that processes without a rank have for the same case the largest stays. The times in which
     their hosts waited add up.
     """
-    tables = schema.concat(tuple(read))
+    tables = schema.concat(_joined_ranks(list(read)))
     is_wait = tables.metrics["metric"] == CAPTURE_WAIT
     if is_wait.any():
         own = tables.metrics[is_wait]
@@ -290,6 +290,26 @@ def combine(read: Iterable[Tables]) -> Tables:
     if len(smaller):
         tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
     return figures.with_metrics(tables)
+
+
+def _joined_ranks(read: list[Tables]) -> list[Tables]:
+    """Return the tables; files that state different ranks of one number of ranks are one workload, of one job.
+
+    Where two of them state the same rank they are of several jobs, and stay apart.
+    """
+    files: dict[tuple[str, int], list[int]] = {}
+    for number, tables in enumerate(read):
+        if tables.rank_of is not None and tables.rank_of[1] > 1:
+            files.setdefault((tables.origin.tool, tables.rank_of[1]), []).append(number)
+    for numbers in files.values():
+        ranks = [of[0] for number in numbers if (of := read[number].rank_of)]
+        names = [name for number in numbers for name in read[number].kernels["workload"].unique()]
+        if len(numbers) == len(set(ranks)) and len(names) == len(set(names)) > 1:
+            others = len(names) - 1
+            name = f"{names[0]} and {others} other {'rank' if others == 1 else 'ranks'}"
+            for number in numbers:
+                read[number] = read[number].with_columns(workload=name)
+    return read
 
 
 def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:

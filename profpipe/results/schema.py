@@ -586,6 +586,8 @@ class Tables:
     modules: pd.DataFrame = field(default_factory=lambda: empty(MODULES))
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
+    #: The rank of the file's process and how many ranks its job has, where the file states both.
+    rank_of: tuple[int, int] | None = None
 
     def with_columns(self, **values: Any) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""

@@ -133,7 +133,7 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
             whole = name[own[replay == int(np.flatnonzero(size == usual)[0])]]
             fewer = _lacking(name[own], replay, fewer, whole)
         if len(fewer):
-            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(size))
+            yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(inner))
 
 
 def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:

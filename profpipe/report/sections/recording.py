@@ -319,7 +319,8 @@ def _contradiction(each: Contradiction, is_busy: bool) -> doc.Text:
             lost = f" made {n} launches, and {number} of them have no kernel in the file: records were lost"
             return doc.concat(who, lost)
         case Check.REPLAYS:
-            return f"The {n} replays of a CUDA graph lack {number} kernels that other replays have: records were lost"
+            who = "1 replay of a CUDA graph lacks" if each.n == 1 else f"The {n} replays of a CUDA graph lack"
+            return f"{who} {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
             text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so"
             unknown = "the time of a step" if is_busy else "idle time"
@@ -347,7 +348,7 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
     ]
     summary = (
         "The files were recorded elsewhere, by the tools and on the GPUs that they name. The shares of their kernel"
-        " time can be compared; their times are of different programs and machines."
+        " time can be compared; their times may be of different programs and machines."
     )
     unit = time_unit(file.total_ns or 0.0 for *_, file in found)
     columns: doc.Columns[tuple[str, KernelBreakdown, FileEntry]] = [
