@@ -146,10 +146,13 @@ def _read(path: Path) -> events.Recording:
     ranges, notes = _read_ranges(export, strings, latest)
     launched = _launches(work, calls)
     warnings, details = _messages(export, work)
+    process, device, shared = _on_shared_gpus(export, work)
     # Without the other columns of the launches: one of ten million kernels is 80 MB.
     end, thread = launched.end, (launched.thread & _THREAD_BITS).astype(np.int32)
     done = replace(
         work,
+        process=process,
+        device=device,
         launched=launched.start,
         read_calls=lambda rows: (end[rows], thread[rows]),
         read_sizes=functools.partial(_read_sizes, export, work.kind),
@@ -162,7 +165,7 @@ def _read(path: Path) -> events.Recording:
         calls.called(calls.named(operations.is_waiting_call)),
         _pids,
         lambda threads: threads & _THREAD_BITS,
-        _origin(export, work, (*notes, *_notes(work, dropped, calls, launched), *warnings), tuple(details)),
+        _origin(export, work, (*notes, *shared, *_notes(work, dropped, calls, launched), *warnings), tuple(details)),
         functools.partial(_count_placements, work, len(ranges.start)),
         latest,
         read_shapes=functools.partial(_read_shapes, export),
@@ -649,6 +652,52 @@ def _origin(export: Source, work: Operations, notes: tuple[str, ...], details: t
         details=details,
         without_kernels="" if work.is_kind("kernel").any() else f"no kernels in this file{only}",
     )
+
+
+#: NCCL and RCCL refuse two ranks on one GPU, so that GPUs of one number are different ones.
+_RANKS = re.compile("nccl|rccl", re.IGNORECASE)
+
+
+def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, list[str]]:
+    """Return process and device of each activity, and notes: on a GPU that processes share, those of the first one.
+
+    Its idle time is where none of them runs anything. CUDA's ordinals count what a process sees, from 0 in each
+    container: a GPU is its UUID, else its place on the bus of its machine.
+    """
+    process, device, notes = work.process.copy(), work.device.copy(), []
+    code, firsts = combine(process, device)
+    if len(np.unique(process)) < 2 or any(map(_RANKS.search, work.names)):
+        return process, device, notes
+    by_id, by_ordinal, mapped = {}, {}, {}
+    for row in _rows_of(export, "TARGET_INFO_GPU", "vmId", "id", "cuDevice", "uuid", "busLocation"):
+        gpu = row["uuid"] or f"{row['vmId']} {row['busLocation'] or row['id']}"
+        by_id[row["vmId"], row["id"]] = by_ordinal[row["vmId"], row["cuDevice"]] = gpu
+    for row in _rows_of(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId", "uuid"):
+        mapped[row["pid"], row["cudaId"]] = row
+    users: dict[str, list[int]] = {}
+    for number, at in enumerate(firsts.tolist()):
+        # The id of a process begins with that of its machine, which some exports leave out.
+        machines, ordinal = (str(int(process[at]) >> 48 << 48), ""), str(device[at])
+        row = mapped.get((str(_pids(process[at])), ordinal), {})
+        known = [row.get("uuid"), *(by_id.get((machine, row.get("gpuId", "-"))) for machine in machines)]
+        known += [by_ordinal.get((machine, ordinal)) for machine in machines] if not row else []
+        if gpu := next(filter(None, known), None):
+            users.setdefault(gpu, []).append(number)
+    for numbers in users.values():
+        if len(pids := np.unique(_pids(work.process[firsts[numbers]]))) > 1:
+            here = np.isin(code, numbers)
+            process[here], device[here] = process[firsts[numbers[0]]], device[firsts[numbers[0]]]
+            notes.append(
+                f"{len(pids)} processes share a GPU ({', '.join(map(str, pids))}): they are no ranks, and the GPU "
+                "is idle where none of them runs anything"
+            )
+    return process, device, notes
+
+
+def _rows_of(export: Source, table: str, *names: str) -> list[dict[str, str]]:
+    """Return the rows of a small table, with an empty text for columns that it lacks."""
+    known = [name for name in names if name in export.columns(table)]
+    return [dict.fromkeys(names, "") | dict(zip(known, row, strict=True)) for row in read_rows(export, table, *known)]
 
 
 def _count_placements(work: Operations, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.nsys_exports import Export
 from profpipe.commands import ingest
 from profpipe.results import store
 from profpipe.results.schema import Check
@@ -138,3 +139,78 @@ def test_the_range_and_the_stride_that_make_a_step_are_said(folders):
     assert "at the program's own range `train_step`" in (folders["own_range.sqlite"] / "SUMMARY.md").read_text()
     layers = (folders["layers_as_steps.sqlite"] / "SUMMARY.md").read_text()
     assert "recurs 5 times in a step" in layers
+
+
+REPORTED4 = DATA.parent / "reported4"
+
+
+def said(tmp_path, *paths):
+    """The page of recordings as one line."""
+    assert ingest.read_files(list(paths), tmp_path / "out") == 0
+    return " ".join((tmp_path / "out" / "SUMMARY.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "never"),
+    [
+        ("late_launch/trace.json", ["idle: cause unknown | 44.9"], ["mostly because the host launched late"]),
+        ("comm_only/nccl.sqlite", ["communication 100 %", "took 5000 ms", "other 39 is 950.0 us"], []),
+        (
+            "pipeline_bubble/two_stages.sqlite",
+            ["19.6 % waiting in SendRecv (the bubble of a pipeline", "transfer, at most | 0.6 |"],
+            ["20.4 % exposed transfer", "1.26x without transfer", "waiting for other ranks"],
+        ),
+        ("no_global_pid/one_process.sqlite", ["28 steady steps"], ["records were lost", "no launch call"]),
+        ("variant/trace.json", ["9 kernel launches"], ["its variant"]),
+    ],
+)
+def test_what_was_false_is_not_said(tmp_path, name, says, never):
+    page = said(tmp_path, REPORTED4 / name)
+    assert [text for text in says if text not in page] == [text for text in never if text in page] == []
+
+
+@pytest.mark.parametrize(
+    ("uuids", "ordinals", "idle"), [("aa", (0, 0), "19.5 %"), ("aa", (0, 1), "19.5 %"), ("ab", (0, 0), "59.2 %")]
+)
+def test_a_gpu_is_idle_where_no_process_runs_anything_on_it(tmp_path, uuids, ordinals, idle):
+    export = Export()
+    for number, uuid in enumerate(dict.fromkeys(uuids)):
+        export.add("TARGET_INFO_GPU", id=number, name="H200", uuid=uuid)
+    for pid, (uuid, ordinal) in enumerate(zip(uuids, ordinals, strict=True), 1):
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId="ab".index(uuid), cudaId=ordinal, pid=pid)
+        for at in range(30):
+            begin, correlation = 100_000 * at + 40_000 * pid, 100 * pid + at
+            export.call(begin, begin + 2000, correlation, pid, pid)
+            export.kernel(begin + 5000, begin + 45_000, correlation, f"k{at}", pid, deviceId=ordinal)
+    page = said(tmp_path, export.write_sqlite(tmp_path / "x.sqlite", also={"TARGET_INFO_GPU": "uuid"}))
+    assert f"was idle {idle}" in page and ("processes share a GPU" in page) is (uuids == "aa")
+
+
+def test_a_slice_of_a_longer_recording_lost_nothing(tmp_path):
+    export = Export()
+    # Launched each 10 us, a kernel takes 14 us: the GPU lags behind. The slice is the time from 2 to 4 ms.
+    for at in range(400):
+        launched, started = 1_000_000 + 10_000 * at, 1_005_000 + 14_000 * at
+        if 2_000_000 <= launched <= 4_000_000:
+            export.call(launched, launched + 4000, at + 1)
+        if 2_000_000 <= started <= 4_000_000:
+            export.kernel(started, started + 14_000, at + 1, f"k{at % 4}")
+    page = said(tmp_path, export.write_sqlite(tmp_path / "x.sqlite"))
+    assert "or this slice of it, began" in page and "records were lost" not in page
+
+
+def test_traces_of_the_ranks_of_one_job_are_ranks(tmp_path):
+    for rank in (0, 1):
+        events = []
+        for step in range(8):
+            at = 1000.0 * step
+            of = {"ph": "X", "pid": 100, "tid": 100, "args": {"correlation": step + 1, "device": 0, "stream": 7}}
+            events += [
+                {**of, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 990.0},
+                {**of, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 10, "dur": 5.0},
+                {**of, "cat": "kernel", "name": "gemm", "ts": at + 20, "dur": 500.0 + 100 * rank},
+            ]
+        top = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(top))
+    page = said(tmp_path, tmp_path / "rank0.json", tmp_path / "rank1.json")
+    assert "2 ranks" in page and "different programs" not in page
