@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nsys_exports import Export
 
-from tests.nsys_exports import Export
 from profpipe.commands import ingest
 from profpipe.results import store
 from profpipe.results.schema import Check
