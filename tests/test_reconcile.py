@@ -110,6 +110,9 @@ def test_a_kernel_of_a_graph_ends_before_the_next_replay_begins(tmp_path: Path) 
         # Another graph, of fewer kernels, in every third step.
         ([6, 6, 4, 6, 6, 4, 6, 6, 4, 6, 6, 4, 6, 6, 6, 6, 6, 6, 6, 6, 6], None, 0),
         ([6] * 8, 7, 0),
+        # The first replay shows what the second one lacks.
+        ([6, 4, 3], 7, 2),
+        ([6, 4, 3], None, 2),
     ],
 )
 def test_replays_of_one_graph_hold_the_same_kernels(
