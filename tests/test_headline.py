@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pytest
 from report_study import (
     ADD,
     ATTENTION,
@@ -25,6 +26,7 @@ from report_study import (
 )
 
 from profpipe.analysis.findings import WorkloadFindings
+from profpipe.report.document import plain
 from profpipe.report.sections import headline
 from profpipe.results.schema import Tables
 
@@ -261,3 +263,33 @@ def test_the_host_time_of_a_call_is_at_most_that_of_an_iteration_of_the_loop() -
         win = headline.host_bound_win(only((each, with_baseline("b"))).shapes[0])
         leads.append(win and win.loop_lead)
     assert leads == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        (("forward", "backward", "train_step"), "train_step"),
+        (("fwd", "bwd", "both"), "both"),
+        (("encoder", "decoder", "total"), "total"),
+        (("forward", "forward_backward", "step"), "step"),
+        (("fwd", "fwd_bwd"), None),
+        (("sliding", "full"), None),
+        (("forward", "forward_fp8"), None),
+    ],
+)
+def test_of_parts_and_a_whole_the_answer_is_of_the_whole(parts: tuple[str, ...], whole: str | None) -> None:
+    # The whole is slower with b than with a; each part is faster.
+    rows = [row for n in (1, 2) for part in parts
+            for row in intervals(shape=f",what={part},n={n}", a=5e3, b=9e3 if part == parts[-1] else 1e3)]  # fmt: skip
+    data = tables(metrics=rows)
+    workload = only((data, with_baseline("a")))
+    assert (workload.whole and workload.whole[1]) == whole
+    answer = plain(headline.answer(workload))
+    assert answer.startswith("The baseline, a, is fastest in both shapes") == (whole is not None)
+    assert answer.endswith(f"The shapes are those of {whole}, not of its parts.") == (whole is not None)
+    assert workload.largest and (whole is None or ("what", whole) in workload.largest.axes)
+
+
+def test_the_longest_value_is_the_whole_only_if_no_part_takes_longer() -> None:
+    rows = [row for part, ns in (("forward", 5e3), ("step", 2e3)) for row in intervals(shape=f",what={part}", a=ns)]
+    assert only((tables(metrics=rows), {})).whole is None

@@ -24,7 +24,7 @@ from profpipe.report import charts as drawings
 from profpipe.report.charts import value_range
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Reference, ReferenceKind, Series, plain
 from profpipe.report.scales import coloured_keys, key_class, round_sizes, spread, text_width, tick
-from profpipe.report.sections.plots import Point, chart_id, has_factors, line_chart, pieces, plots, roofline
+from profpipe.report.sections.plots import Point, breakdown, chart_id, has_factors, line_chart, pieces, plots, roofline
 from profpipe.results import store
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -386,21 +386,31 @@ def test_bars_have_the_classes_of_the_table_of_shares() -> None:
 
 
 def test_pieces_that_are_too_thin_to_see_are_drawn_with_everything_else() -> None:
-    def breakdown(**categories: float) -> KernelBreakdown:
+    def split(**categories: float) -> KernelBreakdown:
         own = {name: ClassTotal(1.0, ns) for name, ns in categories.items()}
         return KernelBreakdown("nsys", "kernel", 1, own, ClassTotal(len(own), sum(categories.values())))
 
-    thin = breakdown(attention=9900.0, helpers=30.0, add=30.0, gemm=40.0)
-    thick = breakdown(attention=9000.0, gemm=1000.0)
+    thin = split(attention=9900.0, helpers=30.0, add=30.0, gemm=40.0)
+    thick = split(attention=9000.0, gemm=1000.0)
     found = [(name, times[0]) for name, _, times in pieces([thin, thick])]
     assert found == [("attention", 9900.0), ("gemm", 40.0), ("everything else", 60.0)]
-    assert [name for name, *_ in pieces([breakdown(attention=9990.0, add=10.0)])] == ["attention", ""]
+    assert [name for name, *_ in pieces([split(attention=9990.0, add=10.0)])] == ["attention", ""]
 
 
-def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:
+def test_bars_have_one_scale() -> None:
     series = Series("gemm", "gemm", tuple(Mark(i, ns) for i, ns in enumerate((1e3, 2e3, 9e4))))
     chart = Chart("c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), {"": (series,)})
-    assert drawings.bar_labels(chart) == ["1000", "2000", "90000, own scale"]
+    assert drawings.bar_labels(chart) == ["1000", "2000", "90000"]
+    widths = [float(each.get("width", "0")) for each in drawn(chart).findall("./g/g//rect[@y][@class='piece']")]
+    assert widths[:3] == pytest.approx([4.0, 8.0, 360.0], abs=0.1)
+
+
+def test_bars_are_as_long_as_the_times_that_the_headline_compares() -> None:
+    workload = analyze_tables(*store.load(EXAMPLES / "transformer_lm")).workloads[0]
+    assert workload.largest
+    chart = breakdown(workload, workload.largest)
+    assert drawings.bar_labels(chart) == ["133.0 ms", "140.9 ms", "191.0 ms"]
+    assert [round(mark.y / 1e6, 1) for mark in chart.series[-1].marks] == [76.8, 83.3, 7.4]
 
 
 @pytest.mark.parametrize(("names", "rows"), [(["add", "gemm"], 1), (["elementwise"] * 9, 5), (["x" * 99] * 2, 2)])

@@ -6,6 +6,7 @@ Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +26,7 @@ from profpipe.analysis.kernels import (
 from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import Grade, StudyValue
-from profpipe.job import Status
+from profpipe.job import Status, as_text
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.manifest import JobEntry, PeakRates
 from profpipe.results.tasks import TaskState
@@ -553,6 +554,18 @@ class Win:
         return self.second.ns / self.best.ns if self.second and self.second.ns and self.best.ns else 1.0
 
 
+#: Words of the names of passes, and of what they are parts of.
+_PASSES = frozenset({"forward", "backward", "fwd", "bwd", "optimizer"})
+_WHOLES = frozenset({"step", "iteration", "total", "whole", "e2e", "request", "generate"})
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
+
+
+def _is_part(words: frozenset[str], whole: frozenset[str]) -> bool:
+    """Return True for the words of a part: ``forward`` is one of ``forward_backward`` and of ``train_step``."""
+    is_pass = words & _PASSES and not whole & _PASSES
+    return words < whole <= _PASSES or bool(is_pass or (whole & _WHOLES and not words & _WHOLES))
+
+
 @dataclass(frozen=True)
 class Shape:
     """All cases that differ only in the compared axis; the fastest first, those without a time last."""
@@ -701,11 +714,41 @@ class WorkloadFindings(Layout):
         return self.iteration is Iteration.CALL
 
     @cached_property
+    def whole(self) -> tuple[str, str] | None:
+        """The axis whose values are parts of the work and the whole, and the whole: ``what`` and ``train_step``.
+
+        The words of the values say which is the whole, and no part takes longer. A forward pass beside both passes is
+        inference, and no part.
+        """
+        for axis in self.varying_shape:
+            values = dict.fromkeys(as_text(dict(shape.axes)[axis]) for shape in self.shapes)
+            words = {value: frozenset(word.lower() for word in _WORD.findall(value)) for value in values}
+            for value, of_whole in words.items():
+                parts = [of_part for name, of_part in words.items() if name != value]
+                has_parts = len(parts) >= (1 if of_whole & _WHOLES else 2)
+                if has_parts and all(_is_part(each, of_whole) for each in parts) and self._is_longest(axis, value):
+                    return axis, value
+        return None
+
+    def _is_longest(self, axis: str, whole: str) -> bool:
+        """Return True if each case takes no longer with another value of ``axis`` than with ``whole``."""
+        times = {(shape.axes, case.variant): case.time.ns for shape in self.shapes for case in shape.timed if case.time}
+        at_whole = (tuple((name, whole if name == axis else value) for name, value in axes) for axes, _ in times)
+        pairs = [(ns, times.get((axes, key[1]))) for axes, (key, ns) in zip(at_whole, times.items(), strict=True)]
+        known = [part <= (1 + CLOSE) * ns for part, ns in pairs if ns is not None]
+        return bool(known) and all(known)
+
+    @cached_property
+    def wholes(self) -> tuple[Shape, ...]:
+        """The shapes that are no part of another one."""
+        return tuple(shape for shape in self.shapes if not self.whole or self.whole in shape.axes)
+
+    @cached_property
     def largest(self) -> Shape | None:
-        """The shape with the largest ``size``; of equals the one with most timed cases, then the longest."""
-        ranks = [(shape.size, len(shape.timed)) for shape in self.shapes]
+        """The shape with the largest ``size``, no part; of equals the one with most timed cases, then the longest."""
+        ranks = [(shape.size, len(shape.timed)) for shape in self.wholes]
         highest = max(ranks, default=None)
-        equals = [shape for shape, rank in zip(self.shapes, ranks, strict=True) if rank == highest]
+        equals = [shape for shape, rank in zip(self.wholes, ranks, strict=True) if rank == highest]
         times = [max((case.time.ns for case in shape.timed if case.time), default=0.0) for shape in equals]
         return next((s for s, ns in zip(equals, times, strict=True) if ns >= _AS_LONG * max(times)), None)
 

@@ -265,39 +265,24 @@ _ENLARGED = 1.5
 
 
 def bars(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a bar for each label of the x axis, below its name. A bar that dwarfs the others has its own scale."""
+    """Return a bar for each label of the x axis, below its name. All bars have one scale, that of the longest."""
     totals, sums = _totals(chart), bar_labels(chart)
-    limit = _common_limit(totals)
-    drawn = (_bar(chart, panel, row, limit, *each) for row, each in enumerate(zip(totals, sums, strict=True)))
+    scale = Scale(0.0, max(totals, default=0.0) or 1.0, 0, _LENGTH)
+    drawn = (_bar(chart, panel, row, scale, *each) for row, each in enumerate(zip(totals, sums, strict=True)))
     return Drawing(join(drawn), _LENGTH, _BAR_ROW * len(totals))
 
 
 def bar_labels(chart: doc.Chart) -> list[str]:
     """Return the sum that stands at the end of the name of each bar."""
-    totals, unit = _totals(chart), chart.y.unit or NO_UNIT
-    limit = _common_limit(totals)
-    return [unit.with_name(total) + ("" if _fits(total, limit) else ", own scale") for total in totals]
+    return [(chart.y.unit or NO_UNIT).with_name(total) for total in _totals(chart)]
 
 
 def _totals(chart: doc.Chart) -> list[float]:
     return [sum(mark.y for mark in chart.marks if mark.x == row) for row in range(len(chart.x.labels))]
 
 
-def _common_limit(totals: Sequence[float]) -> float:
-    """Return the longest bar of the common scale."""
-    # Of two bars the longer one: neither dwarfs the other.
-    middle = sorted(totals)[len(totals) // 2]
-    return max(total for total in totals if total <= 3 * middle) or 1.0
-
-
-def _fits(total: float, limit: float) -> bool:
-    return total <= 1.02 * limit
-
-
-def _bar(chart: doc.Chart, panel: Panel, row: int, limit: float, total: float, sum_text: str) -> Markup:
+def _bar(chart: doc.Chart, panel: Panel, row: int, scale: Scale, total: float, sum_text: str) -> Markup:
     name, top, case = flat(chart.x.labels[row]), row * _BAR_ROW, chart.x.cases[row] if chart.x.cases else ""
-    has_own_scale = not _fits(total, limit)
-    scale = Scale(0.0, total if has_own_scale else limit, 0, _LENGTH)
     parts, start = [_row_name(name, int((_LENGTH - text_width(sum_text)) / LETTER) - 2, 0, top + 18, case, "name")], 0.0
     parts.append(word(sum_text, _LENGTH, top + 18, "sum end"))
     for series in panel:
@@ -312,7 +297,7 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, limit: float, total: float, s
             inside = word(fits[0], left + width / 2, top + 25 + _BAR / 2 + 4, "inside") if fits else ""
             parts.append(element("g", box, inside, class_=f"series {key_class(series.key)}", data_series=series.key))
             start += value
-    return element("g", *parts, class_="bar own-scale" if has_own_scale else "bar")
+    return element("g", *parts, class_="bar")
 
 
 def _with_shares(chart: doc.Chart, series: doc.Series) -> str:

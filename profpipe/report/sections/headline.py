@@ -76,8 +76,8 @@ def answers(workloads: Sequence[WorkloadFindings]) -> doc.Section:
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:
-    """Return one or two sentences."""
-    judged = [shape for shape in workload.shapes if shape.win]
+    """Return one or two sentences. Of parts of the work and the whole, such as a step, they are of the whole."""
+    judged = [shape for shape in workload.wholes if shape.win]
     if workload.largest is None or not judged:
         if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
@@ -92,7 +92,12 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         advice = "{} One process of each case names no winner; {} starts five of each."
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
     first, *others = judged
-    return _many_shapes(workload, judged) if others or not first.win else _one_shape(workload, first, first.win)
+    if first.win and not others:
+        return _one_shape(workload, first, first.win)
+    if workload.whole is None:
+        return _many_shapes(workload, judged)
+    of_whole = f"The shapes are those of {literal(workload.whole[1])}, not of its parts."
+    return fill(f"{{}} {of_whole}", _many_shapes(workload, judged))
 
 
 def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:

@@ -34,6 +34,9 @@ _LEAST_BANDWIDTH = 0.1
 #: From this ratio of the largest to the smallest value on a linear scale would hide the small ones.
 DECADES = 20
 
+#: The time of a call without a profiler.
+_CALL = "Median time of a call"
+
 #: Lines of a chart without a comparison.
 _LINES = 8
 
@@ -47,7 +50,7 @@ def plots(workload: WorkloadFindings) -> doc.Section:
     charts = [chart for quantity in quantities(workload) if axis and (chart := over(workload, axis, quantity))]
     # Of a program with steps, bars show the whole step.
     shape = workload.largest if workload.compare and not workload.steps else None
-    if shape and sum(case.breakdown is not None for case in shape.cases) > 1:
+    if shape and sum(case.breakdown is not None for case in shape.timed) > 1:
         charts.append(breakdown(workload, shape))
     return doc.Section("plots", "Plots", tuple(charts), workload=workload.name)
 
@@ -85,7 +88,7 @@ def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     """Yield the quantities that the workload has."""
     basis, cases = workload.basis, workload.cases
     titles = {
-        "time": "Median time of a call",
+        "time": _CALL,
         "wall": "Process wall time",
         "cpu_op": "Self time of CPU operators per call",
     }
@@ -287,24 +290,37 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[tuple[str, str, list[f
 
 
 def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
-    """Return stacked bars of the kernel time of a call, the fastest implementation first."""
-    bars = sorted(((case, case.breakdown) for case in shape.cases if case.breakdown), key=lambda pair: pair[1].total.ns)
-    unit = time_unit(each.total.ns for _, each in bars)
-    is_cpu = any(each.kind == "cpu_op" for _, each in bars)
+    """Return stacked bars of the time of a call by kernel class, the fastest implementation first.
+
+    The bars are as long as the times that the headline compares. Where a profiler's kernels take longer than the call
+    without it, they are shortened alike. Without a time of calls, the bars are of the kernel time.
+    """
+    shown = [case for case in shape.cases if case.breakdown]
+    timed = [case for case in shown if case.time] if workload.basis and workload.basis.quantity == "time" else []
+    bars = sorted(((case, case.breakdown, case.ns or 0.0) if timed else (case, case.breakdown, case.breakdown.total.ns)
+                   for case in timed or shown if case.breakdown), key=lambda bar: bar[-1])  # fmt: skip
+    unit = time_unit(ns for *_, ns in bars)
+    is_cpu = any(split.kind == "cpu_op" for _, split, _ in bars)
+    factors = [min(1.0, ns / (split.total.ns or 1.0)) for _, split, ns in bars]
+    left = [max(ns - split.total.ns, 0.0) for _, split, ns in bars]
+    found = [(name, key, [factor * ns for factor, ns in zip(factors, times, strict=True)])
+             for name, key, times in pieces([split for _, split, _ in bars])]  # fmt: skip
+    found.append(("outside of operators" if is_cpu else "no kernel runs", "step_idle_other", left))
     series = tuple(
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(times)))
-        for name, key, times in pieces([each for _, each in bars])
+        for name, key, times in (found if any(left) else found[:-1])
     )
     time = "Self time of CPU operators" if is_cpu else "Kernel time"
-    names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, _ in bars)
-    ids = {case.id for case, _ in bars}
+    title = f"{_CALL} by {'operators' if is_cpu else 'kernels'}" if timed else f"{time} of a call"
+    names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, *_ in bars)
+    ids = {case.id for case, *_ in bars}
     gpus = len({rank.name for rank in workload.ranks if rank.case in ids})
     several = f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
     return doc.Chart(
         chart_id(workload.name, "share"),
-        ", ".join(filter(None, [f"{time} of a call", in_words(shape.axes)])),
+        ", ".join(filter(None, [title, in_words(shape.axes)])),
         doc.ChartKind.STACKED_BARS,
-        doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, _ in bars)),
+        doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, *_ in bars)),
         doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
         {"": series},
         caption=several if gpus > 1 and not is_cpu else "",
@@ -366,9 +382,9 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
             recorded = Quantity(metric, title.capitalize(), value, shown, metric == "error_max")
             yield from _both(workload, axis, recorded, title, basis)
     shape = workload.largest
-    if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
+    if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
         chart = replace(breakdown(workload, shape), placement=doc.Placement.HTML)
-        yield ("kernel time by class", workload.kernel_profiler or "", "largest shape"), (chart,)
+        yield ("time by kernel class", workload.kernel_profiler or "", "largest shape"), (chart,)
 
 
 def _value(case: CaseResult, metric: str) -> float | None:
