@@ -16,7 +16,7 @@ import pytest
 
 from profpipe import cli
 from profpipe.commands import arguments, compare, rendering, run
-from profpipe.report import answer_json
+from profpipe.report import answer_json, document as doc
 from profpipe.report.text import write_section, write_text
 from profpipe.report.units import PERCENT, SIZES, TIMES, Unit
 from profpipe.results import answer, store
@@ -166,3 +166,21 @@ def test_units_are_those_in_which_numbers_are_stored() -> None:
     assert {answer_json.stored_unit(unit) for unit in SIZES} == {"bytes"}
     units = PERCENT, TIMES[2].per("/step"), Unit("GB/s", 1e9), Unit("GB/s"), Unit("W")
     assert [answer_json.stored_unit(unit) for unit in units] == ["1", "ns/step", "bytes/s", "GB/s", "W"]
+
+
+@pytest.mark.parametrize(
+    ("label", "title", "unit", "of_column", "columns", "row"),
+    [
+        ("attention us/step", "a", TIMES[1], None, ["part", "a"], ["attention us/step", [2823.204, "us"]]),
+        ("attention %", "a", PERCENT, None, ["part", "a"], ["attention %", [282320400, "%"]]),
+        ("forward", "MB/s", None, Unit("", 1e6), ["part", "MB/s"], ["forward", 2.823204]),
+        ("forward", "time", None, TIMES[1], ["part", "time [ns]"], ["forward", 2823204]),
+    ],
+)
+def test_a_number_has_the_unit_that_stands_beside_it(
+    label: str, title: str, unit: Unit | None, of_column: Unit | None, columns: list[str], row: list[Any]
+) -> None:
+    cells = ((doc.Cell(text=label), doc.Cell(2823204.0, unit=unit)),)
+    table = doc.Table("t", (doc.label("part"), doc.Column("n", title, of_column)), cells)
+    (shown,) = answer_json.rows(doc.Section("s", "", (table,)))
+    assert (shown["columns"], shown["row"]) == (columns, row)

@@ -90,9 +90,14 @@ def test_the_page_of_two_steps_is_the_golden_one(
     check_golden("compare_recordings.txt", text, regenerate)
 
 
-def test_a_recording_compared_with_itself_has_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    text = compared(capsys, LM, LM)
+def test_a_recording_has_no_difference_to_its_copy_and_is_not_compared_with_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = compared(capsys, LM, shutil.copy(LM, tmp_path))
     assert text == "A step takes 7.84 ms in A and in B: no difference in any part or kernel, under nsys.\n"
+    (tmp_path / "link.sqlite").symlink_to(LM)
+    assert cli.main(["compare", str(LM), str(tmp_path / "link.sqlite")]) == 2
+    assert "A and B are the same run: lm_eager.sqlite. Name two runs." in capsys.readouterr().err
 
 
 def test_kernels_that_appear_vanish_and_change_their_launches_are_named(tmp_path: Path) -> None:

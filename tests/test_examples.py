@@ -71,12 +71,16 @@ MARKS = {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     [pytest.param(path, marks=() if path.name in QUICK else [MARKS[path.name in OF_CI]]) for path in EXAMPLES],
     ids=lambda folder: folder.name,
 )
-def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_path: Path) -> None:
+def test_its_pages_are_those_that_the_present_code_writes(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = shutil.copytree(example, tmp_path / example.name)
     for page in [*copy.glob("*.md"), *copy.glob("*.txt"), *copy.glob("*.html")]:
         page.unlink()
     # 1: a case failed; 4: the gate of an `ab` run failed.
     assert cli.main(["report", str(copy), "--quiet"]) in ((4,) if example.name == "regression_check" else (0, 1))
+    said = "profpipe: nothing was measured now. In the stored run of 2026-11-26 the gate of 2 % failed: bench/default"
+    assert capsys.readouterr().err.startswith(said) == (example.name == "regression_check")
     assert_begins_with_its_answer(copy)
     committed = [path for path in example.iterdir() if path.suffix in (".md", ".txt", ".html")]
     differing = [path.name for path in committed if path.read_bytes() != (copy / path.name).read_bytes()]

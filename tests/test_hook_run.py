@@ -167,7 +167,8 @@ def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
     pipeline(tmp_path, "print('no torch')", profilers=["plain"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
     log = (tmp_path / "out/latest/raw/loop/plain/log.txt").read_text(encoding="utf-8")
-    assert "profpipe: no step was recorded: no process imported torch." in log
+    assert "profpipe: no step was recorded: no process imported torch. A loop in Python can call" in log
+    assert "an NVTX range in each step, which --step-range REGEX names." in log and "Mark the steps" not in log
 
 
 @pytest.mark.slow

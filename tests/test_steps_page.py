@@ -301,6 +301,8 @@ SECTIONS: list[tuple[str, Callable[[], WorkloadFindings], tuple[Any, ...]]] = [
     ("Of uneven steps the same ones give the overhead", lambda: growing(range(5, 15)), (step_times.by_profiler,)),
     ("A difference of uneven steps within its interval is no overhead", lambda: growing(range(5, 15), longer=1.0),
      (step_times.by_profiler,)),
+    ("A step that is shorter under a profiler has no overhead", lambda: growing(range(5, 15), longer=0.79),
+     (step_times.by_profiler,)),
     ("Uneven steps by another rule give no overhead", lambda: growing(range(5, 15), "pattern"),
      (step_times.by_profiler,)),
     ("Uneven steps of which plain lacks one give none", lambda: growing(range(5, 15), missing=7),

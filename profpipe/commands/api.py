@@ -161,7 +161,12 @@ def compare(a: Run | StrPath, b: Run | StrPath, *, out: StrPath = "out") -> Diff
 
 
 def find_differences(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
-    """Return the differences of the times of two runs; where they have none in common, those of their recordings."""
+    """Return the differences of the times of two runs; where they have none in common, those of their recordings.
+
+    Raises ConfigError where both are one run or recording: nothing was measured twice.
+    """
+    if a.path.resolve() == b.path.resolve():
+        raise ConfigError("profpipe compare", f"A and B are the same run: {a.path.resolve().name}.", "Name two runs.")
     from profpipe.analysis.compare_recordings import compare_recordings
     from profpipe.analysis.compare_runs import compare_runs
 

@@ -148,10 +148,12 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
     return Result(folder / "SUMMARY.md", data, manifest, code, is_unmet=False, pairs=findings)
 
 
-def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:
+def print_result(
+    result: Result, args: argparse.Namespace, exit_code: int | None = None, *, is_measured: bool = True
+) -> None:
     """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``).
 
-    A JSON object may go into a file instead.
+    A JSON object may go into a file instead. A report that is not ``is_measured`` is that of a stored run.
     """
     full = functools.partial(as_json, result, exit_code)
     arguments.print_report(args, result.summary, result.first_screen, lambda: as_answer(result, exit_code), full)
@@ -163,7 +165,8 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
         why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED])) or "cases are missing"
         more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
         state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
-        print(f"profpipe: the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
+        of_run = "" if is_measured else f"nothing was measured now. In the stored run of {result.manifest.started[:10]} "
+        print(f"profpipe: {of_run}the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
 
 
 #: Cases that a message names; more are counted.

@@ -57,5 +57,5 @@ def main(args: argparse.Namespace) -> int:
     if args.csv:
         store.save_csv(folder, data)
     result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), templates)
-    rendering.print_result(result, args)
+    rendering.print_result(result, args, is_measured=False)
     return result.exit_code

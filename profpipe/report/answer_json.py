@@ -20,7 +20,7 @@ from profpipe.report import comparison, document as doc, pages
 from profpipe.report.labels import short_names
 from profpipe.report.sections import headline, steps, warnings
 from profpipe.report.text import write_text
-from profpipe.report.units import Unit
+from profpipe.report.units import PERCENT, Unit
 from profpipe.results.answer import fit
 from profpipe.results.manifest import Manifest
 from profpipe.stdio import visible_line
@@ -300,22 +300,29 @@ def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
 
 def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
     title = write_text(table.title)
-    columns = [" ".join(filter(None, [write_text(column.title) or column.id,
-                                      f"[{stored_unit(column.unit)}]" if column.unit else ""]))
-               for column in table.columns]  # fmt: skip
+    # A title names the unit that has no name.
+    units = [own if (own := column.unit) and (own.name or own.size == 1.0) else None for column in table.columns]
+    columns = [" ".join(filter(None, [write_text(column.title) or column.id, f"[{stored_unit(unit)}]" if unit else ""]))
+               for column, unit in zip(table.columns, units, strict=True)]  # fmt: skip
     for row in table.rows:
-        cells = [_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        cells = [_cell(cell, cell.unit or column.unit, unit)
+                 for cell, column, unit in zip(row, table.columns, units, strict=True)]  # fmt: skip
         yield {"table": title or table.id, "columns": columns, "row": cells}
 
 
-def _cell(cell: doc.Cell, column: doc.Column) -> Any:
-    """Return the number or the text of a cell, followed by its other unit, note and flags where it has any."""
+def _cell(cell: doc.Cell, unit: Unit | None, of_column: Unit | None) -> Any:
+    """Return the number or the text of a cell, followed by its other unit, note and flags where it has any.
+
+    A number is stored in the unit in the head of its column. Where only a title or a label names its unit, it is in the
+    unit that the page writes.
+    """
+    other = ""
     if cell.missing or cell.value is None:
         content: Any = cell.missing or write_text(cell.text) or None
-        other = ""
-    else:
+    elif unit is None or (of_column and stored_unit(unit) == stored_unit(of_column)):
         content = number(cell.value)
-        is_other = cell.unit and (column.unit is None or stored_unit(cell.unit) != stored_unit(column.unit))
-        other = stored_unit(cell.unit) if is_other else ""
+    else:
+        is_share = unit.name == PERCENT.name
+        content, other = number(100 * cell.value if is_share else cell.value / unit.size), unit.name
     more = [each for each in (other, write_text(cell.note), *cell.flags) if each]
     return [content, *more] if more else content

@@ -323,7 +323,8 @@ def _explain(job: Job) -> str:
         return _NOT_LOADED
     counts = [count for path in job.records if (count := _count_steps(path)) is not None]
     if not counts and not (job.folder / f"hook.{job.stem}.torch").exists():
-        return f"no process imported torch. {by_hand}"
+        binary = "Another program can open an NVTX range in each step, which --step-range REGEX names."
+        return f"no process imported torch. A loop in Python can call profpipe.step(). {binary}"
     if not counts and job.options["steps"]["forward"]:
         return f"no module of torch was called. {by_hand}"
     if not counts:

@@ -131,6 +131,9 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     by_share = {profiler: sorted(own, key=lambda pair: pair[0]) for profiler, own in by_profiler.items()}
 
     def added(share: float, *note: doc.Text) -> doc.Cell:
+        if share < 0:
+            # No profiler makes a program faster: something else held up the loop without it.
+            return doc.Cell(text="none", note=doc.concat(*note))
         if share < 9.995:
             return doc.Cell(share, note=doc.concat(*note))
         return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
@@ -141,7 +144,6 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     columns: doc.Columns[str] = [
         (doc.label("profiler"), doc.Code),
         (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
-        # The least may be negative: then something else held up the loop without a profiler.
         (doc.signed_percent("least"), lambda name: of_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
         (doc.signed_percent("most"), lambda name: of_case(*by_share[name][-1])),
         (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),

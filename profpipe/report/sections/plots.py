@@ -305,7 +305,9 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     left = [max(ns - split.total.ns, 0.0) for _, split, ns in bars]
     found = [(name, key, [factor * ns for factor, ns in zip(factors, times, strict=True)])
              for name, key, times in pieces([split for _, split, _ in bars])]  # fmt: skip
-    found.append(("outside of operators" if is_cpu else "no kernel runs", "step_idle_other", left))
+    is_visible = any(ns >= _VISIBLE * wall_ns for ns, (*_, wall_ns) in zip(left, bars, strict=True))
+    gap = "outside of operators" if is_cpu else "no kernel runs"
+    found.append((gap if is_visible else "", "step_idle_other", left))
     series = tuple(
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(times)))
         for name, key, times in (found if any(left) else found[:-1])

@@ -31,7 +31,7 @@ from profpipe.results.schema import LEAST_ENERGY_WINDOW_S, PROMPT_PREFIX, StepSt
 #: Ranks of all cases up to which their table stands on the short page.
 _RANKS = 16
 
-#: Below this difference the step times of ranks are equal: ranks that wait for each other end a step together.
+#: Below this difference step times are equal, also those of ranks: ranks that wait for each other end a step together.
 _EQUAL = 0.01
 
 #: From this share of a step on, a sentence names whom others wait for; and so many of them.
@@ -266,21 +266,33 @@ def _lone(**counts: int) -> list[str]:
     return [name for name, number in counts.items() if number < 2]
 
 
+def _share_or_none(share: float) -> str:
+    return signed_percent(share) if share else "none"
+
+
 def _overheads(cases: Sequence[CaseSteps]) -> doc.Text:
-    """Return what each profiler adds: ``torch +4.1 %``, or the least and the most of several cases."""
+    """Return what each profiler adds: ``torch +4.1 %``, or the least and the most of several cases.
+
+    No profiler makes a program faster: where a step is shorter under it, the times of two processes differ by as much.
+    """
     added = grouped((name, (share, own)) for own in cases for name, share in own.overheads.items())
     is_uneven = any(own.uneven for own in cases)
     if not added and is_uneven and any("plain" in own.times for own in cases):
         return "Steps are uneven and not the same under each profiler, so what each profiler adds is unknown."
     if not added:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
-    named, unclear = [], []
+    named, unclear, shorter = [], [], []
     for name, timed in added.items():
         shares = [share for share, _ in timed]
-        named.append(f"{name} {span(shares, signed_percent)}")
+        named.append(f"{name} {span((max(share, 0.0) for share in shares), _share_or_none)}")
+        if min(shares) < -_EQUAL:
+            shorter.append(f"{name} ({percent(-min(shares))} %)")
         if not any(own.has_measured_overhead(name) for _, own in timed):
             unclear.append(name)
     text = fill("Each profiler's own overhead: {}.", doc.join(named))
+    if shorter:
+        noise = " A step is shorter under {}: its times differ by as much from process to process."
+        text = doc.concat(text, fill(noise, doc.join(shorter)))
     if is_uneven:
         text = doc.concat(text, " Of uneven steps, only those with the same numbers are compared: their mean with the"
                           " profiler over that without.")  # fmt: skip

@@ -576,7 +576,7 @@ def _warnings_of_case(
             "outliers",
             fill(
                 "The GPU is idle in outliers for {} of the time of all steps{}, so the time of a step may be that of a"
-                " part, such as a layer. Mark the steps.",
+                " part, such as a layer. Open a range in each step, and name it with --step-range.",
                 percent(share),
                 of_case,
             ),
