@@ -61,6 +61,16 @@ def installed(kind: str) -> Mapping[str, Path]:
     return modules
 
 
+def current_folder() -> Path | None:
+    """Return the current folder if it is that of the user's pipeline file, whose ``parsers/`` serve `profpipe ingest`.
+
+    A results folder has a pipeline file too. It and what lies below it are data, whose files never run.
+    """
+    here = Path.cwd()
+    is_results = any((folder / "run.json").exists() for folder in (here, *here.parents))
+    return here if (here / "pipeline.yaml").is_file() and not is_results else None
+
+
 def find(kind: str, filename: str, pipeline_dir: Path | None = None) -> Path | None:
     """Return the first file of that name: the user's, the built-in one, or that of an installed package."""
     paths = (folder / filename for folder in folders(kind, pipeline_dir))

@@ -11,11 +11,14 @@ import hooked
 import pytest
 from nsys_exports import Export
 from program import profpipe, rows
+from report_study import analyze, case_row, grid, metric_row, tables
 
 from profpipe.analysis.kernels import ClassTotal, Kernel, KernelTotals, find_variants
 from profpipe.ingest import reader
 from profpipe.job import Case, Job, ProgressListener, Tool
 from profpipe.profilers import nsys as nsys_profiler, torch as torch_profiler
+from profpipe.report.sections import headline, recording
+from profpipe.report.text import write_text
 from profpipe.runner import after_plain, slots
 
 STEPS = {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}
@@ -195,6 +198,43 @@ def test_variants_of_a_kernel_stand_side_by_side_and_calls_that_wait_have_their_
     )
     assert f"- {said}\n" in page
     assert "copyRow` |" not in page.partition("variants of a kernel")[2].partition("\n\n")[0]
+
+
+#: ns of a kernel by its block, of three cases. An nsys that records nothing exports them.
+MEDIANS = {"1": {32: 56_000, 128: 51_000}, "3": {32: 30_000, 128: 24_500}, "5": {32: 40_000, 128: 23_100}}
+SIZES = "gridX gridY gridZ blockX blockY blockZ"
+
+
+def benchmark_of_kernels(path: Path, number: str) -> None:
+    export, at = Export(), 0
+    for block, ns in MEDIANS[number].items():
+        for _ in range(20):
+            sizes = dict(zip(SIZES.split(), (64, 1, 1, block, 1, 1), strict=True))
+            export.call(at, at + 2, at + 1)
+            export.kernel(at + 5, at + 5 + ns, at + 1, f"layernorm_kernel{number}(float *)", **sizes)
+            at += ns + 5000
+    export.write_sqlite(path, also={"CUPTI_ACTIVITY_KIND_KERNEL": SIZES})
+
+
+def test_cases_of_a_benchmark_are_compared_by_their_kernels_at_each_block(tmp_path: Path) -> None:
+    rows_of: dict[str, list[dict[str, object]]] = {"cases": [], "kernels": [], "metrics": []}
+    for number, wall_ns in (("1", 1e10), ("3", 1e9), ("5", 2e9)):
+        benchmark_of_kernels(tmp_path / f"{number}.sqlite", number)
+        (read,) = reader.ingest([reader.Source(tmp_path / f"{number}.sqlite", "x", workload="w", case=f"k={number}")])
+        assert isinstance(read, reader.Read) and read.tables.steps.empty
+        for name in ("kernels", "metrics"):
+            rows_of[name] += getattr(read.tables, name).to_dict("records")
+        rows_of["cases"] += [case_row(f"k={number}", profiler) for profiler in ("plain", "nsys")]
+        rows_of["metrics"].append(metric_row(f"k={number}", "process_wall", wall_ns, n=1))
+    run = {"pipeline": {"workloads": {"w": {"command": ["./bench", "{k}"], "matrix": {"k": [1, 3, 5]}}}}}
+    (workload,) = analyze(tables(**rows_of), run).workloads
+    said = write_text(headline.answer(workload))
+    assert said.startswith(
+        "k 5 has the fastest kernel. Medians of a launch: k 5: layernorm_kernel5, 23.1 us at block 128; "
+        "k 3: layernorm_kernel3, 24.5 us at block 128; k 1: layernorm_kernel1, 51.0 us at block 128. k 1: "
+    ) and said.endswith("of process wall time.")
+    (table,) = recording.launches(workload).blocks
+    assert [row[3:] for row in grid(table)[1:]][:2] == [["128", "51.0", "20"], ["32", "56.0", "20"]]
 
 
 @pytest.mark.parametrize(

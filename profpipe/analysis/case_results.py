@@ -50,7 +50,7 @@ from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
 from profpipe.results.manifest import Manifest, PeakRates
-from profpipe.results.schema import FAILED, PROCESS_WALL
+from profpipe.results.schema import CAPTURE_LAUNCH, FAILED, PROCESS_WALL
 
 if TYPE_CHECKING:
     from profpipe.config.settings import Target
@@ -63,10 +63,11 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     """Return the first quantity that at least half as many cases have as any other.
 
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
-    processes, and the kernel sums of the profilers.
+    processes, and the kernel sums of the profilers. Launches of a kernel that is repeated are no steps.
     """
     profilers = ("plain", *kernels.PREFERENCE)
-    with_steps = {name: {case for case, own in index.step_times if own == name} for name in profilers}
+    repeated = {key for key, numbers in index.step_numbers.items() if CAPTURE_LAUNCH in numbers}
+    with_steps = {name: {case for case, own in index.step_times.keys() - repeated if own == name} for name in profilers}
     counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
         own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]

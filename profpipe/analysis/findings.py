@@ -29,6 +29,7 @@ from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status, as_text
 from profpipe.measure.tolerance import Verdict
 from profpipe.results.manifest import JobEntry, PeakRates
+from profpipe.results.schema import CAPTURE_LAUNCH
 from profpipe.results.tasks import TaskState
 
 if TYPE_CHECKING:
@@ -566,6 +567,10 @@ def _is_part(words: frozenset[str], whole: frozenset[str]) -> bool:
     return words < whole <= _PASSES or bool(is_pass or (whole & _WHOLES and not words & _WHOLES))
 
 
+#: The subject of a metric of a launch configuration.
+_CONFIGURATION = re.compile(r"(.*)<<<(.*), (.*)>>>", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Shape:
     """All cases that differ only in the compared axis; the fastest first, those without a time last."""
@@ -712,6 +717,19 @@ class WorkloadFindings(Layout):
     def is_per_call(self) -> bool:
         """True if kernel times are per call, not of a step or of everything."""
         return self.iteration is Iteration.CALL
+
+    @cached_property
+    def launch_times(self) -> Mapping[str, Mapping[tuple[str, str, str], Measure]]:
+        """Of each case of a command without steps: the median time of a launch by kernel, grid and block, in order."""
+        if self.basis is None or self.basis.quantity != "wall":
+            return {}
+        found = {}
+        for case in self.cases:
+            of_case = self.recorded.step_numbers.get((case.id, self.kernel_profiler or ""), {}).get(CAPTURE_LAUNCH, {})
+            launches = [(_CONFIGURATION.fullmatch(name), number.time) for name, number in of_case.items()]
+            ordered = sorted(((match, time) for match, time in launches if match), key=lambda pair: pair[1].ns)
+            found[case.id] = {(match[1], match[2], match[3]): time for match, time in ordered}
+        return {case: own for case, own in found.items() if own}
 
     @cached_property
     def whole(self) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import errors
+from profpipe import errors, plugins
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.stdio import visible_line
@@ -75,7 +75,10 @@ def read_files(
     is_quiet = shown.quiet or shown.json is not None
     # Nothing is written through links, except one that the user names.
     real = out.resolve() if out is not None and out.is_symlink() else out
-    state = answer.state_of_files(paths, out, step_range, csv) if out is not None else ""
+    parsers = [
+        (str(path), path.stat().st_mtime_ns) for path in plugins.files("parsers", "*.py", plugins.current_folder())
+    ]
+    state = answer.state_of_files(paths, out, step_range, csv, parsers) if out is not None else ""
     if real is not None and state and (known := answer.find(real, state)):
         _print_held(f"{known.printed}\n", is_quiet)
         arguments.print_kept(shown, real, known)
@@ -101,7 +104,7 @@ def read_files(
 
     with ThreadPoolExecutor(1) as loader:
         # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
-        reader.parsers()
+        reader.parsers(plugins.current_folder())
         loader.submit(
             importlib.import_module, f"profpipe.{'report.first_screen' if out is None else 'commands.rendering'}"
         )
@@ -232,7 +235,8 @@ def _read(paths: Sequence[Path], step_range: str = "") -> Iterator[reader.Read |
             except UnreadableFile as refused:
                 yield reader.Refusal(source, refused.what, refused.remedy)
             else:
-                read = reader.ingest([replace(source, path=path, step_range=step_range)])
+                source = replace(source, path=path, step_range=step_range)
+                read = reader.ingest([source], plugins.current_folder())
                 yield from map(_refuse_empty, read)
 
 

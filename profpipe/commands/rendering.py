@@ -165,7 +165,9 @@ def print_result(
         why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED])) or "cases are missing"
         more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
         state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
-        of_run = "" if is_measured else f"nothing was measured now. In the stored run of {result.manifest.started[:10]} "
+        of_run = (
+            "" if is_measured else f"nothing was measured now. In the stored run of {result.manifest.started[:10]} "
+        )
         print(f"profpipe: {of_run}the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
 
 

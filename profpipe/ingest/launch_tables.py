@@ -26,6 +26,8 @@ COLUMNS: Final = ("case", "process", "iteration", "kernel", "grid", "block", "st
 
 #: The rules of steps that profpipe marks in the program itself.
 _MARKED: Final = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
+#: Kernels, and launch configurations of a recording, up to which the time of each is kept: a benchmark has few.
+MOST_CONFIGURED: Final = 64
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -273,6 +275,28 @@ def wait_rows(waits: Spans) -> pd.DataFrame:
         if n
     ]
     return schema.frame(schema.METRICS, rows)
+
+
+def configuration_rows(names: Any, duration_ns: Int64s, shapes: pd.DataFrame | None) -> pd.DataFrame:
+    """Return rows of `metrics`: the median time (ns) of the launches of a kernel with one grid and block.
+
+    ``names`` are those of the launches, and ``shapes`` their ``grid`` and ``block``. Of very many there are no rows.
+    """
+    if shapes is None:
+        return schema.empty(schema.METRICS)
+    seen = shapes.assign(kernel=names, ns=duration_ns)
+    sums = seen.groupby(["kernel", "grid", "block"], sort=False)["ns"].agg(["median", "size"])
+    rows = [
+        {
+            "subject": f"{kernel}<<<{grid}, {block}>>>",
+            "metric": schema.CAPTURE_LAUNCH,
+            "value": ns,
+            "unit": "ns",
+            "n": n,
+        }
+        for (kernel, grid, block), ns, n in sums.itertuples(name=None)
+    ]
+    return schema.frame(schema.METRICS, rows if len(rows) <= MOST_CONFIGURED else [])
 
 
 def _overlap_rows(case: str, devices: pd.DataFrame, n: int | None) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,7 @@ def corrected(found: Recording) -> Recording:
 def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
     """Return the tables. ``step_range`` is that of ``reader.Source``."""
     work, launches, ranges, waits, pids = found.operations, found.launches, found.ranges, found.waits, found.pids
-    latest, finds_steps, on_gpu = found.latest, found.finds_steps, found.on_gpu
+    latest, finds_steps, on_gpu, read_shapes = found.latest, found.finds_steps, found.on_gpu, found.read_shapes
     with ThreadPoolExecutor(max_workers=1) as executor:
         # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
         # takes the least memory: what a thread frees, glibc does not give to the others.
@@ -115,6 +115,20 @@ def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
             steps = search.find_on_host(ranges, pids, step_range or "")
     if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
         metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
+    # A benchmark repeats a kernel, and maybe a memset before it: its cases are compared by their kernels, not by steps.
+    is_pattern = (steps.steps["rule"] == schema.StepRule.PATTERN.value).all()
+    repeats_kernel = steps.steps.empty or bool(is_pattern and steps.steps["kernels"].median() <= 1)
+    if finds_steps and on_gpu and repeats_kernel and not work.in_case.any():
+        rows = np.flatnonzero(work.kind == _KERNEL)
+        name, codes = np.unique(work.name[rows], return_inverse=True)
+        if 0 < len(name) <= launch_tables.MOST_CONFIGURED:
+            names = np.array([kernel_classes.normalise(work.names[code]) for code in name], dtype=object)[codes]
+            configured = launch_tables.configuration_rows(names, (work.end - work.start)[rows], read_shapes())
+            metrics = schema.concat_rows(schema.METRICS, [metrics, configured])
+            # It is launched with other blocks in turn: a launch is no step.
+            if len(configured) > len(name) and len(steps.steps):
+                steps = search.find(work, ranges, waits, pids, latest, None)
+                metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
     return found_tables.with_columns(profiler=origin.tool)
 

@@ -18,7 +18,7 @@ from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import StepParts
 from profpipe.report import comparison, document as doc, pages
 from profpipe.report.labels import short_names
-from profpipe.report.sections import headline, steps, warnings
+from profpipe.report.sections import headline, recording, steps, warnings
 from profpipe.report.text import write_text
 from profpipe.report.units import PERCENT, Unit
 from profpipe.results.answer import fit
@@ -186,6 +186,9 @@ def _of_workload(
     win = workload.largest.win if workload.largest else None
     best = win.best if win else workload.cases[0] if len(workload.cases) == 1 else None
     answer, said = write_text(headline.answer(workload)), list(_sentences(document.section("headline", name)))
+    for case, (kernel, grid, block), time in recording.fastest_launches(workload)[:1]:
+        yield 0, _finding(f"{name}.fastest_kernel", "", at("launches"), time.ns, "ns", of="launch", case=case.id,
+                          kernel=visible_line(kernel), grid=grid, block=block, samples=time.n)  # fmt: skip
     # Of several workloads, the answers stand together.
     yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
     of_step = [text for text in map(write_text, steps.remarks(workload, best)) if text in said] if best else []

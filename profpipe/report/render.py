@@ -104,7 +104,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
     found = step_times.requests(workload), steps.steps(workload), recording.recording(workload)
-    return (*found, modules.modules(workload))
+    return (*found, recording.launches(workload), modules.modules(workload))
 
 
 def _take_picture(sections: Iterable[Section]) -> tuple[Chart | None, list[Section]]:

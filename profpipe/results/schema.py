@@ -48,6 +48,10 @@ PROCESS_WALL: Final = "process_wall"
 #: The metric with the time that the host waited in a function of CUDA or HIP, the subject, in a whole recording.
 CAPTURE_WAIT: Final = "capture_wait"
 
+#: The metric with the median time of a launch of a kernel with one grid and block, ``kernel<<<32x1x1, 128x1x1>>>``, in
+#: a recording without cases and without steps of the program; ``n`` launches.
+CAPTURE_LAUNCH: Final = "capture_launch"
+
 #: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
 TIMES: Final = ("time", PROCESS_WALL)
 

@@ -85,6 +85,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
             return only_copies
         launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
         return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
+    if kernels := recording.compared_kernels(workload):
+        return fill("{} {}", kernels, _plain_times(workload))
     if not _has_comparison(workload):
         return _plain_times(workload)
     is_wall = workload.basis is not None and workload.basis.quantity == "wall"
@@ -123,7 +125,7 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield where a step of the best case of the largest shape goes; of a single case also its rate and memory."""
     win = workload.largest.win if workload.largest else None
-    if win is None or not workload.steps:
+    if win is None or not workload.steps or workload.launch_times:
         return
     if len(workload.cases) == 1:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)

@@ -50,7 +50,8 @@ def plots(workload: WorkloadFindings) -> doc.Section:
     charts = [chart for quantity in quantities(workload) if axis and (chart := over(workload, axis, quantity))]
     # Of a program with steps, bars show the whole step.
     shape = workload.largest if workload.compare and not workload.steps else None
-    if shape and sum(case.breakdown is not None for case in shape.timed) > 1:
+    # Launches of a kernel are compared by their medians, and not by their number.
+    if shape and not workload.launch_times and sum(case.breakdown is not None for case in shape.timed) > 1:
         charts.append(breakdown(workload, shape))
     return doc.Section("plots", "Plots", tuple(charts), workload=workload.name)
 
@@ -313,7 +314,8 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
         for name, key, times in (found if any(left) else found[:-1])
     )
     time = "Self time of CPU operators" if is_cpu else "Kernel time"
-    title = f"{_CALL} by {'operators' if is_cpu else 'kernels'}" if timed else f"{time} of a call"
+    of = "a call" if workload.is_per_call else "the whole recording"
+    title = f"{_CALL} by {'operators' if is_cpu else 'kernels'}" if timed else f"{time} of {of}"
     names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, *_ in bars)
     ids = {case.id for case, *_ in bars}
     gpus = len({rank.name for rank in workload.ranks if rank.case in ids})

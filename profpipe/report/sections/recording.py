@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
+from profpipe.analysis.case_index import Measure
+from profpipe.analysis.findings import CLOSE, CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
 from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
@@ -29,6 +31,9 @@ _LONGER, _LONG_SHARE = 10, 0.2
 
 #: A GPU that is idle for no more than this share is busy all the time.
 _LEAST_IDLE = 0.1
+
+#: A case is represented by the launches of one kernel that takes so much of its kernel time.
+_MAIN_KERNEL = 0.9
 
 #: Kernels of a program that a sentence names.
 _NAMED = 4
@@ -113,6 +118,63 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
     ]  # fmt: skip
     alone = {"case": len(workload.cases), "rank": len(places)}
     return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
+
+
+def launches(workload: WorkloadFindings) -> doc.Section:
+    """Return the median time of each kernel by launch configuration, of the cases of a command without steps."""
+    labels, times = case_texts(workload.cases), workload.launch_times
+    found = [(labels[case], *key, time) for case, own in times.items() for key, time in own.items()]
+    short = short_names(kernel for _, kernel, *_ in found)
+    columns: doc.Columns[tuple[doc.Text, str, str, str, Measure]] = [
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
+        (doc.words("grid"), lambda row: _size(row[2])),
+        (doc.words("block"), lambda row: _size(row[3])),
+        (doc.Column("ns", "median", time_unit(time.ns for *_, time in found)), lambda row: row[-1].ns),
+        (doc.count("calls"), lambda row: row[-1].n),
+    ]
+    table = doc.table_of("launches", found, columns[len(workload.cases) < 2 :])
+    return doc.make_section("launches", "Kernels by launch configuration", [table], workload=workload.name)
+
+
+def _size(sizes: str) -> str:
+    """Return ``128`` of ``128x1x1``."""
+    return re.sub("(x1)+$", "", sizes)
+
+
+def fastest_launches(workload: WorkloadFindings) -> list[tuple[CaseResult, tuple[str, str, str], Measure]]:
+    """Return the fastest launch of the kernel that each case spends its GPU time in, the fastest case first.
+
+    Empty where a case has none, or where one kernel does not take nearly all of it: its launches are then no measure.
+    """
+    found = []
+    for case in workload.cases:
+        own = workload.launch_times.get(case.id, {})
+        sums = {
+            name: sum(time.ns * (time.n or 0) for (other, *_), time in own.items() if other == name) for name, *_ in own
+        }
+        kernel = max(sums, key=lambda name: sums[name], default="")
+        if not kernel or sums[kernel] < _MAIN_KERNEL * sum(sums.values()):
+            return []
+        found.append(next((case, key, time) for key, time in own.items() if key[0] == kernel))
+    return sorted(found, key=lambda each: each[-1].ns) if len(found) > 1 else []
+
+
+def compared_kernels(workload: WorkloadFindings) -> doc.Text:
+    """Return which case has the fastest kernel, by the medians of its launches; empty where these say nothing."""
+    found = fastest_launches(workload)
+    if not found:
+        return ""
+    labels, short = case_texts(workload.cases), short_names(kernel for _, (kernel, *_), _ in found)
+    named = [
+        fill(f"{{}}: {{}}, {{}} at block {_size(block)}", labels[case.id], doc.Code(short[name]), duration(time.ns))
+        for case, (name, _, block), time in (found if len(found) <= _NAMED else (found[0], found[-1]))
+    ]
+    is_clear = found[1][-1].ns > (1 + CLOSE) * found[0][-1].ns
+    begin = (
+        fill("{} has the fastest kernel", labels[found[0][0].id]) if is_clear else "No kernel is clearly the fastest"
+    )
+    return fill("{}. Medians of a launch: {}.", begin, doc.join(named, separator="; ", last="; "))
 
 
 def _waits_table(workload: WorkloadFindings) -> doc.Table:
