@@ -74,3 +74,41 @@ def test_the_answer_is_printed_beside_what_the_file_holds_and_quietly_the_path_a
         assert capsys.readouterr().out == f"{out}/SUMMARY.md\n"
     assert cli.main(["ingest", str(RECORDING), "--quiet"]) == 2
     assert "Add --out DIR." in capsys.readouterr().err
+
+
+PARSER = """
+from pathlib import Path
+from profpipe.results import schema
+Path("ran").touch()
+FORMATS = ("lines of NAME NS",)
+def sniff(path):
+    return path.suffix == ".lines"
+def parse(path):
+    rows = [{"profiler": "mine", "kind": "cpu_op", "kernel": name, "kernel_class": "other", "calls": 1,
+             "total_ns": float(ns)} for name, ns in map(str.split, path.read_text().splitlines())]
+    return schema.Tables(kernels=schema.frame(schema.KERNELS, rows), origin=schema.Origin(
+        FORMATS[0], tool="mine", total_ns=0.0, attributed_ns=0.0, unattributed_ns=0.0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("beside", "code"),
+    [({"pipeline.yaml"}, errors.OK), (set(), errors.SOME_FAILED), ({"pipeline.yaml", "run.json"}, errors.SOME_FAILED)],
+    ids=["beside a pipeline file", "in any folder", "in a results folder"],
+)
+def test_parsers_beside_the_pipeline_file_read_files_and_others_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: set[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "parsers/mine.py": PARSER,
+        "a.lines": "sort 9000\nhash 4000\n",
+        **dict.fromkeys(beside, ""),
+    }.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    assert ingested(tmp_path, Path("a.lines")) == code
+    assert Path("ran").exists() == (code == errors.OK)
+    if code == errors.OK:
+        page = Path("read/SUMMARY.md").read_text(encoding="utf-8")
+        assert "| `sort` | other | 1 | 9.00 | 69.2 |" in page and "as mine records it" in page

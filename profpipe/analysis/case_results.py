@@ -73,7 +73,10 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
         own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
     ]
     counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
-    for profiler in kernels.PREFERENCE:
+    # Tools of parsers that the user adds come last.
+    for profiler in dict.fromkeys(
+        (*kernels.PREFERENCE, *sorted({name for own in breakdowns.values() for name in own}))
+    ):
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
             counts[Basis(profiler, seen[0].kind)] = len(seen)

@@ -112,7 +112,7 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 def preferred(kernels: pd.DataFrame) -> str | None:
     """Return the profiler whose kernels represent a workload."""
     present = set(device_rows(kernels)["profiler"].unique())
-    return next((name for name in PREFERENCE if name in present), None)
+    return next((name for name in (*PREFERENCE, *sorted(present)) if name in present), None)
 
 
 def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
