@@ -34,7 +34,7 @@ def reads(monkeypatch):
 
 
 def _settle():
-    time.sleep(2 * answer._TICK_NS / 1e9)
+    time.sleep(2 * answer.TICK_NS / 1e9)
 
 
 def _ingest(*more):
