@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest.steps import accounting, calls
+from profpipe.ingest.steps import accounting, calls, figures
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import BadLine, Damage
 from profpipe.results import schema
@@ -70,7 +70,7 @@ def parse(path: Path) -> schema.Tables:
 def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     about = next((line for line in lines if line["hook"] == "started"), {})
     first = max((number for number, line in enumerate(lines) if line["hook"] == "restart"), default=0)
-    written = [line for line in lines[first:] if line["hook"] in ("steps", "memory")]
+    written = _by_thread([line for line in lines[first:] if line["hook"] in ("steps", "memory")])
     notes = [*damage, *(str(line["text"]) for line in lines if line["hook"] == "note")]
     notes += [
         f"the start-up hook failed ({line['type']}: {line['message']}, during {line['during']})"
@@ -85,8 +85,9 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
         device=str(about.get("device_name") or ""),
         notes=tuple(notes),
     )
-    parts = _parts(written)
-    steps = _steps(written, about, parts)
+    iterations = _iterations(written)
+    parts = iterations or _parts(written)
+    steps = _steps(written, about, parts, bool(iterations))
     requests = [] if about.get("rank") else list(_settled_requests(parts, steps))
     return schema.Tables(
         steps=schema.frame(schema.STEPS, steps),
@@ -94,7 +95,8 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
             schema.METRICS,
             [
                 *_memory(written, about),
-                *_requests(requests),
+                *_of_parts(written, iterations, parts),
+                *_requests(requests, steps),
                 *_energy(written, about, steps, parts, requests),
                 *_flops(lines, about),
             ],
@@ -103,7 +105,9 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     )
 
 
-def _steps(written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Part]) -> list[dict[str, Any]]:
+def _steps(
+    written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Part], are_iterations: bool
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"step": int(number), "start_ns": float(start), "wall_ns": float(wall), "rule": schema.StepRule(line["rule"])}
         for line in written
@@ -118,6 +122,10 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Pa
              "wall_ns": sum(row["wall_ns"] for row in rows[part.first : part.last + 1])}
             for part, _, _ in parts
         ]  # fmt: skip
+    recorded = [row["step"] for row in rows]
+    if are_iterations:
+        # Iterations have numbers of their own, under each profiler.
+        rows = [{**row, "step": number} for number, row in enumerate(rows)]
     is_step = np.array([row.pop("is_step", True) for row in rows])
     found = np.full(len(rows), StepState.OTHER.value, dtype=object)
     found[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
@@ -133,10 +141,10 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any], parts: list[_Pa
             "start_ns": row["start_ns"] - origin_ns,
             # The user knows better than the change point.
             "state": StepState.WARMUP.value
-            if row["step"] < warmup and len(rows) > warmup and state != StepState.OTHER.value
+            if number < warmup and len(rows) > warmup and state != StepState.OTHER.value
             else state,
         }
-        for row, state in zip(rows, found, strict=True)
+        for row, number, state in zip(rows, recorded, found, strict=True)
     ]
 
 
@@ -177,25 +185,31 @@ def _settled_requests(parts: list[_Part], steps: list[dict[str, Any]]) -> Iterat
             yield request
 
 
-def _requests(requests: list[_Request]) -> Iterator[dict[str, Any]]:
+def _requests(requests: list[_Request], steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the figures of the requests in which a language model generates tokens, by the length of the prompt.
 
-    They are those of the process without a rank, or of rank 0.
+    They are those of the process without a rank, or of rank 0. The time of a token is the median of steady steps, of
+    uneven ones the mean, as the time of a step is. Where all prompts have one length, it is that of all steady steps.
     """
+    steady = {row["step"]: row["wall_ns"] for row in steps if row["state"] == StepState.STEADY.value}
+    is_uneven = bool(steady) and figures.typical(list(steady.values()))[1] > schema.UNEVEN_STEPS
     by_prompt: dict[int, list[_Request]] = {}
     for request in requests:
         by_prompt.setdefault(request.prompt, []).append(request)
     for prompt, own in sorted(by_prompt.items()):
-        figures: dict[str, tuple[list[float], str]] = {
+        decoded = [wall for request in own for wall in request.decode_ns[:-1]]
+        tokens = decoded if len(by_prompt) > 1 else list(steady.values())
+        found: dict[str, tuple[list[float], str]] = {
             "request_batch": ([float(request.batch) for request in own], "1"),
             "request_output": ([float(request.output) for request in own], "1"),
             "time_to_first_token": ([request.prefill_ns for request in own], "ns"),
-            "time_per_output_token": ([wall for request in own for wall in request.decode_ns[:-1]], "ns"),
+            "time_per_output_token": (tokens, "ns"),
             "tokens_per_s": ([request.rate for request in own], "1/s"),
         }
-        for metric, (values, unit) in figures.items():
+        for metric, (values, unit) in found.items():
             of = {"subject": f"{schema.PROMPT_PREFIX}{prompt}", "metric": metric, "unit": unit, "n": len(values)}
-            yield {**of, "value": float(np.median(values))}
+            middle = np.mean if is_uneven and metric == "time_per_output_token" else np.median
+            yield {**of, "value": float(middle(values))}
 
 
 def _parts(written: list[dict[str, Any]]) -> list[_Part]:
@@ -207,7 +221,59 @@ def _parts(written: list[dict[str, Any]]) -> list[_Part]:
     walls = [float(wall) for line in own for wall in line["wall_ns"]]
     texts = (text for line in own for _, text in itertools.zip_longest(line["step"], line.get("calls", ())))
     every = [calls.read(text or "") for _, text in zip(numbers, texts, strict=False)]
-    return [(part, numbers[part.first], every[part.first]) for part in calls.divide(every, walls)]
+    found: list[_Part] = []
+    for thread, rows in itertools.groupby(range(len(every)), key=lambda row: every[row].thread):
+        of, kinds = list(rows), {part.kind for part, *_ in found}
+        for part in calls.divide([every[row] for row in of], [walls[row] for row in of]):
+            kind = f"{part.kind} (thread {thread})" if part.kind in kinds - {""} else part.kind
+            # The calls of the first thread are steps, and those of others are of other kinds.
+            part = calls.Part(of[part.first], of[part.last], kind, part.is_step and not kinds)
+            found.append((part, numbers[part.first], every[part.first]))
+    return found
+
+
+#: A thread with fewer calls has no time of one.
+_FEWEST_CALLS = 3
+
+
+def _by_thread(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines so that the calls of each thread are one line, where there are several: the longest first."""
+    columns = ("step", "start_ns", "wall_ns", "calls")
+    lines = [line for line in written if line["hook"] == "steps"]
+    threads: dict[int, list[Any]] = {}
+    for row in (row for line in lines for row in zip(*(line.get(name, ()) for name in columns), strict=False)):
+        threads.setdefault(calls.read(row[3] or "").thread, []).append(row)
+    if set(threads) <= {0}:
+        return written
+    several = [rows for rows in threads.values() if len(rows) >= _FEWEST_CALLS]
+    several.sort(key=lambda rows: -sum(row[2] for row in rows))
+    steps = (dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)) for rows in several)
+    of = {"hook": "steps", "rule": schema.StepRule.FORWARD.value}
+    return [*({**of, **line} for line in steps), *({**line, "hook": "memory"} for line in written)]
+
+
+def _iterations(written: list[dict[str, Any]]) -> list[_Part]:
+    """Return the steps of an optimizer as parts that are iterations, of several steps each; empty where one is one."""
+    own = [line for line in written if line.get("rule") == schema.StepRule.OPTIMIZER]
+    walls = np.array([wall for line in own for wall in line["wall_ns"]])
+    first, stride = accounting.find_iteration(walls) or (len(walls), 1)
+    return [
+        (calls.Part(i, i + stride - 1, "", True), i, calls.Call())
+        for i in range(first, len(walls) - stride + 1, stride)
+    ]
+
+
+def _of_parts(written: list[dict[str, Any]], iterations: list[_Part], parts: list[_Part]) -> Iterator[dict[str, Any]]:
+    """Yield how many steps are an iteration, and the time of one; and whether calls that are steps decode."""
+    walls = np.array([wall for line in written if line["hook"] == "steps" for wall in line["wall_ns"]])
+    of, (_, stride) = {"subject": "", "n": len(walls)}, accounting.regular_stride(walls, are_equal=False) or (0, 1)
+    if iterations or (stride > 1 and not parts):
+        yield {**of, "metric": schema.STEP_STRIDE, "value": float(stride), "unit": "1"}
+    if iterations:
+        yield {**of, "metric": schema.STEP_PART, "value": float(np.median(walls)), "unit": "ns"}
+    decodes = [call.length == 1 for part, _, call in parts if part.is_step]
+    if 2 * sum(decodes) > len(decodes):
+        yield {**of, "metric": schema.STEP_DECODES, "value": 1.0, "unit": "1"}
 
 
 def _split(parts: list[_Part], walls: Sequence[float]) -> list[_Request]:
@@ -271,7 +337,10 @@ def _energy(
     rank = about.get("rank")
     of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}"}
     yield {**of, "metric": schema.GPUS, "value": float(max(line["gpus"] for line in readings)), "unit": "1", "n": 1}
-    metric, counts = schema.ENERGIES[1], {row["step"]: 1 for row in steps if row["state"] == StepState.STEADY.value}
+    # Of iterations, by the number of the first step.
+    recorded = [step for _, step, _ in parts] or [row["step"] for row in steps]
+    are_steady = (row["state"] == StepState.STEADY.value for row in steps)
+    metric, counts = schema.ENERGIES[1], dict.fromkeys(itertools.compress(recorded, are_steady), 1)
     if requests:
         # Each call gives one token of each sequence. As in the times, outliers do not count.
         outliers = {row["step"] for row in steps if row["state"] == StepState.OUTLIER.value}

@@ -664,7 +664,8 @@ def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, lis
     Its idle time is where none of them runs anything. CUDA's ordinals count what a process sees, from 0 in each
     container: a GPU is its UUID, else its place on the bus of its machine.
     """
-    process, device, notes = work.process.copy(), work.device.copy(), []
+    process, device = work.process.copy(), work.device.copy()
+    notes: list[str] = []
     code, firsts = combine(process, device)
     if len(np.unique(process)) < 2 or any(map(_RANKS.search, work.names)):
         return process, device, notes
@@ -681,8 +682,8 @@ def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, lis
         row = mapped.get((str(_pids(process[at])), ordinal), {})
         known = [row.get("uuid"), *(by_id.get((machine, row.get("gpuId", "-"))) for machine in machines)]
         known += [by_ordinal.get((machine, ordinal)) for machine in machines] if not row else []
-        if gpu := next(filter(None, known), None):
-            users.setdefault(gpu, []).append(number)
+        if unit := next(filter(None, known), None):
+            users.setdefault(unit, []).append(number)
     for numbers in users.values():
         if len(pids := np.unique(_pids(work.process[firsts[numbers]]))) > 1:
             here = np.isin(code, numbers)

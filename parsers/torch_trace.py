@@ -104,7 +104,7 @@ def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
     """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
-    known = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
+    known: Any = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
     size = group.get("world_size") if isinstance(group, dict) else None
     rank_of = (known, size) if known is not pd.NA and type(size) is int and known < size else None
     merged = {int(trace.pids(code)): rank for code, rank in trace.process_ranks.items()}

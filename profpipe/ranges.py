@@ -44,6 +44,9 @@ MODULES_END = "profpipe.modules_end"
 #: calls. A program that makes no more is no loop.
 CALLS_BEFORE_STEPS = 3
 
+#: What a replay of a CUDA graph is called beside calls of modules.
+REPLAY = "CUDAGraph"
+
 #: Set by the runner for the process of a workload: the profiler that it runs under.
 PROFILER_VARIABLE = "PROFPIPE_PROFILER"
 

@@ -46,6 +46,16 @@ def test_plain_decides_which_module_makes_the_steps():
     assert divided("*UNet", "UNet", "Decoder", ns=[1.0, 1.0, 90.0]) == ["0-0 UNet", "1-1 (UNet)", "2-2 (Decoder)"]
 
 
+def test_replays_of_graphs_are_steps_with_what_follows_and_calls_before_them_are_none():
+    warm_up = [f"LM {n}" for n in (512, 8, 4, 1)]
+    tokens = ["CUDAGraph", "Head", "Sampler"]
+    found = divided(*warm_up, *["LM 70", "Head", "Sampler", *tokens * 4] * 2, ns=[90.0] * 4 + [1.0] * 30)
+    assert found[:4] == ["0-0 (LM)", "1-1 (LM)", "2-2 (LM)", "3-3 (LM)"]
+    assert found[4:6] == ["4-6 (prefill)", "7-9 CUDAGraph + Head + Sampler"] and found[9] == "19-21 (prefill)"
+    # A model that is called with tokens to warm up only has no prompts.
+    assert divided("Bert 8x128", "Bert 8x128", *["CUDAGraph"] * 5)[:2] == ["0-0 (Bert)", "1-1 (Bert)"]
+
+
 @pytest.mark.parametrize(
     ("texts", "prompts"),
     [

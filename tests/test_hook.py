@@ -640,3 +640,28 @@ def test_threads_write_whole_lines_into_one_record(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
     assert [line["hook"] for line in lines] == ["started", *["note"] * 20]
     assert len({line["text"] for line in lines[1:]}) == 20
+
+
+def test_iterations_that_plain_found_have_its_numbers_under_each_profiler(tmp_path):
+    # Of twelve steps of the optimizer, the second, the sixth and the tenth begin an iteration; the last one has no end.
+    done = run_python(tmp_path, LOOP, "12", steps={"warmup": 0, "stride": 4, "offset": 1})
+    assert done.steps["step"].tolist() == [0, 1]
+
+
+def test_calls_of_each_thread_have_times_and_kinds(tmp_path):
+    program = """
+import threading, time, torch
+class Slow(torch.nn.Module):
+    def forward(self, x): time.sleep(0.02)
+class Fast(torch.nn.Module):
+    def forward(self, x): time.sleep(0.01)
+def serve(model):
+    for _ in range(12): model(torch.ones(1))
+threads = [threading.Thread(target=serve, args=(model(),)) for model in (Fast, Slow)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+    steps = run_python(tmp_path, program).steps
+    medians = steps.groupby("kind")["wall_ns"].median()
+    assert set(steps.loc[steps["state"] == "other", "kind"]) == {"Fast"} and set(steps["kind"]) == {"Fast", "Slow"}
+    assert medians["Fast"] >= 10e6 and medians["Slow"] >= 20e6 and medians["Fast"] < medians["Slow"]

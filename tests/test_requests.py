@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+from program import profpipe
 
 from profpipe.ingest import reader
 
@@ -74,6 +76,52 @@ def test_a_prompt_is_no_steady_step(tmp_path):
     of = {"first": 11.0, "each": 10.0, "output": 12}
     steps = tables(tmp_path, [*request(32, **of), *request(32, **of)]).steps
     assert [int(row.step) for row in steps.itertuples() if row.state == "other"] == [0, 11, 12]
+
+
+def page(tmp_path, rule, calls, threads=()):
+    """The first sentences of the page of a process that made these calls, or steps, of so many ms each."""
+    texts = [f"{call}{f' @{thread}' if thread else ''}" for (call, _), thread in itertools.zip_longest(calls, threads)]
+    columns = {"step": [*range(len(calls))], "wall_ns": [round(ms * 1e6) for _, ms in calls], "calls": texts}
+    ends = [10**9, 10**9]
+    columns["start_ns"] = []
+    for wall, (_, thread) in zip(columns["wall_ns"], itertools.zip_longest(calls, threads, fillvalue=0), strict=True):
+        columns["start_ns"].append(ends[thread])
+        ends[thread] += wall
+    lines = [{"hook": "started", "profiler": "plain", "pid": 1}, {"hook": "steps", "rule": rule, **columns}]
+    path = tmp_path / "hook.capture.1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return profpipe(tmp_path, "ingest", path, "--out", tmp_path / "seen").split("\n\n")[1].replace("\n", " ")
+
+
+ROLLOUTS = [*[("", 1.7)] * 15, *[("", 31.7), *[("", 1.7)] * 15] * 20]
+IMAGE = [("TextEncoder", 10.0), *[("UNet", 15.0)] * 20, ("Decoder", 300.0)]
+SPEECH = [("Encoder 4x80", 5.0), *[("Speech 16x1", 16.0)] * 60]
+SERVER = [("A", 5.0), ("B", 7.0), ("B", 7.0), ("A", 5.0), ("B", 7.0), ("A", 5.0), ("A", 5.0)] * 9
+EVALUATIONS = [("", 400.0 if n in (31, 86, 98, 170) else 10.0) for n in range(220)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "calls", "sentences"),
+    [
+        ("optimizer", ROLLOUTS, ["An iteration takes 57.2 ms", "16 steps of the optimizer, 27.2 ms, and 30.0 ms"]),
+        ("optimizer", [*[("", 10.0)] * 4, ("", 80.0)] * 9, ["24.3 ms (mean", "One of 5 steps takes 80.0 ms"]),
+        ("optimizer", EVALUATIONS, ["A step takes 10.0 ms", "leaves out 41.6 % of the time: 41.6 % in 4 outliers."]),
+        ("optimizer", [("", 10.0 if n % 40 else 20.0) for n in range(1, 200)], ["steady steps)."]),
+        ("forward", IMAGE * 4, ["A call of UNet takes 15.0 ms", "610.0 ms (median of 3)", "20 calls of UNet at"]),
+        ("forward", SPEECH * 5, ["A decode step of Speech", "A request takes 965.0 ms", "Encoder 5.00 ms and 60"]),
+        ("forward", SERVER, ["A call of A takes 5.00 ms", "one of B takes 7.00 ms (50.5 %): none of them is a step"]),
+    ],
+    ids=["rollouts", "fifth", "irregular", "checkpoints", "images", "speech", "server"],
+)  # fmt: skip
+def test_the_headline_stands_for_the_whole_program(tmp_path, rule, calls, sentences):
+    found = page(tmp_path, rule, calls)
+    assert [sentence for sentence in sentences if sentence not in found] == [], found
+    assert ("leaves out" in found) == ("leaves out" in sentences[-1])
+
+
+def test_calls_of_two_threads_are_two_kinds(tmp_path):
+    found = page(tmp_path, "forward", [("ResNet", 7.0), ("ViT", 6.0)] * 30, [1, 0] * 30)
+    assert "A call of ResNet takes 7.00 ms" in found and "one of ViT takes 6.00 ms (45.3 %): none" in found
 
 
 @pytest.mark.parametrize(

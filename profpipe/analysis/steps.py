@@ -26,7 +26,13 @@ from profpipe.results.schema import (
     CALL_KERNEL_TIME,
     CAPTURE_WAIT,
     DEVICE_PREFIX,
+    LEAST_REST,
+    PREFILL,
     RANK_PREFIX,
+    STEP_AFTER,
+    STEP_AFTER_KERNELS,
+    STEP_DECODES,
+    STEP_PART,
     STEP_RANGE,
     STEP_STRIDE,
     STEP_TRANSFER,
@@ -57,6 +63,9 @@ _DIFFERENT: Final = 0.01
 _EXPLAINS: Final = 0.5
 #: A profiler's overhead is known to this share of a step.
 _NEAR: Final = 0.02
+
+#: Calls that take together so many times as long as the time in which they are made overlap.
+_OVERLAP: Final = 1.3
 
 #: Metric to subject to its row in `metrics`, of one case under one profiler.
 _Numbers: TypeAlias = "Mapping[str, Mapping[str, Number]]"
@@ -241,8 +250,14 @@ class CaseSteps:
     outliers: tuple[StepOutlier, ...]
     #: The program's own range that is the step; empty by another rule.
     range_name: str
-    #: The recurrences of a sequence of launches that are one step.
+    #: The recurrences of a sequence of launches that are one step; or the steps of an optimizer that are one iteration,
+    #: and then ns of one of them.
     stride: int
+    part_ns: float | None
+    #: ns that a profiler recorded after the last step, and the kernel time in them.
+    after: Mapping[str, tuple[float, float]]
+    #: Whether calls that are steps decode a token of each sequence.
+    decodes: bool
     #: By a kind of ``other_calls`` and the name of a kernel, as in ``prefill > kernel``: ns of a call.
     call_kernels: Mapping[str, Number]
     #: What the transfer takes at most, where ranks send to each other and wait at other times than their peers.
@@ -278,6 +293,80 @@ class CaseSteps:
             for kind, own in kinds
             if kind not in steps
         }
+
+    def has_steady(self, profiler: str) -> bool:
+        """Return True where steady steps under ``profiler`` have times."""
+        return not self.steady_walls(profiler).empty
+
+    def _rows_of_one(self, profiler: str) -> pd.DataFrame:
+        """Return the rows of the first rank and device in the order of time."""
+        own = self.table[self.table["profiler"] == profiler]
+        return own[own[PLACE].eq(own[PLACE].iloc[0]).all(axis=1)].sort_values("start_ns", kind="stable")
+
+    def shares(self, profiler: str) -> pd.DataFrame:
+        """Return what a rank does from its first steady step on: the number ``n``, the median ``ns`` and two shares.
+
+        ``wall`` is the share of the time, ``kernels`` that of the kernel time, missing where it is unknown. Of outliers
+        they are of what is longer than a steady step. The index is the kind of calls that are no steps, else
+        ``steady``, ``outlier`` or ``other``.
+        """
+        own = self._rows_of_one(profiler)
+        own = own.iloc[int((own["state"] == StepState.STEADY.value).to_numpy().argmax()) :]
+        steps = set(_steady(own)["kind"])
+        label = own["state"].where(~own["state"].isin([StepState.LAST.value, StepState.UNMATCHED.value]), "steady")
+        label = label.where((own["state"] != StepState.OTHER.value) | (own["kind"] == ""), own["kind"])
+        label = label.where(~own["kind"].isin(steps - {""}) | (own["state"] == StepState.OUTLIER.value), "steady")
+        wall, kernels = own["wall_ns"].astype(float), own["kernel_ns"].astype(float)
+        found = wall.groupby(label, sort=False).agg(n="size", ns="median", wall="sum")
+        found["kernels"] = kernels.groupby(label, sort=False).sum(min_count=1)
+        if (outliers := StepState.OUTLIER.value) in found.index:
+            # What an outlier has of a steady step is no rest.
+            usual = pd.Series(
+                {"wall": wall[label == "steady"].median(), "kernels": kernels[label == "steady"].median()}
+            )
+            in_steps = found.loc[outliers, usual.index].clip(upper=found.loc[outliers, "n"] * usual)
+            found.loc["steady", usual.index] += in_steps
+            found.loc[outliers, usual.index] -= in_steps
+        rest_ns, kernels_ns = self.after[profiler]
+        if profiler == "plain" and own["rule"].iloc[0] == StepRule.MARKER.value:
+            # Only marked steps have pauses between them. Recordings have rows of what lies there.
+            rest_ns += max(float((own["start_ns"] + wall).max() - own["start_ns"].min()) - wall.sum(), 0.0)
+        between = {"n": 1, "wall": rest_ns, "kernels": kernels_ns}
+        found = found.add(pd.DataFrame(between, index=[StepState.OTHER.value]), fill_value=0)
+        return found.assign(wall=found["wall"] / found["wall"].sum(), kernels=found["kernels"] / found["kernels"].sum())
+
+    def calls_before(self, profiler: str) -> Mapping[str, int]:
+        """Return how many calls, by their kind, a rank makes before the first step."""
+        own = self._rows_of_one(profiler)
+        kinds = own["kind"].iloc[: int((own["state"] != StepState.OTHER.value).to_numpy().argmax())]
+        return dict(kinds[~kinds.isin(["", PREFILL])].value_counts())
+
+    def request(self, profiler: str) -> tuple[float, int, Mapping[str, tuple[int, float]]] | None:
+        """Return ns from one request to the next, their number, and by kind the calls in one and ns of one.
+
+        A request begins with the last call before a run of steps, which is always of one kind, such as an encoder or a
+        prefill. Unless the steps decode, it holds equal numbers of calls. None without two requests that are whole, and
+        where calls of several threads overlap.
+        """
+        own = self._rows_of_one(profiler)
+        own = own[own["kind"] != ""]
+        is_step = own["kind"].isin(set(_steady(own)["kind"])).to_numpy()
+        own = own.assign(kind=own["kind"].mask(is_step, self.module))
+        begins = np.flatnonzero(~is_step[:-1] & is_step[1:])
+        if len(begins) < 3 or own["kind"].iloc[begins].nunique() > 1:
+            return None
+        wall_ns, start_ns = own["wall_ns"].to_numpy(dtype=float), own["start_ns"].to_numpy(dtype=float)
+        if wall_ns.sum() > _OVERLAP * ((start_ns + wall_ns).max() - start_ns.min()):
+            return None
+        whole = own.iloc[begins[0] : begins[-1]]
+        number = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+        counts = pd.crosstab(number, whole["kind"].to_numpy())
+        usual = counts.median().round().astype(int)
+        if not self.decodes and (counts != usual).any(axis=1).mean() > LEAST_REST:
+            return None
+        ns = whole.groupby("kind", sort=False)["wall_ns"].median().astype(float)
+        wall = float(np.median(np.add.reduceat(wall_ns, begins)[:-1]))
+        return wall, len(counts), {str(name): (int(usual[name]), float(ns[name])) for name in ns.index if usual[name]}
 
     @cached_property
     def _counts(self) -> pd.DataFrame:
@@ -430,6 +519,7 @@ def find_steps(
     recorders = {case: next((p for p in PREFERENCE if (case, p) in index.capture_totals), "") for case in without}
     totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
     items = {case: items_of(declared.items_per_step if declared else None, own) for case, own in params.items()}
+    strides = {case: own.stride for case, own in found.items() if own.part_ns}
     return StepFindings(
         cases=tuple(found.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
@@ -437,7 +527,7 @@ def find_steps(
         copies={case: _by_time(own.by_copy, {}) for case, own in totals.items() if own.by_copy},
         # Kernels have numbers of rocprof only where it read counters.
         one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
-        items={case: number for case, number in items.items() if number is not None},
+        items={case: number * strides.get(case, 1) for case, number in items.items() if number is not None},
         item_name=declared.item_name if declared else "items",
         waits={
             case: _by_calls(index.step_numbers.get((case, own), {}).get(CAPTURE_WAIT, {}))
@@ -482,6 +572,8 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
     every, times = ("plain", *PREFERENCE), index.step_times
     own = table[table["profiler"] == profiler]
     steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
+    # Where plain finds iterations, the hook marks them for the other profilers.
+    of_parts = index.step_numbers.get((case, "plain"), {}) if "plain" in set(table["profiler"]) else numbers
     transfer_ns = _of_case(numbers, STEP_TRANSFER)
     waits = _waiting(steady, transfer_ns)
     # In a pipeline each rank waits for others in turn.
@@ -506,10 +598,18 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
         wait_cause=_wait_cause(own, of_late),
         outliers=tuple(_outliers(own, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
-        stride=round(_of_case(numbers, STEP_STRIDE) or 1),
+        stride=round(_of_case(of_parts, STEP_STRIDE) or 1),
+        part_ns=_of_case(of_parts, STEP_PART),
+        after={name: _after(index.step_numbers.get((case, name), {})) for name in every},
+        decodes=STEP_DECODES in of_parts or bool((table["kind"] == PREFILL).any()),
         call_kernels=numbers.get(CALL_KERNEL_TIME, {}),
         transfer_ns=transfer_ns,
     )
+
+
+def _after(numbers: _Numbers) -> tuple[float, float]:
+    """Return the ns after the last step, and the kernel time in them."""
+    return _of_case(numbers, STEP_AFTER) or 0.0, _of_case(numbers, STEP_AFTER_KERNELS) or 0.0
 
 
 def _of_case(numbers: _Numbers, metric: str) -> float | None:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
@@ -264,6 +264,12 @@ def _range_name(given: Settings, rule: str, number: int, call: str) -> str:
     return f"{ranges.STEP_PREFIX}{rule}:{number}" + (f" {'*' if is_step else ''}{call}" if call else "")
 
 
+class _Opened(threading.local):
+    """The range around the step of this thread, or the function that closes it."""
+
+    range: Any = None
+
+
 class TorchTrace(Capture):
     """One trace of torch.profiler over the chosen steps, and over a few more with ranges around calls of modules.
 
@@ -281,7 +287,7 @@ class TorchTrace(Capture):
         self._last = given.last
         if self._modules.are_possible and not given.is_collected:
             self._last += 1 + min(ranges.MODULE_STEPS, given.measure)
-        self._range: Any = None
+        self._opened = _Opened()
         self._others: Any = None
         self._flops = FlopStep(record)
         #: How often the steps so far call what.
@@ -311,13 +317,13 @@ class TorchTrace(Capture):
             if number > self.settings.last:
                 name = name.replace(ranges.STEP_PREFIX, ranges.MODULES_PREFIX, 1)
                 self._modules.install()
-            self._range = sys.modules["torch"].profiler.record_function(ranges.encode_name(name))
-            self._range.__enter__()
+            self._opened.range = sys.modules["torch"].profiler.record_function(ranges.encode_name(name))
+            self._opened.range.__enter__()
 
     def end(self, number: int) -> None:
         self._flops.end()
-        if self._range is not None:
-            opened, self._range = self._range, None
+        if self._opened.range is not None:
+            opened, self._opened.range = self._opened.range, None
             opened.__exit__(None, None, None)
             if number > self.settings.last:
                 # The step in which the program ends has an end in the trace too.
@@ -330,7 +336,7 @@ class TorchTrace(Capture):
 
     def abandon(self) -> None:
         # Without an end it is no event of the trace.
-        self._range = None
+        self._opened.range = None
         self._flops.abandon()
 
     def discard(self) -> None:
@@ -404,7 +410,7 @@ class Ranges(Capture):
 
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
-        self._close: Optional[Callable[[], object]] = None
+        self._opened = _Opened()
         self._window = choose_window(given, record)
         self._open = ranges.free_ranges(given.profiler) if given.profiler != "ncu" else None
         if self._open is None and given.profiler == "nsys":
@@ -417,18 +423,18 @@ class Ranges(Capture):
         if number == self.settings.warmup and self._window is not None:
             self._window.begin()
         if self._open is not None and self.settings.warmup <= number <= self.settings.last:
-            self._close = self._open(_range_name(self.settings, rule, number, call))
+            self._opened.range = self._open(_range_name(self.settings, rule, number, call))
 
     def end(self, number: int) -> None:
-        if self._close is not None:
-            close, self._close = self._close, None
+        if self._opened.range is not None:
+            close, self._opened.range = self._opened.range, None
             close()
         if self._window is not None and number >= self.settings.last:
             self._window.end(number - self.settings.last)
 
     def abandon(self) -> None:
         # A range without an end is no step for the parsers.
-        self._close = None
+        self._opened.range = None
 
     def finish(self) -> None:
         if self._window is not None:

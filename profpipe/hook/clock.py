@@ -6,6 +6,7 @@ Times cost microseconds and make nothing wait: CUDA events, ``perf_counter_ns`` 
 from __future__ import annotations
 
 import sys
+import threading
 from time import monotonic, perf_counter_ns, sleep, time_ns
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -30,6 +31,13 @@ def synchronize_all() -> None:
             library.synchronize(device)
 
 
+class _Open(threading.local):
+    """The step that began last in this thread, and the event of the end before it."""
+
+    begin: Any = None
+    boundary: Any = None
+
+
 class HostClock:
     """Times on a CPU, where a step is over when its last call returns."""
 
@@ -39,14 +47,14 @@ class HostClock:
     unfinished = None
 
     def __init__(self) -> None:
-        self._begin = (0, 0, 0)
+        self._open = _Open()
 
     def begin(self, number: int) -> None:
-        self._begin = (number, time_ns(), perf_counter_ns())
+        self._open.begin = (number, time_ns(), perf_counter_ns())
 
     def end(self) -> Sequence[Row]:
         """Return the step that ends."""
-        number, start_ns, begin = self._begin
+        number, start_ns, begin = self._open.begin
         return ((number, start_ns, perf_counter_ns() - begin),)
 
     def finish(self) -> Sequence[Row]:
@@ -66,33 +74,34 @@ class EventClock:
         self._free: List[Any] = []
         #: (number, start on the host, event of the begin, event of the end), the oldest first
         self._steps: List[Tuple[int, int, Any, Any]] = []
-        self._begin: Optional[Tuple[int, int, Any]] = None
-        self._boundary: Any = None
+        self._open = _Open()
 
     def begin(self, number: int) -> None:
-        event = self._boundary if self._boundary is not None else self._record()
-        self._begin, self._boundary = (number, time_ns(), event), None
+        opened = self._open
+        event = opened.boundary if opened.boundary is not None else self._record()
+        opened.begin, opened.boundary = (number, time_ns(), event), None
 
     def end(self) -> Sequence[Row]:
         """Return the steps that the GPU has finished since the last call. One query makes nothing wait."""
-        if self._begin is not None:
-            self._boundary = self._record()
-            self._steps.append((*self._begin, self._boundary))
-            self._begin = None
+        opened = self._open
+        if opened.begin is not None:
+            opened.boundary = self._record()
+            self._steps.append((*opened.begin, opened.boundary))
+            opened.begin = None
         return self._read()
 
     def pause(self) -> None:
         """Forget the last end: the next step does not begin where the last one ended."""
-        self._boundary = None
+        self._open.boundary = None
 
     @property
     def unfinished(self) -> Optional[int]:
         return self._steps[-1][0] if self._steps else None
 
     def finish(self) -> Sequence[Row]:
-        """Wait for the last step, and return those that the GPU has finished."""
+        """Wait for all steps, and return those that the GPU has finished. Threads have streams of their own."""
         until_s = monotonic() + _WAIT_S
-        while self._steps and not self._steps[-1][3].query() and monotonic() < until_s:
+        while not all(end.query() for *_, end in self._steps) and monotonic() < until_s:
             sleep(_POLL_S)
         return self._read()
 

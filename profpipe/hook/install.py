@@ -12,6 +12,7 @@ import types
 import weakref
 from typing import Any, Callable, Dict, Tuple
 
+from profpipe import ranges
 from profpipe.hook import modules, settings, span, steps
 from profpipe.hook.steps import Steps
 
@@ -262,7 +263,10 @@ class _ModuleWatch:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.
 
         A number that belonged to a module which is gone is given again: some programs make a module for each call.
+        Graphs have one name: a server has one for each size of the batch.
         """
+        if not isinstance(owner, self._kind):
+            return ranges.REPLAY
         if type(owner).__name__ == "OptimizedModule":  # what torch.compile made of a module
             owner = owner._orig_mod
         known, name = self._names.get(id(owner), (None, ""))

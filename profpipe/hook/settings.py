@@ -31,6 +31,8 @@ class Settings:
         self.forward = bool(steps["forward"])
         #: The module whose calls are the steps, where plain has shown it.
         self.module = str(steps.get("module") or "")
+        #: Steps of the optimizer that are an iteration, and the number of the first of them, where plain has shown it.
+        self.stride, self.offset = int(steps.get("stride") or 1), int(steps.get("offset") or 0)
         self.range: Optional[Pattern[str]] = re.compile(steps["range"]) if steps.get("range") else None
         torch = given.get("torch") or {}
         self.with_stack = bool(torch.get("with_stack"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -63,8 +64,14 @@ _RULES = ("marker", "optimizer", "forward")
 _PATIENCE = 3
 
 
+class _Thread(threading.local):
+    """The open step of this thread, -1 where none is; and the number of the thread among those that call modules."""
+
+    step = index = -1
+
+
 class Steps:
-    """The steps of one process. ``number`` counts from 0; -1: none has begun.
+    """The steps of one process. ``number`` counts from 0; -1: none has begun. Each thread that calls modules has steps.
 
     The first boundary begins step 0, so work before it belongs to no step. No method raises an error of the hook: it is
     written to the record, and the steps end there.
@@ -79,12 +86,12 @@ class Steps:
 
     def _reset(self) -> None:
         self.number, self.rule = -1, ""
-        self._is_open = self._is_over = False
-        self._lock = threading.RLock()
+        self._is_over = False
+        self._thread, self._threads, self._lock = _Thread(), itertools.count(), threading.RLock()
         #: The capture of the process from its first boundary on.
         self._capture: Any = None
         self._members = Sequence()
-        self._stops = self._calls = 0
+        self._stops = self._calls = self._optimizer_steps = 0
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
@@ -165,8 +172,16 @@ class Steps:
     def _boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
         if self._is_inferior(rule):
             return
+        if rule == "optimizer":
+            from_first = self._optimizer_steps - self._settings.offset
+            self._optimizer_steps += 1
+            if from_first < 0 or from_first % self._settings.stride:
+                return
         # Modules are numbered from the first call on, under each profiler.
         call = describe()
+        if rule == "forward":
+            self._thread.index = next(self._threads) if self._thread.index < 0 else self._thread.index
+            call += f" @{self._thread.index}" if self._thread.index else ""
         if rule == "forward" and not self._settings.forward and self._calls < ranges.CALLS_BEFORE_STEPS:
             self._calls += 1
             return
@@ -183,33 +198,33 @@ class Steps:
         self._end()
         if not self._stops:
             self.number += 1
-            self._is_open = True
+            self._thread.step = self.number
             self._capture.begin(rule, self.number, call)
 
     def _close(self) -> None:
-        if self.rule == "marker" and self._is_open:
+        if self.rule == "marker" and self._thread.step >= 0:
             self._end()
             self._capture.pause()
 
     def _abandon(self) -> None:
-        if self.rule == "marker" and self._is_open:
-            self._is_open = False
+        if self.rule == "marker" and self._thread.step >= 0:
+            self._thread.step = -1
             self._capture.abandon()
             self._capture.pause()
 
     def _end(self) -> None:
-        if not self._is_open:
+        number, self._thread.step = self._thread.step, -1
+        if number < 0:
             return
-        self._is_open = False
-        self._capture.end(self.number)
+        self._capture.end(number)
         # An evaluation before a training is no reason to stop it.
         is_asked_for = self._settings.stop and (self.rule != "forward" or self._settings.forward)
-        if is_asked_for and self._capture.is_complete(self.number):
+        if is_asked_for and self._capture.is_complete(number):
             self._stops = 1
 
     def _discard(self) -> None:
         self._capture.discard()
-        self.number, self._is_open = -1, False
+        self.number, self._thread, self._optimizer_steps = -1, _Thread(), 0
 
     # --- the process -------------------------------------------------------------------------------------------------
 
@@ -226,7 +241,7 @@ class Steps:
         capture, self._capture, self._is_over = self._capture, None, True
         try:
             capture.finish()
-            self._record.write("finished", steps=self.number + (not self._is_open), stopped=bool(self._stops))
+            self._record.write("finished", steps=self.number + (self._thread.step < 0), stopped=bool(self._stops))
         except Exception as error:  # at the exit nothing else can be done with it
             self._record.error(error, "exit")
 

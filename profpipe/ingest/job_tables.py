@@ -168,7 +168,7 @@ def drop_folder(stored: Tables, folder: str, of: tuple[str, str, Collection[str]
 
 def _change(stored: Tables, change: Callable[[schema.Table, pd.DataFrame], pd.DataFrame]) -> Tables:
     """Return ``stored`` with a change to each table that has rows, or gets some."""
-    changed = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
+    changed: dict[str, Any] = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
     return Tables(**changed, origin=stored.origin)
 
 

@@ -231,6 +231,10 @@ class StepRule(str, Enum):
 UNEVEN_STEPS: Final = 20.0
 
 
+#: Steady steps that leave out more of the time, or of the kernel time, do not stand for the program.
+LEAST_REST: Final = 0.1
+
+
 class StepState(str, Enum):
     """Which steps count: the figures of a report are medians over ``STEADY`` steps."""
 
@@ -273,10 +277,18 @@ class Check(str, Enum):
 
 #: Metric with the name of the program's range that is the step as its subject; % of the kernel time in it.
 STEP_RANGE: Final = "step_range"
-#: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them.
+#: Metric: so many recurrences of a sequence of launches are one step, since the host pauses after the last of them; or
+#: so many steps of the optimizer are one iteration, since other work comes before the first of them.
 STEP_STRIDE: Final = "step_stride"
 #: Metric of steps in which kernels send from one rank to another: ns of the transfer in a step, at most.
 STEP_TRANSFER: Final = "step_transfer"
+#: Metric: ns of one of the steps of which several are an iteration.
+STEP_PART: Final = "step_part"
+#: Metrics of what a device runs after the last step: ns until its end, and of its kernels.
+STEP_AFTER: Final = "step_after"
+STEP_AFTER_KERNELS: Final = "step_after_kernels"
+#: Metric: calls that are steps decode a token of each sequence.
+STEP_DECODES: Final = "step_decodes"
 #: The kind of a call of a language model with a prompt.
 PREFILL: Final = "prefill"
 #: Metric with a kind of call that is no step and a kernel as its subject, ``prefill > kernel``: ns in such a call.

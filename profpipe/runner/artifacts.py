@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from profpipe import origins, ranges
-from profpipe.ingest.steps import calls
+from profpipe.ingest.steps import accounting, calls
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
 from profpipe.results import atomic, raw_files, schema
@@ -229,15 +229,22 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
 
     The first request of a program that generates tokens takes ten times as long as the others. The calls begin where
     steps take at most ``_SETTLED`` times the median of all on average. Where there are prompts they begin at one.
+    Where several steps of an optimizer are an iteration, iterations are recorded.
     """
     found = _step_times(job)
     steps = job.options["steps"] if job.is_hooked else {}
+    optimizer_ns = np.array([wall for wall, _ in found.get("optimizer", ())])
+    if steps and found.keys() == {"optimizer"} and (iteration := accounting.find_iteration(optimizer_ns)):
+        offset, stride = iteration
+        warmup = max(-(-(int(steps["warmup"]) - offset) // stride), 1)
+        measure = max(-(-int(steps["measure"]) // stride), min(_FEWEST_ITERATIONS, int(steps["measure"])))
+        return {**steps, "stride": stride, "offset": offset, "warmup": warmup, "measure": measure}
     if steps.get("forward", True) or found.keys() != {"forward"}:
         return None
     walls, texts = zip(*found["forward"], strict=True)
     parts = calls.divide(list(map(calls.read, texts)), walls)
     whole = [part for part in parts if part.is_step]
-    if not whole:
+    if not whole or any(calls.read(text).thread for text in texts):
         return {**steps, "forward": True}
     size = whole[0].last - whole[0].first + 1
     measure = int(steps["measure"]) * size
@@ -259,6 +266,9 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
         "measure": measure,
     }
 
+
+#: So many iterations are recorded at least.
+_FEWEST_ITERATIONS = 5
 
 #: In which the mean of some steps may be longer than the median of all.
 _SETTLED = 1.5

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
@@ -207,7 +207,7 @@ def mask_tables(tables: Tables, secrets: Mapping[str, str]) -> Tables:
     same object.
     """
     known = masking.masker(secrets)
-    frames = {
+    frames: dict[str, Any] = {
         table.name: _masked(getattr(tables, table.name), table, known, with_forms=table is schema.CASES)
         for table in schema.PARSED
     }

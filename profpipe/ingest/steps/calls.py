@@ -3,6 +3,9 @@
 An inference program calls several modules: a text encoder, a denoiser for each image many times, a decoder. The module
 that takes the most time makes the steps. A loss or a sampler that is called after each of its calls is in the step. Of
 a language model, a call with a prompt (prefill) is no step beside calls that decode one token.
+
+Where a program replays CUDA graphs, each replay and the calls after it are a step, and calls of the model before them
+were warm-up and captures.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final
 
+from profpipe.ranges import REPLAY
 from profpipe.results.schema import PREFILL
 
 #: What the start-up hook says of a call: the module, after ``*`` where it is known to make the steps, and the tokens.
-#: ``LlamaModel 8x512`` has a batch of 8 with 512 each, ``LlamaModel 512`` 512 of any sequences.
-_TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?")
+#: ``LlamaModel 8x512`` has a batch of 8 with 512 each, ``LlamaModel 512`` 512 of any sequences. ``@1`` is the thread.
+_TEXT: Final = re.compile(r"(\*?)([\w.#]+)(?: (?:(\d{1,9})x)?(\d{1,9}))?(?: @(\d{1,9}))?")
 #: Modules that are called nearly as often, and take nearly as much time, are equal. The first one makes the steps.
 _AS_OFTEN, _AS_LONG = 0.9, 0.8
 #: A module that makes the steps is called at least so often, as a share of the calls of the most frequent one.
@@ -38,13 +42,14 @@ class Call:
     batch: int = 0
     length: int = 0
     is_of_steps: bool = False
+    thread: int = 0
 
 
 def read(text: str) -> Call:
     """Return what ``text``, of the start-up hook, says of a call."""
     if not (match := _TEXT.fullmatch(text)):
         return Call()
-    return Call(match[2], int(match[3] or 0), int(match[4] or 0), bool(match[1]))
+    return Call(match[2], int(match[3] or 0), int(match[4] or 0), bool(match[1]), int(match[5] or 0))
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     name = " + ".join([module, *others[:_MOST_NAMED]]) + (" + ..." if len(others) > _MOST_NAMED else "")
     prompts = _prompts([calls[i] for i in whole])
     kinds = {i: PREFILL if is_prompt else name for i, is_prompt in zip(whole, prompts, strict=True)}
+    if module == REPLAY:
+        kinds |= dict.fromkeys(_prompts_before_replays(calls, own, usual), PREFILL)
     found, at = [], 0
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
@@ -96,10 +103,26 @@ def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
         times.setdefault(call.module, []).append(wall)
     most_calls = max(map(len, times.values()), default=0)
     least = max(min(2, most_calls), _LEAST_OFTEN * most_calls)
+    if len(times.get(REPLAY, ())) >= least:
+        return REPLAY
     total = {name: len(own) * statistics.median_low(own) for name, own in times.items() if len(own) >= least}
     most = max(total, key=lambda module: total[module], default="")
     often, long = _AS_OFTEN * len(times.get(most, ())), _AS_LONG * total.get(most, 0.0)
     return next((name for name in total if len(times[name]) >= often and total[name] >= long), most)
+
+
+def _prompts_before_replays(calls: Sequence[Call], replays: Sequence[int], tail: tuple[str, ...]) -> list[int]:
+    """Return the calls with prompts: after each, and the same ``tail`` as after a replay, a replay or a prompt follows.
+
+    There is none where the model is called with tokens before the first replay only, to warm up.
+    """
+    decoded, prompts = set(replays), list[int]()
+    for i in range(len(calls) - 1, -1, -1):
+        after = i + 1 + len(tail)
+        has_tail = tuple(call.module for call in calls[i + 1 : after]) == tail
+        if calls[i].length > 1 and has_tail and (after in decoded or after in prompts[-1:]):
+            prompts.append(i)
+    return prompts[::-1] if prompts and prompts[0] > replays[0] else []
 
 
 def _prompts(calls: Sequence[Call]) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ _OUTLIER_PARTS: Final = {
 # --- of one device: rows of schema.STEP_FIGURES ----------------------------------------------------------------------
 
 
-def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -> list[dict[str, Any]]:
+def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int) -> list[dict[str, Any]]:
     """Return the figures of one device. ``steps`` are its rows of the table `steps`, with the states of all ranks."""
     own = accounts.line
     duration = own.end - own.start
@@ -71,6 +71,11 @@ def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame) -
             found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
     found += _transfer(operations, own, steady, n)
     found += _of_other_calls(accounts, steps, name, names)
+    ended = origin + int((steps["start_ns"] + steps["wall_ns"]).max())
+    after = kernels & (accounts.row < 0) & (own.start >= ended)
+    if after.any():
+        rest = {schema.STEP_AFTER: int(own.end.max()) - ended, schema.STEP_AFTER_KERNELS: int(duration[after].sum())}
+        found += [{"metric": metric, "value": float(ns), "unit": "ns", "n": 1} for metric, ns in rest.items()]
     time = np.where(kernels, duration, 0)
     steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
     found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
@@ -282,9 +287,9 @@ def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str
     of = {**of, "unit": "ns"}
     if len(walls.columns) > 1:
         for rank in walls:
-            time, _ = _typical(walls[rank])
+            time, _ = typical(walls[rank])
             yield {**of, "metric": "step_time", "subject": f"{schema.RANK_PREFIX}{rank}", **time}
-    time, spread = _typical(walls.mean(axis=1))
+    time, spread = typical(walls.mean(axis=1))
     yield {**of, "metric": "step_time", "subject": "", **time}
     yield {**of, "metric": "step_spread", "unit": "%", "subject": "", "value": spread, "n": time["n"]}
     if of["profiler"] == "plain":
@@ -292,7 +297,7 @@ def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str
         yield {**of, "metric": "time", "subject": "", **time}
 
 
-def _typical(wall_ns: pd.Series[Any]) -> tuple[dict[str, Any], float]:
+def typical(wall_ns: Iterable[float]) -> tuple[dict[str, Any], float]:
     """Return the median of steps with its interval, and their spread in percent.
 
     Of uneven steps it is the mean, which is what the program takes a step: of steps that take 9 and 84 ms in turn, the

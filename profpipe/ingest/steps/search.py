@@ -20,6 +20,8 @@ from profpipe.results.schema import Check, StepRule, StepState
 
 #: Rules whose steps are not compared with the launches that recur: the program or its user says what a step is.
 _SURE = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
+#: Rules by which a regular number of steps may be one iteration of the program.
+_MAY_BE_PARTS = (StepRule.OPTIMIZER, StepRule.FRAMEWORK, StepRule.RANGE)
 #: A row of ``schema.STEP_FIGURES`` without its place.
 Figure = dict[str, Any]
 #: A process and one of its devices.
@@ -93,7 +95,7 @@ def find(
         place = {"process": process, "device": device}
         window = excerpt.of_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
-        found += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine)]
+        found += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
@@ -146,6 +148,9 @@ def _choose(
     launched = np.sort(np.concatenate([line.launched for line in lines.values()]))
     holding = (each for each in sorts if (each.place(launched) >= 0).any())
     chosen = next((windows.segments_of(each, launched) for each in holding), None)
+    if chosen is not None and not chosen.steps:
+        # Calls of which none is a step.
+        return None, []
     if has_cases:
         return chosen, []
     found: list[Figure] = []
@@ -156,12 +161,14 @@ def _choose(
             name, share, sort = recurring
             chosen = windows.segments_of(sort, launched)
             found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
+    if chosen is not None and chosen.rule in _MAY_BE_PARTS:
+        chosen, more = _without_parts(chosen, lines)
+        found += more
     is_sure = chosen is not None and chosen.rule in _SURE
     by_pattern = _by_pattern(operations, lines) if finds_pattern and not is_sure else None
     if chosen is None and by_pattern is not None:
-        chosen, stride = _without_parts(by_pattern, lines)
-        if stride > 1:
-            found.append({"metric": schema.STEP_STRIDE, "value": float(stride), "unit": "1", "n": chosen.steps})
+        chosen, more = _without_parts(by_pattern, lines)
+        found += more
     elif chosen is not None and by_pattern is not None and not _agree(chosen, by_pattern):
         found.append({"metric": figures.COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
     return chosen, found
@@ -195,11 +202,11 @@ def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
     return Timeline(**{name: values[order] for name, values in columns.items()})
 
 
-def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, int]:
-    """Return the steps, and how many of ``found`` are one step.
+def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:
+    """Return the steps, and figures of how many of ``found`` are one step.
 
     Equal layers recur too. Where the time to the next one is longer after each fourth one, say, and always by the same,
-    the host begins a step there.
+    the host begins a step there. By other rules a longer step holds other work at its begin, and begins an iteration.
     """
     line = max(lines.values(), key=lambda line: len(line.rows))
     at = found.place(line.launched)
@@ -207,12 +214,18 @@ def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segm
     first = np.full(len(found.begin), np.iinfo(np.int64).max)
     np.minimum.at(first, at[inside], line.start[inside])
     steps = np.flatnonzero(found.is_step & (first < np.iinfo(np.int64).max))
-    stride = accounting.regular_stride(np.diff(first[steps]).astype(np.float64))
+    wall_ns, is_pattern = np.diff(first[steps]).astype(np.float64), found.rule is StepRule.PATTERN
+    stride = (accounting.regular_stride if is_pattern else accounting.find_iteration)(wall_ns)
     if stride is None or len(steps) != len(found.begin):
-        return found, 1
+        return found, []
     offset, length = stride
-    last = np.arange(offset, len(steps), length)
-    return found.joined(last, length), length
+    last = np.arange(offset if is_pattern else offset + length - 1, len(steps), length)
+    joined = found.joined(last, length)
+    of = {"n": joined.steps, "subject": ""}
+    more: list[Figure] = [{**of, "metric": schema.STEP_STRIDE, "value": float(length), "unit": "1"}]
+    if not is_pattern:
+        more.append({**of, "metric": schema.STEP_PART, "value": float(np.median(wall_ns)), "unit": "ns"})
+    return joined, more
 
 
 def _agree(chosen: Segments, by_pattern: Segments) -> bool:

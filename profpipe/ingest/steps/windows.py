@@ -221,8 +221,11 @@ def _windows(
 ) -> Segments:
     """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads.
 
-    ``called`` says what each range calls, if calls of modules are steps.
+    ``called`` says what each range calls, if calls of modules are steps. Those of several threads are none.
     """
+    if called and len({calls.read(text).thread for text in called}) > 1:
+        whole = np.array([start.min()]), np.array([end.max()])
+        return Segments(rule, *whole, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool))
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
     latest = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])

@@ -32,7 +32,7 @@ from profpipe.report.labels import (
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import Unit, number, percent, size_unit, step_unit, time_unit
-from profpipe.results.schema import PREFILL, StepRule
+from profpipe.results.schema import StepRule
 
 #: Workloads whose answers the page begins with; of more, each stands in the section of its workload.
 MOST_ANSWERS = 8
@@ -139,6 +139,7 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from steps.remarks(workload, win.best)
     own = workload.steps.of(win.best.id)
     if own and len(workload.cases) > 1:
+        yield from steps.whole_program(own, workload.basis.profiler if workload.basis else own.profiler)
         why, share = steps.waiting(own)
         if why:
             yield _capitalise(
@@ -198,31 +199,29 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of a steady step of the only case, its interval, the number of steps, and who waits for whom."""
     assert case.time is not None and workload.basis is not None
     own, n = workload.steps.of(case.id), case.time.n
-    parts: list[doc.Text] = [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
+    unit, what = steps.name_step(own, workload.basis.profiler) if own else ("step", "A step")
+    parts: list[doc.Text] = ["mean"] if own and own.uneven else []
+    parts += [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
         every = own.all_steps(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
-        parts.append(f"{n} of {plural(every, 'step')}{of}" if every else f"{plural(n, 'steady step')}{of}")
+        parts.append(f"{n} of {plural(every, unit)}{of}" if every else f"{plural(n, f'steady {unit}')}{of}")
     parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    what: doc.Text = "step"
-    if own and own.module:
-        # The calls with a prompt are no steps. What runs between two calls, such as an update by hand, is in the time.
-        decodes = (own.table["kind"] == PREFILL).any()
-        what = fill("decode step of {}" if decodes else "step from one call of {} to the next", doc.Code(own.module))
     parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
     if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = own.steady_walls(workload.basis.profiler)
         ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
-        time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[1:], last=", "))
+        time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
-        time = fill("A {} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
+        time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
+    more = [*steps.whole_program(own, workload.basis.profiler)] if own else []
     why, share = steps.waiting(own) if own else ("", "")
-    if not own or not why:
-        return fill("{}.", time)
-    whole = steps.other_step(workload, case, own) or "the step"
-    return fill("{}, {} ({} of {}).", time, why, share, whole)
+    if own and why:
+        whole = steps.other_step(workload, case, own) or "the step"
+        time = fill("{}, {} ({} of {})", time, why, share, whole)
+    return doc.join([fill("{}.", time), *more], separator=" ", last=" ")
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------

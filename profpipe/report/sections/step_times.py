@@ -236,8 +236,10 @@ def requests(workload: WorkloadFindings) -> doc.Section:
             doc.Column("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),
         ))  # fmt: skip
+    is_uneven = any("plain" in own.uneven for own in workload.steps.cases)
+    note = _OF_REQUESTS + " Steps are uneven, so the time per output token is their mean." * is_uneven
     table = doc.table_of("requests", rows, columns).without(*_lone(case=len(workload.cases)))
-    return doc.make_section("requests", "Requests", [table], _OF_REQUESTS if rows else "", workload.name)
+    return doc.make_section("requests", "Requests", [table], note if rows else "", workload.name)
 
 
 def _million(euros_per_s: float | None, tokens_per_s: float) -> float | None:

@@ -8,13 +8,22 @@ from typing import Any, TypeAlias
 
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal
-from profpipe.analysis.steps import COLUMNS, IDLE_PARTS, CaseSteps, RankSteps, StepOutlier, StepPart, StepParts
+from profpipe.analysis.steps import (
+    COLUMNS,
+    IDLE_PARTS,
+    CaseSteps,
+    RankSteps,
+    StepOutlier,
+    StepPart,
+    StepParts,
+)
 from profpipe.job import count_cases
+from profpipe.ranges import REPLAY
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, span, with_share
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
-from profpipe.results.schema import PATH_SEPARATOR, PREFILL, StepRule, StepState
+from profpipe.results.schema import LEAST_REST, PATH_SEPARATOR, PREFILL, StepRule, StepState
 
 #: Cases that stand side by side; more stand in further tables on the other page.
 _CASES_A_TABLE = 6
@@ -168,7 +177,11 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
     begins = dict.fromkeys(
-        fill("at each call of {}", doc.Code(own.module))
+        f"after {own.stride} steps of the optimizer, and is an iteration of the program"
+        if own.part_ns
+        else "at each replay of a CUDA graph"
+        if is_replay(own)
+        else fill("at each call of {}", doc.Code(own.module))
         if own.module
         else doc.concat(_RULES[own.rule], (" ", doc.Code(own.range_name)) if own.range_name else "")
         for own in cases
@@ -176,13 +189,99 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     text = fill("A step begins {}.", doc.join(begins, last=" or "))
     if left_out:
         text = doc.concat(f"Left out: {' and '.join(left_out)}. ", text)
-    if strides := sorted({own.stride for own in cases if own.stride > 1}):
+    if strides := sorted({own.stride for own in cases if own.stride > 1 and not own.part_ns}):
         every = " or ".join(map(str, strides))
         text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, every)
     if known := [own.coverage for own in cases if own.coverage is not None]:
         least = "at least " if len(set(known)) > 1 else ""
         return fill(f"{{}} Steps hold {least}{{}} of the kernel time.", text, percent(min(known)))
     return text
+
+
+_OTHER_WORK = "other work between or after them"
+
+#: Fewer tokens are no request: a draft model proposes a few between two calls of the model that checks them.
+_FEWEST_TOKENS = 16
+
+
+def is_replay(own: CaseSteps) -> bool:
+    return own.module.partition(" ")[0] == REPLAY
+
+
+def name_step(own: CaseSteps, profiler: str) -> tuple[str, doc.Text]:
+    """Return what a step is, as a noun and as a subject. Beside large calls of other modules it is only a call."""
+    if own.part_ns:
+        return "iteration", "An iteration"
+    if not own.module:
+        return "step", "A step"
+    if is_replay(own):
+        return "step", f"A {'decode ' * own.decodes}step (a replay of a CUDA graph)"
+    if own.decodes:
+        return "step", fill("A decode step of {}", doc.Code(own.module))
+    if own.has_steady(profiler) and _other_kinds(own, profiler):
+        return "call", fill("A call of {}", doc.Code(own.module))
+    # What runs between two calls, such as an update by hand, is in the time.
+    return "step", fill("A step from one call of {} to the next", doc.Code(own.module))
+
+
+def _other_kinds(own: CaseSteps, profiler: str) -> list[tuple[str, float, float]]:
+    """Return the calls of other modules, with ns of one and their share of the time, where these are a tenth of it."""
+    shares = own.shares(profiler)
+    states = [state.value for state in StepState]
+    kinds = shares[~shares.index.isin([*states, PREFILL])].sort_values("wall", ascending=False)
+    found = [(str(kind), float(row.ns), float(row.wall)) for kind, row in kinds.iterrows()]
+    return found if sum(share for *_, share in found) > LEAST_REST else []
+
+
+def whole_program(own: CaseSteps, profiler: str) -> Iterator[doc.Text]:
+    """Yield what an iteration or a request holds, and what the time of a step leaves out of the program, if much."""
+    if not own.has_steady(profiler):
+        return
+    request, kinds, shares = own.request(profiler), _other_kinds(own, profiler), own.shares(profiler)
+    if own.part_ns:
+        whole, ns = own.times[profiler].ns, own.stride * own.part_ns
+        unit = step_unit([whole])
+        said = f"An iteration holds {own.stride} steps of the optimizer, {{}}, and {{}} of other work before them."
+        yield fill(said, duration(ns, unit), duration(max(whole - ns, 0.0), unit))
+    if request is not None:
+        ns, number, calls = request
+        decodes = own.decodes and calls[own.module][0] >= _FEWEST_TOKENS
+        held = []
+        for name, (n, each) in calls.items():
+            one = own.times[profiler].ns if name == own.module else each
+            label = "tokens" if decodes and name == own.module else name if name == PREFILL else doc.Code(name)
+            said = "{} {}" if n == 1 else f"{n} {{}} at {{}}" if label == "tokens" else f"{n} calls of {{}} at {{}}"
+            held.append(fill(said, label, duration(one, step_unit([one]))))
+        noun = "A request" if decodes else "An iteration of the program"
+        yield fill(f"{noun} takes {{}} (median of {number}): {{}}.", duration(ns, step_unit([ns])), doc.join(held))
+    elif kinds:
+        others = [
+            fill("one of {} takes {} ({})", doc.Code(name), duration(ns, step_unit([ns])), percent(share))
+            for name, ns, share in kinds[:_NAMED]
+        ]
+        mine = percent(float(shares["wall"].get(StepState.STEADY.value, 0.0)))
+        yield fill("These calls are {} of the time; {}: none of them is a step of the program.", mine, doc.join(others))
+    rest = shares[shares.index.isin([StepState.OUTLIER.value, StepState.OTHER.value])]
+    which = "wall" if rest["wall"].sum() > LEAST_REST else "kernels"
+    if rest[which].sum() > LEAST_REST:
+        named = [
+            fill(
+                f"{{}} in {plural(int(n), 'outlier') if state == StepState.OUTLIER.value else _OTHER_WORK}",
+                percent(share),
+            )
+            for state, n, share in rest[["n", which]].itertuples()
+            if share >= LEAST_SHOWN
+        ]
+        said = f"From the first steady one on, this leaves out {{}} of the {'kernel ' * (which != 'wall')}time: {{}}."
+        yield fill(said, percent(float(rest[which].sum())), doc.join(named))
+    if own.uneven and own.stride > 1 and own.rule is StepRule.OPTIMIZER and not own.part_ns:
+        walls = own.steady_walls(profiler)
+        long, short = (walls[is_long].median() for is_long in (walls > walls.mean(), walls <= walls.mean()))
+        said = f"One of {own.stride} steps takes {{}}, the others {{}}."
+        yield fill(said, duration(long, step_unit([long])), duration(short, step_unit([short])))
+    if is_replay(own) and (before := own.calls_before(profiler)):
+        named = [fill(f"{plural(n, 'call')} of {{}}", doc.Code(name)) for name, n in before.items()]
+        yield fill("Left out: {} before the first replay (warm-up and capture).", doc.join(named, most=_NAMED))
 
 
 def whose(own: CaseSteps) -> str:
