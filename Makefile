@@ -1,4 +1,4 @@
-# make setup | test | test-ci | test-all | lint | check | chaos | fuzz | hostile | wheel | nsys
+# make setup | test | test-ci | nightly | lint | check | chaos | fuzz | hostile | wheel | nsys
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto .ci/slurm
 
-.PHONY: check setup test test-ci test-all lint chaos fuzz hostile wheel nsys clean
+.PHONY: check setup test test-ci nightly lint chaos fuzz hostile wheel nsys clean
 .DEFAULT_GOAL := check
 
 # One after the other, also under make -j: the tests' summary is the last line.
@@ -37,9 +37,11 @@ test: setup
 test-ci: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m 'not exhaustive'
 
-# The suites of damaged files take longer than in CI as well.
-test-all: setup
-	PROFPIPE_FUZZ_S=40 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+# What CI leaves out: the tests marked exhaustive, those with a stub of torch with the real one, and the long suites.
+nightly: setup
+	PROFPIPE_REAL_TORCH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m exhaustive
+	@$(MAKE) --no-print-directory fuzz FUZZ_S=$(or $(FUZZ_S),600)
+	@$(MAKE) --no-print-directory chaos
 
 # Damaged files of every kind for an hour; FUZZ_S and FUZZ_SEED choose another time and other damages.
 fuzz: setup

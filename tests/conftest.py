@@ -31,6 +31,8 @@ settings.load_profile("profpipe")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
+#: `make nightly` runs the tests with a stub of torch too, with the real one.
+REAL_TORCH = os.environ.get("PROFPIPE_REAL_TORCH") == "1"
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,17 @@ def parser(request: pytest.FixtureRequest) -> ModuleType:
     return plugins.load_module(
         plugins.builtin_folder("parsers") / f"{request.module.__name__.removeprefix('test_')}.py"
     )
+
+
+@pytest.fixture
+def stub_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs import tests/stub_torch, which costs a twentieth; with PROFPIPE_REAL_TORCH=1 the real torch.
+
+    It is for tests that ask nothing of torch: no profiler, no compiler, no data loader, no result.
+    """
+    if not REAL_TORCH:
+        path = [str(ROOT / "tests" / "stub_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
 @pytest.fixture
@@ -164,5 +177,7 @@ SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "slur
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if REAL_TORCH and "stub_torch" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.exhaustive)
         if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)

@@ -91,6 +91,11 @@ def run(folder, *argv, profiler="plain", env=None, timeout_s=240, **options):
     return Hooked(job_folder, done.returncode, done.stdout + done.stderr, why)
 
 
+def path_with(folder):
+    """Return a PYTHONPATH with ``folder`` first, as a user sets it."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+
+
 def run_python(folder, program, *arguments, **options):
     """Run ``program``, written to train.py in ``folder``, by this Python."""
     (folder / "train.py").write_text(program, encoding="utf-8")

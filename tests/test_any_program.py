@@ -106,7 +106,7 @@ with torch.inference_mode():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_step_holds_what_is_called_after_each_call_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(SCORE, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "score.py")
@@ -152,7 +152,7 @@ def test_captures_of_ab_record_the_calls_that_plain_found(tmp_path: Path) -> Non
         assert '"rule": "forward"' in record.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_an_evaluation_before_a_training_has_no_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--stop", "--measure-steps", "3", "--", sys.executable, "train.py")

@@ -67,7 +67,7 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(language, rest.partition("file=")[2].strip(), match["body"], text[: match.start()].count("\n") + 1)
 
 
-#: The pages that CI runs. `make test-all` runs the others too.
+#: The pages that CI runs. `make nightly` runs the others.
 OF_CI = ("README.md", "CONTRIBUTING.md", "docs/ingest.md")
 
 

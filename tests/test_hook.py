@@ -22,6 +22,7 @@ from profpipe.measure import event_lines
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.usefixtures("stub_torch")
 def test_each_return_of_an_optimizer_ends_a_step(tmp_path):
     done = run_python(tmp_path, LOOP, "8")
     assert done.returncode == 0 and "trained" in done.output
@@ -33,7 +34,7 @@ def test_each_return_of_an_optimizer_ends_a_step(tmp_path):
     assert done.steps[["compute_ns", "idle_ns", "kernels"]].isna().all().all()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_gradient_accumulation_is_one_step_for_each_call_of_the_optimizer(tmp_path):
     program = LOOP.replace("    optimizer.step()", "    if number % 4 == 3:\n        optimizer.step()")
     assert len(run_python(tmp_path, program, "24").steps) == 24 // 4 - 1
@@ -53,13 +54,13 @@ for number in range(10):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_optimizers_that_take_turns_make_one_step(tmp_path, calls):
     assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_an_optimizer_that_appears_late_ends_the_steps_from_there(tmp_path):
     done = run_python(tmp_path, TWO.format(6))
     # Six calls of the first optimizer look like five steps, three of them beyond the warm-up.
@@ -87,7 +88,7 @@ def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path):
     assert len(run_python(tmp_path, SCALED).steps) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path):
     program = LOOP.replace("    optimizer.zero_grad()", "    if number == 7:\n        raise RuntimeError('lost')")
     done = run_python(tmp_path, program, "20")
@@ -95,7 +96,7 @@ def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path):
     assert list(done.steps["step"]) == list(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     "end", ["os._exit(9)", "os.kill(os.getpid(), 9)", "os.fork() or os._exit(9); os.wait(); 1 / 0"]
 )
@@ -104,7 +105,7 @@ def test_a_process_keeps_all_steps_however_it_ends(tmp_path, end):
     assert done.returncode and list(done.steps["step"]) == list(range(299)) and not done.notes
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_fork_that_goes_on_with_the_training_has_a_file_and_ends_by_exit(tmp_path):
     loop = LOOP.replace("optimizer = ", "import os\noptimizer = ") + "os._exit(0)\n"
     done = run_python(tmp_path, loop.replace("for number", "pid = 0\nfor number").replace(
@@ -228,51 +229,51 @@ for process in processes: process.join()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_forked_processes_that_train_have_a_file_each(tmp_path):
     done = run_python(tmp_path, FORKED)
     assert [len(tables.steps) for tables in done.tables] == [5, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n", encoding="utf-8")
     program = LOOP + "import sys, sitecustomize\nprint(sys.mine == sitecustomize.__file__, sys.path[1])\n"
-    done = run_python(tmp_path, program, "4", env={"PYTHONPATH": str(tmp_path / "mine")})
+    done = run_python(tmp_path, program, "4", env=hooked.path_with(tmp_path / "mine"))
     assert f"True {tmp_path / 'mine'}" in done.output
     assert len(done.steps) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_hook(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n", encoding="utf-8")
-    done = run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)})
+    done = run_python(tmp_path, LOOP, "4", env=hooked.path_with(tmp_path))
     assert "Error in sitecustomize" in done.output and "ValueError: mine" in done.output
     assert done.returncode == 0 and len(done.steps) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import torch\n", encoding="utf-8")
-    assert len(run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)}).steps) == 3
+    assert len(run_python(tmp_path, LOOP, "4", env=hooked.path_with(tmp_path)).steps) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_shell_starts_the_hook_as_well(tmp_path):
     (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
     done = run(tmp_path, "sh", "-c", f"{sys.executable} train.py 5 > log.txt; tail -n 1 log.txt")
     assert done.output == "trained\n" and len(done.steps) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_module_of_a_package_is_started_with_the_hook(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__main__.py").write_text(LOOP, encoding="utf-8")
     assert len(run(tmp_path, sys.executable, "-m", "mine", "5").steps) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_torch_that_is_imported_late_is_watched(tmp_path):
     program = "def main():\n" + "\n".join(f"    {line}" for line in LOOP.splitlines()) + "\nmain()\n"
     done = run_python(tmp_path, program, "5")
@@ -287,7 +288,7 @@ def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path, flag):
     assert "the start-up hook was not loaded" in done.explanation and "-I, -E or -S" in done.notes
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -311,7 +312,7 @@ def _python(minor):
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path):
     # The program deletes what the hook uses.
     program = LOOP.replace("torch.manual_seed(0)", "import mmap; del mmap.mmap")
@@ -421,7 +422,7 @@ def test_a_program_is_ended_after_the_chosen_steps(tmp_path, profiler):
     assert done.output.count("iteration") == 6 + 5 * (profiler == "torch")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_program_that_catches_systemexit_is_ended_too(tmp_path):
     program = LOOP.replace("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException: pass")
     done = run_python(tmp_path, program, "100000", steps={"stop": True})
@@ -448,7 +449,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path):
     steps = run_python(tmp_path, INFERENCE, steps={"forward": True}).steps
     assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"forward"}
@@ -533,7 +534,7 @@ def test_a_range_of_the_program_begins_a_step_where_it_is_named(tmp_path):
     assert len(steps) == 5 and set(steps["rule"]) == {"marker"}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path):
     program = LOOP.replace(
         "for number in range(int(sys.argv[1])):", "from profpipe import steps\nfor number in steps(range(8)):"
@@ -614,7 +615,7 @@ def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_th
     assert len([name for name in found["names"] if name.startswith("profpipe.step:marker:")]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_annotate_says_once_that_nothing_records_it(tmp_path):
     program = """
 import sys

@@ -124,6 +124,7 @@ def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path):
     assert "aten::cumsum" in names
 
 
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -137,6 +138,7 @@ def test_a_program_that_leaves_nothing_says_why(tmp_path, program, why):
     assert done.returncode == 0 and not done.traces and why in done.explanation
 
 
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize("profiler", ["plain", "torch"])
 @pytest.mark.parametrize(
     ("program", "why"),
@@ -173,7 +175,7 @@ for worker in workers: worker.join()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(tmp_path):
     done = run_span(tmp_path, FORKS, "plain")
     assert done.returncode == 0 and len(done.tables) == 3, done.output

@@ -88,14 +88,14 @@ def run_pair(folder, first, second):
 # Two steps are warm-up and four are measured: the program's iterations 0 to 6. The hook is called inside an iteration.
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_the_process_that_comes_last_ends_the_capture_of_all(tmp_path):
     found = run_pair(tmp_path, "12 waits", "9 late")
     assert [call for _, call, _ in found[:2]] == ["start", "start"]
     assert found[2] == ("1", "stop", 6)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     "end",
     [
@@ -109,13 +109,13 @@ def test_a_process_that_ends_early_or_has_no_gpu_does_not_keep_the_capture_open(
     assert found[-1] == ("1", "stop", 6)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_process_that_is_killed_keeps_the_capture_open_for_as_many_steps_as_are_measured(tmp_path):
     found = run_pair(tmp_path, "5 killed", "40 ends")
     assert found[-1] == ("1", "stop", 6 + 4)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_rocprofv3_records_the_chosen_steps_only(tmp_path):
     env = {"PROFPIPE_RECORD": "regions"}
     hooked.run_python(tmp_path, PROGRAM, "12", "ends", profiler="rocprof", env=env)

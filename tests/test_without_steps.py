@@ -133,7 +133,7 @@ def test_torch_records_from_its_first_use_of_the_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0 and not done.explanation and not done.notes
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_torch_says_that_no_gpu_was_used(tmp_path: Path) -> None:
     done = hooked.run_python(tmp_path, USES_GPU, profiler="torch", capture=WHOLE)
     assert done.returncode == 0 and done.explanation == "nothing was recorded: no process used a GPU through torch."
