@@ -11,24 +11,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 import yaml
 from program import profpipe, rows
 from report_study import read_pages
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
+torch = lazy.module("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "accuracy.yaml"
-attention = plugins.load_module(ROOT / "workloads" / "attention.py")
-from profpipe.workload_lib import accuracy, attention as attention_lib, implementations  # noqa: E402
+attention = lazy.workload(ROOT / "workloads" / "attention.py")
+accuracy = lazy.module("profpipe.workload_lib.accuracy")
+attention_lib = lazy.module("profpipe.workload_lib.attention")
+implementations = lazy.module("profpipe.workload_lib.implementations")
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "kv_heads": 2, "head_dim": 16, "mode": "fwd_bwd", "reference": "fp64"}
 #: Operations of one key/value head of SMALL, forward and backward.
 OF_ONE_HEAD = 12 * 2 * 40 * 40 * 16
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------

@@ -14,26 +14,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 from stand_in_gpu import pretend_cuda
 
-from profpipe import plugins
 from profpipe.runner import job_cache
 
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+torch = lazy.module("torch")
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "attention.py"
-attention = plugins.load_module(SCRIPT)
-from profpipe.workload_lib import accuracy, attention as attention_lib, attention_config, implementations, requirements  # noqa: E402
+attention = lazy.workload(SCRIPT)
+accuracy = lazy.module("profpipe.workload_lib.accuracy")
+attention_lib = lazy.module("profpipe.workload_lib.attention")
+attention_config = lazy.module("profpipe.workload_lib.attention_config")
+implementations = lazy.module("profpipe.workload_lib.implementations")
+requirements = lazy.module("profpipe.workload_lib.requirements")
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled
-NEED_A_GPU = tuple(name for name, row in implementations.IMPLEMENTATIONS.items() if not row.on_cpu)
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **changes: Any) -> None:
@@ -115,20 +116,21 @@ def test_quantised_products_are_given_by_the_data_types_that_they_are_computed_i
     assert parts("sage2") == {"int8": half, "fp16": half}, "fp8 comes with sm_89"
 
 
-class Products(TorchDispatchMode):
-    """Notes the types that matrices are multiplied in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.types: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bmm.default:
-            self.types |= {tensor.dtype for tensor in args}
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_math_backend_multiplies_16_bit_tensors_in_fp32_by_default() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        """Notes the types that matrices are multiplied in."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.types: set[Any] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.bmm.default:
+                self.types |= {tensor.dtype for tensor in args}
+            return func(*args, **(kwargs or {}))
+
     shape = {"impl": "sdpa_math", "batch": 1, "seqlen": 16, "heads": 2, "head_dim": 8, "dtype": "bf16"}
 
     def product_types() -> set[Any]:
@@ -340,14 +342,14 @@ def test_some_implementations_run_on_a_cpu(impl: str, mode: str) -> None:
     assert attention.available({**SMALL, "impl": impl, "mode": mode}) is None
 
 
-@pytest.mark.parametrize("impl", NEED_A_GPU)
-def test_the_others_name_the_gpu_they_need_and_what_runs_without(impl: str) -> None:
-    row = implementations.IMPLEMENTATIONS[impl]
-    seqlen = row.lengths[0] if row.lengths else SMALL["seqlen"]
-    dtype = "fp16" if "fp16" in row.dtypes else row.dtypes[0]
-    reason = attention.available({**SMALL, "dtype": dtype, "impl": impl, "seqlen": seqlen})
-    assert reason.startswith(f"{impl} needs a GPU")
-    assert "sdpa_math or sdpa_flash" in reason
+def test_the_others_name_the_gpu_they_need_and_what_runs_without() -> None:
+    for impl, row in implementations.IMPLEMENTATIONS.items():
+        if not row.on_cpu:
+            seqlen = row.lengths[0] if row.lengths else SMALL["seqlen"]
+            dtype = "fp16" if "fp16" in row.dtypes else row.dtypes[0]
+            reason = attention.available({**SMALL, "dtype": dtype, "impl": impl, "seqlen": seqlen})
+            assert reason.startswith(f"{impl} needs a GPU")
+            assert "sdpa_math or sdpa_flash" in reason
 
 
 def test_what_a_cpu_takes_and_no_gpu_does_is_refused_there_as_others_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 from program import profpipe, rows
 from report_study import read_pages
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "attention_memory.yaml"
-attention = plugins.load_module(ROOT / "workloads" / "attention.py")
-from profpipe.workload_lib import attention as attention_lib, attention_config, implementations  # noqa: E402
+attention = lazy.workload(ROOT / "workloads" / "attention.py")
+attention_lib = lazy.module("profpipe.workload_lib.attention")
+attention_config = lazy.module("profpipe.workload_lib.attention_config")
+implementations = lazy.module("profpipe.workload_lib.implementations")
 
 SMALL = {"impl": "plain", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 GIB = 2**30

@@ -12,22 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers", reason="the package diffusers is not installed")
+torch = lazy.module("torch")
+diffusers = lazy.module("diffusers")
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "cogvideox.py"
-cog = plugins.load_module(SCRIPT)
-model = cog.cogvideox_model
+cog = lazy.workload(SCRIPT)
+model = lazy.Lazy(lambda: cog.cogvideox_model)
 
 #: 3 x 2 x 3 tokens of the video and 16 of the prompt.
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch", "diffusers"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 @pytest.fixture

@@ -8,20 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import lazy
 import pytest
 
-from profpipe import plugins
-
-pytest.importorskip("torch")
-pytest.importorskip("diffusers", reason="the package diffusers is not installed")
-
 SCRIPT = Path(__file__).parents[1] / "workloads" / "cogvideox.py"
-cog = plugins.load_module(SCRIPT)
-model = room = cog.cogvideox_model
+cog = lazy.workload(SCRIPT)
+model = room = lazy.Lazy(lambda: cog.cogvideox_model)
 
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch", "diffusers"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import lazy
 import pytest
 from program import profpipe, rows
 from report_study import read_pages
 
-pytest.importorskip("torch")
-pytest.importorskip("diffusers", reason="the package diffusers is not installed")
+pytestmark = lazy.needs("torch", "diffusers")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "cogvideox.yaml"
 

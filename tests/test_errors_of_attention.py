@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import lazy
 import pytest
 
-torch = pytest.importorskip("torch")
-from profpipe.workload_lib import accuracy  # noqa: E402
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
+accuracy = lazy.module("profpipe.workload_lib.accuracy")
 
 
 def measures(got: Any, expected: Any) -> dict[str, float]:

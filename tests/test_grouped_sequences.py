@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import lazy
 import pytest
 from program import profpipe, rows
 from report_study import read_pages
 
-pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "grouped_sequences.yaml"
 

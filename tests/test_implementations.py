@@ -13,15 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 from stand_in_gpu import pretend_cuda
 
 from profpipe import plugins
 
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-attention = plugins.load_module(WORKLOADS / "attention.py")
-from profpipe.workload_lib import attention_config, implementations, requirements  # noqa: E402
+attention = lazy.workload(WORKLOADS / "attention.py")
+attention_config = lazy.module("profpipe.workload_lib.attention_config")
+implementations = lazy.module("profpipe.workload_lib.implementations")
+requirements = lazy.module("profpipe.workload_lib.requirements")
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16}
 

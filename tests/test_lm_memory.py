@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "transformer_lm.py"
-lm = plugins.load_module(SCRIPT)
-memory = lm.lm_memory
+lm = lazy.workload(SCRIPT)
+memory = lazy.Lazy(lambda: lm.lm_memory)
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32", "memory_snapshot": True}
 

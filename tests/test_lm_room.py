@@ -6,18 +6,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 from stand_in_gpu import pretend_cuda
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
-lm = plugins.load_module(Path(__file__).parents[1] / "workloads" / "transformer_lm.py")
-room, setting_of = lm.lm_model, lm.parse_params
+torch = lazy.module("torch")
+lm = lazy.workload(Path(__file__).parents[1] / "workloads" / "transformer_lm.py")
+room = lazy.Lazy(lambda: lm.lm_model)
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -55,7 +54,9 @@ def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention: str) -> None:
     """On a CPU there is no allocator to ask, so the tensors that autograd saves are counted, each storage once."""
-    setting = setting_of({**TINY, "context": 64, "block": block, "attention": attention, "what": "forward_backward"})
+    setting = lm.parse_params(
+        {**TINY, "context": 64, "block": block, "attention": attention, "what": "forward_backward"}
+    )
     model = lm.lm_model.Model(setting, nullcontext)
     kept: dict[int, int] = {p.data_ptr(): 0 for p in [*model.layers.parameters(), *model.layers.buffers()]}
 

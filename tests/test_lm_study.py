@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lazy
 import pytest
 import yaml
 from program import profpipe, rows
@@ -11,7 +12,7 @@ from report_study import read_pages
 
 from profpipe import plugins
 
-pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "transformer_lm.yaml"
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import lazy
 import pytest
 
-torch = pytest.importorskip("torch")
-from profpipe.workload_lib import accuracy, attention_config, plain_attention  # noqa: E402
-
-WAYS = {"plain": plain_attention.plain, "tiled": plain_attention.tiled}
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
+accuracy = lazy.module("profpipe.workload_lib.accuracy")
+attention_config = lazy.module("profpipe.workload_lib.attention_config")
+plain_attention = lazy.module("profpipe.workload_lib.plain_attention")
 
 
 @pytest.fixture(autouse=True)
@@ -56,41 +58,41 @@ def truth(s: Any, given: list[Any]) -> list[Any]:
     return with_gradients(forward, [tensor.double() for tensor in given])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["plain", "tiled"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_output_and_gradients_in_fp64_are_those_of_autograd(way: str, causal: bool, kv_heads: int) -> None:
     s = a_setting(causal=causal, kv_heads=kv_heads)
     given = tensors(s, torch.float64)
-    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+    for got, expected in zip(with_gradients(getattr(plain_attention, way)(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["plain", "tiled"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 21])
 def test_queries_fewer_than_keys_are_the_last_of_the_sequence(way: str, causal: bool, queries: int) -> None:
     s = a_setting(causal=causal, kv_heads=2, queries=queries)
     given = tensors(s, torch.float64)
     assert given[0].shape[2] == queries
-    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+    for got, expected in zip(with_gradients(getattr(plain_attention, way)(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
 
 #: Largest relative L1 of output and gradients; about three times what rounding to the dtype gives.
-LARGEST = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+LARGEST = {"float32": 2e-6, "float16": 3e-3, "bfloat16": 2e-2}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("way", ["plain", "tiled"])
+@pytest.mark.parametrize("dtype", LARGEST)
 @pytest.mark.parametrize("causal", [False, True])
-def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: Any, causal: bool) -> None:
+def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: str, causal: bool) -> None:
     s = a_setting(causal=causal, seqlen=130, head_dim=64, kv_heads=2)
-    given = tensors(s, dtype)
-    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+    given = tensors(s, getattr(torch, dtype))
+    for got, expected in zip(with_gradients(getattr(plain_attention, way)(s), given), truth(s, given), strict=True):
         seen = accuracy.Difference()
         seen.add(got.detach(), expected.detach())
-        assert got.dtype == dtype
+        assert got.dtype == getattr(torch, dtype)
         assert 0 < seen.measures()["error_rel_l1"] < LARGEST[dtype]
 
 
@@ -111,11 +113,11 @@ def test_scores_that_would_overflow_the_exponential_do_not() -> None:
 def test_tiles_keep_no_scores_for_the_backward_pass() -> None:
     kept: dict[str, int] = {}
     s = a_setting(seqlen=256)
-    for way, prepare in WAYS.items():
+    for way in ("plain", "tiled"):
         sizes: list[int] = []
         q, k, v = (tensor.requires_grad_() for tensor in tensors(s, torch.float32)[:3])
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
-            prepare(s)(q, k, v)
+            getattr(plain_attention, way)(s)(q, k, v)
         kept[way] = max(sizes)
     assert kept == {"plain": 2 * 4 * 256 * 256, "tiled": 2 * 4 * 256 * 8}
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import lazy
 import pytest
 
 from profpipe import profilers
@@ -21,7 +22,8 @@ from profpipe.measure.distributed import CaseEnd, EndedByPeer, Ranks
 from profpipe.results import schema, store
 from profpipe.runner import plan
 
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lazy
 import pytest
 from program import profpipe, rows
 from report_study import read_pages
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
+torch = lazy.module("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "scenarios.yaml"
-scenarios = plugins.load_module(ROOT / "workloads" / "attention_scenarios.py")
-attention = plugins.load_module(ROOT / "workloads" / "attention.py")
+scenarios = lazy.workload(ROOT / "workloads" / "attention_scenarios.py")
+attention = lazy.workload(ROOT / "workloads" / "attention.py")
 
 
 @pytest.mark.parametrize(

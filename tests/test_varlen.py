@@ -17,21 +17,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import lazy
 import pytest
 
-from profpipe import plugins
-
-torch = pytest.importorskip("torch")
+torch = lazy.module("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "varlen.py"
-varlen = plugins.load_module(SCRIPT)
-implementations = varlen.varlen
-group_of = varlen.parse_params
+varlen = lazy.workload(SCRIPT)
+implementations = lazy.Lazy(lambda: varlen.varlen)
 
 SMALL = {"impl": "sdpa_loop", "seqlens": "7,3x5,1", "qheads": 4, "kvheads": 2, "head_dim": 8, "dtype": "fp32"}
 #: Names of a call's results, in their order.
 RESULTS = ("out", "dq", "dk", "dv")
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
@@ -48,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
     ],
 )
 def test_a_group_is_written_as_lengths_and_counts_of_lengths(seqlens: str | int, lengths: tuple[int, ...]) -> None:
-    group = group_of({"seqlens": seqlens})
+    group = varlen.parse_params({"seqlens": seqlens})
     assert group.lengths == lengths
     assert varlen.facts({"seqlens": seqlens}) == {"tokens": (sum(lengths), "1"), "sequences": (len(lengths), "1")}
     assert [rows.stop - rows.start for rows in group.sequences()] == list(lengths)
@@ -56,7 +54,7 @@ def test_a_group_is_written_as_lengths_and_counts_of_lengths(seqlens: str | int,
 
 
 def test_as_many_key_and_value_heads_as_query_heads_are_written_zero() -> None:
-    assert group_of({"qheads": 6, "kvheads": 0}).kvheads == 6
+    assert varlen.parse_params({"qheads": 6, "kvheads": 0}).kvheads == 6
 
 
 # --- formulas --------------------------------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ def test_a_group_has_a_fraction_of_the_flops_of_one_sequence_as_long() -> None:
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
 def test_bytes_are_those_of_the_tensors_each_once(mode: str) -> None:
-    group = group_of({**SMALL, "mode": mode, "dtype": "bf16"})
+    group = varlen.parse_params({**SMALL, "mode": mode, "dtype": "bf16"})
     q, k, v, *upstream = (tensor.numel() * tensor.element_size() for tensor in implementations.inputs(group))
     log_sum_exp = 4 * 23 * 4 * len(upstream)
     forward = q + k + v + q + log_sum_exp  # the output is as large as q
@@ -117,7 +115,7 @@ def _expected(group: Any) -> dict[str, Any]:
 def _agrees(params: dict[str, Any]) -> None:
     """Output and gradients equal those of the mask over the whole group, and ``check`` confirms it."""
     assert varlen.available(params) is None
-    group = group_of(params)
+    group = varlen.parse_params(params)
     produced, expected = implementations.produced(group), _expected(group)
     assert list(produced) == list(expected) == list(RESULTS if group.needs_grad else RESULTS[:1])
     for name in expected:
@@ -177,9 +175,9 @@ def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
     equal = {**SMALL, "kvheads": 4}
     loop, nested = (
-        implementations.produced(group_of({**equal, "impl": f"sdpa_{name}"})) for name in ("loop", "nested")
+        implementations.produced(varlen.parse_params({**equal, "impl": f"sdpa_{name}"})) for name in ("loop", "nested")
     )
-    other = implementations.produced(group_of({**equal, "seed": 1}))
+    other = implementations.produced(varlen.parse_params({**equal, "seed": 1}))
     torch.testing.assert_close(loop["out"], nested["out"])
     assert not torch.allclose(loop["out"], other["out"])
 
@@ -439,7 +437,9 @@ def test_the_stand_in_for_torch_has_the_signature_of_this_torch() -> None:
     ],
 )
 def test_tensors_are_contiguous_in_the_shapes_of_the_form(api: str, shapes: list[tuple[int, ...]]) -> None:
-    group = group_of({**SMALL, "impl": "fa2", "api": api, "seqlens": "3x5", "kvheads": 4 if "qkv" in api else 2})
+    group = varlen.parse_params(
+        {**SMALL, "impl": "fa2", "api": api, "seqlens": "3x5", "kvheads": 4 if "qkv" in api else 2}
+    )
     layout = implementations.IMPLEMENTATIONS["fa2"].layout(group)
     q, k, v = implementations.inputs(group)
     given = layout.arguments(q, k, v)

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import lazy
 import pytest
 from stand_in_gpu import pretend_cuda
 
 from profpipe import plugins
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 Rows = dict[str, list[tuple[dict[str, Any], str]]]
 
