@@ -230,7 +230,7 @@ def test_a_page_says_what_the_machine_resolves_where_no_pairs_on_offer_decide(ra
     assert "over 20" in page and "To measure inconclusive cases alone" not in page
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pairs_are_longer_after_first_ones_that_scatter(project):
     (project / "sums.py").write_text(SCATTERS)
     assert ab(project, "--aa", "--pairs", "8", "--captures", "0").returncode in (0, 5)

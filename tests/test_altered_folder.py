@@ -250,7 +250,7 @@ NAMES = ("report", "compare with", "compare", "history", "ingest", "resume", "re
 
 #: How many alterations, drawn with a fixed seed, are among the quick tests, those of CI, and all tests.
 #: PROFPIPE_TEST_ALTERATIONS=all tries every one, which takes a quarter of an hour.
-_QUICK, _OF_CI, _DRAWN = 16, 40, 160
+_QUICK, _OF_CI, _DRAWN = 8, 16, 160
 
 
 def _marks(i, quick, of_ci):
@@ -287,7 +287,7 @@ def test_an_altered_folder_is_read_or_refused(folder, command, place, kind, caps
 _AT_ONCE = 5
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=_marks(seed, 1, 3)) for seed in range(8)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=_marks(seed, 1, 1)) for seed in range(8)])
 def test_any_value_of_run_json_may_be_altered(folder, seed, capsys):
     text = (folder.run / "run.json").read_text()
     chance, leaves = random.Random(seed), [path for path in _leaves(json.loads(text)) if path]

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Most of a dozen faults on two cores; on a slow machine fewer are tried.
-FAULTS, SECONDS = 12, 10
+FAULTS, SECONDS = 12, 5
 
 
 @pytest.mark.slow

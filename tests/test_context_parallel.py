@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 from report_study import read_pages
 
@@ -16,7 +17,7 @@ from profpipe import plugins
 from profpipe.job import log_name
 from profpipe.results import store
 
-torch = pytest.importorskip("torch")
+pytestmark = lazy.needs("torch")
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOAD = ROOT / "workloads" / "context_parallel.py"
@@ -39,7 +40,7 @@ from torch import distributed
 from torch.distributed import _functional_collectives as collectives
 from profpipe import plugins
 
-workload = plugins.load_module(Path(sys.argv[1]))
+workload = lazy.workload(Path(sys.argv[1]))
 small, cases, unavailable = json.loads(sys.argv[2])
 distributed.init_process_group("gloo")
 received = []
@@ -292,6 +293,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "latest"
 
 
+@pytest.mark.exhaustive
 def test_the_study_has_time_and_errors_of_each_process(study):
     data, _ = store.load(study)
     metrics = data.metrics[data.metrics["profiler"] == "plain"]
@@ -301,6 +303,7 @@ def test_the_study_has_time_and_errors_of_each_process(study):
     assert (data.cases["status"] == "ok").all() and len(data.cases) == 4
 
 
+@pytest.mark.exhaustive
 def test_the_study_reads_a_torch_trace_of_each_process(study):
     data, _ = store.load(study)
     rows = data.kernels[data.kernels["profiler"] == "torch"]
@@ -311,6 +314,7 @@ def test_the_study_reads_a_torch_trace_of_each_process(study):
     assert own["instances"].tolist() == [6] * 4 and own["process"].nunique() == 2
 
 
+@pytest.mark.exhaustive
 def test_the_study_reports_each_process_in_a_table(study):
     summary = read_pages(study)
     section = summary.split("## Processes and GPUs")[1].split("\n## ")[0]
@@ -323,6 +327,7 @@ def test_the_study_reports_each_process_in_a_table(study):
         assert f"| {tensor}: max | {tensor}: mean |" in differences
 
 
+@pytest.mark.exhaustive
 def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
     records = [study / "raw" / "methods" / "plain" / log_name(rank) for rank in (0, 1)]
     events = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
@@ -333,6 +338,7 @@ def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
         assert samples[0][case, "time"] == samples[1][case, "time"] == [max(pair) for pair in zip(*own, strict=True)]
 
 
+@pytest.mark.exhaustive
 def test_the_metrics_of_a_rank_are_not_phases_of_its_case(study):
     summary = read_pages(study)
     assert "Memory by phase" not in summary

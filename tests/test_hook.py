@@ -192,7 +192,7 @@ torch.cuda.device_count = lambda: 1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_forked_workers_destroy_no_event_of_the_process_that_trains(tmp_path):
     done = run_python(tmp_path, EVENTS + WORKERS)
     assert "trained" in done.output and done.returncode == 0, done.output
@@ -508,7 +508,7 @@ def test_a_compiled_step_of_an_optimizer_is_seen_and_compiled_once(tmp_path, ste
     assert list(done.steps["step"]) == list(range(8)) and "compiled 1\n" in done.output, done.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_function_with_a_break_before_the_optimizer_counts_once(tmp_path):
     step = "@torch.compile(backend=compiled)\ndef step():\n    torch._dynamo.graph_break()\n    optimizer.step()"
     assert list(run_python(tmp_path, COMPILED_STEP.format(step)).steps["step"]) == list(range(8))

@@ -18,7 +18,7 @@ from profpipe.results import store
 ROOT = Path(__file__).resolve().parents[1]
 
 #: On a slow machine fewer files are tried.
-SECONDS = 15
+SECONDS = 8
 #: Of the files that are made: one of each of the attacks that bounds and the budget are for.
 DRAWN = (
     "nsys SQLite: an endless view",

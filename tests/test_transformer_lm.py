@@ -13,20 +13,21 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 
 from profpipe import plugins, ranges
 
-torch = pytest.importorskip("torch")
+torch = lazy.module("torch")
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "transformer_lm.py"
-lm = plugins.load_module(SCRIPT)
-model = lm.lm_model
+lm = lazy.workload(SCRIPT)
+model = lazy.Lazy(lambda: lm.lm_model)
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [lazy.needs("torch"), pytest.mark.usefixtures("on_the_cpu")]
 
 
 def _decoder(params: dict[str, Any], device: str = "meta") -> Any:
@@ -389,7 +390,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch: pytest.
     assert len(graphs) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_code_gives_the_loss_of_the_eager_model() -> None:
     params = {**TINY, "size": "custom", "d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "what": "forward"}
     if reason := lm.available({**params, "compile": True}):
