@@ -4,8 +4,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Three for two cores: many tests wait for the processes that they start.
 WORKERS ?= $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n )))
-# In the order of their names: files with few tests are not the shortest, and would otherwise start last.
-PYTEST_FLAGS ?= -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+# A worker that has run out of tests takes some of another one: few modules share what costs much to make.
+PYTEST_FLAGS ?= -q -n $(WORKERS) --dist worksteal --durations=10
 
 # Hundreds of tests start a Python that imports profpipe. Where this variable is set, each of them compiles it again.
 export PYTHONDONTWRITEBYTECODE :=
