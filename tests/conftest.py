@@ -82,14 +82,15 @@ def parser(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
-def stub_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def stub_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Programs import tests/stub_torch, which costs a twentieth; with PROFPIPE_REAL_TORCH=1 the real torch.
 
-    It is for tests that ask nothing of torch: no profiler, no compiler, no data loader, no result.
+    It is for tests that ask nothing of torch: no profiler, no compiler, no data loader, no result. Returns what stands
+    first on PYTHONPATH, for tests that set that variable.
     """
-    if not REAL_TORCH:
-        path = [str(ROOT / "tests" / "stub_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    path = [] if REAL_TORCH else [str(ROOT / "tests" / "stub_torch")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return path
 
 
 @pytest.fixture

@@ -234,13 +234,13 @@ for _ in range(40):
 
 
 @pytest.mark.slow
-def test_a_command_with_steps_has_the_kernels_of_its_steady_steps(project):
-    pytest.importorskip("torch")
+@pytest.mark.slow
+def test_a_command_with_steps_has_the_kernels_of_its_steady_steps(project, stub_torch):
     (project / "train.py").write_text(TRAINING)
     train = {"command": [sys.executable, "train.py"], "steps": {"warmup": 5}}
     (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
     words = ("--a", "env:RECORDING=evals", "--b", "env:RECORDING=graphs", "-p", "nsys", "--pairs", "1")
-    profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]), code=0)
+    profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([*stub_torch, str(ROOT), str(ROOT / "tests")]), code=0)
     data, run = loaded(project)
     (case,) = pairs.analyze(data, run).cases
     assert case.metric == "time" and case.kernels is not None

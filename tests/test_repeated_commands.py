@@ -202,7 +202,7 @@ for _ in range(12):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stub_torch")
 def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     settings = ["--set", "repeats=2", "--set", "items_per_step=100", "--warmup-steps", "3"]

@@ -49,3 +49,7 @@ class Sigmoid(Module): ...
 
 
 class MSELoss(Module): ...
+
+
+def Parameter(tensor: Tensor) -> Tensor:
+    return tensor
