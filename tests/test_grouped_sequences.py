@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "latest"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.exhaustive
 def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> None:
     cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in rows(run / "cases.csv")}
@@ -75,7 +75,7 @@ def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> Non
             assert " Use " in reason
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
     metrics = [row for row in rows(run / "metrics.parquet") if row["workload"] == "groups"]
     values = {(row["case"], row["metric"]): float(row["value"]) for row in metrics}
@@ -87,7 +87,7 @@ def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
     assert params[case]["seqlens"] == "8,8"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path) -> None:
     report = read_pages(run)
     table = report.partition("### One sequence or a group of short ones")[2].partition("###")[0]
@@ -98,7 +98,7 @@ def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path
     assert "%2C" not in report.partition("## The command behind each number")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_report_draws_the_rates_over_the_total_length(run: Path) -> None:
     drawn = {picture.stem.removeprefix("study-") for picture in (run / "plots").glob("study-*.svg")}
     plots = ("one-sequence-or-a-group-of-short-ones", "groups-by-implementation")

@@ -43,7 +43,7 @@ def test_the_study_is_planned_without_a_gpu() -> None:
     assert all(f"# {name} under plain" in planned for name in ("sizes", "contexts", "batches", "compiled", "memory"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     chosen = ("-w", "sizes", "-w", "memory", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)

@@ -90,7 +90,9 @@ def test_the_time_of_layers_follows_their_known_factors_and_the_rows_add_up_to_a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("iterations", "measured"), [("6", 0), ("7", 0), ("9", 2)])
+@pytest.mark.parametrize(
+    ("iterations", "measured"), [pytest.param("6", 0, marks=pytest.mark.exhaustive), ("7", 0), ("9", 2)]
+)
 def test_a_program_that_ends_early_has_the_modules_of_the_steps_that_it_made(
     tmp_path: Path, iterations: str, measured: int
 ) -> None:
