@@ -1,12 +1,13 @@
-"""Print the size of a checkout: code, concepts, tests, and the files that a run leaves. Compare two checkouts with it.
+"""Print the size of a checkout: code, concepts, names, tests, and the files of a run. Compare checkouts with it.
 
-    python benchmarks/house.py [CHECKOUT ...] [--run]
+    python benchmarks/house.py [CHECKOUT | REVISION ...] [--run]
 
 Lines of code are lines of profpipe, parsers and workloads that hold more than a comment, a docstring or an import,
 after `ruff format` with the settings of this checkout, so that joined lines gain nothing. Functions include methods.
-Lines of tests are all lines of the Python files in tests. An arrow leads from a package to another one that it imports
-anywhere, also for type checking. `--run` starts a run of four cases of attention under plain and torch with the
-code of each checkout and counts the files in its folder, without those in raw/.
+Lines of tests are all lines of the Python files in tests. Words without a meaning count wherever they stand in profpipe
+and parsers, also in comments. Fields, names and options are those of profpipe. An arrow leads from a package to another
+one that it imports anywhere, also for type checking. `--run` starts a run of four cases of attention under plain and
+torch with the code of each checkout and counts the files in its folder, without those in raw/.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import ast
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +39,24 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+#: Words that name any value, and so none.
+WORDS = re.compile(r"\b(own|found|each|known|every)\b")
+#: A function is a verb and its object, not "_of_group".
+PREPOSITION = re.compile(r"_*(of|with|by|without|in|for)_")
+
+#: What tests/test_house.py holds. A commit that raises a figure above its bound argues for the new bound.
+BOUNDS = {
+    "lines of code": 40_500,
+    "dataclasses": 212,
+    "class names used more than once": 29,
+    "fields of the largest class": 35,
+    "lines with dataclasses.replace": 294,
+    "own, found, each, known, every": 5_816,
+    "functions named by a preposition": 197,
+    "reads of Job.options as a dict": 47,
+    "lines of tests": 46_733,
+}
 
 #: Four cases under two profilers, without a GPU.
 PIPELINE = """
@@ -77,6 +98,33 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def count_names(trees: dict[Path, ast.Module]) -> dict[str, int]:
+    """Return the figures of the classes and names of profpipe, by the trees of its files."""
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    classes = [node for _, node in nodes if isinstance(node, ast.ClassDef)]
+    calls = [(path, node) for path, node in nodes if isinstance(node, ast.Call)]
+    replaces = ("replace", "dataclasses.replace")
+    replaced = {(path, node.lineno) for path, node in calls if ast.unparse(node.func) in replaces}
+    options = [(path, ast.unparse(node)) for path, node in nodes if isinstance(node, ast.Attribute)]
+    return {
+        "fields of the largest class": max(_fields(node, classes) for node in classes),
+        "lines with dataclasses.replace": len(replaced),
+        "functions named by a preposition": sum(
+            isinstance(node, _FUNCTIONS) and bool(PREPOSITION.match(node.name)) for _, node in nodes
+        ),
+        "reads of Job.options as a dict": sum(
+            text == "job.options" or (text == "self.options" and path.name == "job.py") for path, text in options
+        ),
+    }
+
+
+def _fields(node: ast.ClassDef, classes: list[ast.ClassDef]) -> int:
+    """Return the fields of a class with those of its bases; of bases with one name, the larger counts."""
+    bases = [ast.unparse(base) for base in node.bases]
+    inherited = [_fields(base, classes) for base in classes if base.name in bases and base.name != node.name]
+    return sum(isinstance(child, ast.AnnAssign) for child in node.body) + max(inherited, default=0)
+
+
 def figures(checkout: Path) -> dict[str, int]:
     """Return the rows of the table for the code and the tests of ``checkout``."""
     counts: Counter[str] = Counter()
@@ -91,10 +139,13 @@ def figures(checkout: Path) -> dict[str, int]:
         # A package is a folder of profpipe, parsers or workloads, and a module at the top of profpipe.
         package_of = {path: _package(path.relative_to(folder)) for path in paths}
         names = set(package_of.values())
+        trees: dict[Path, ast.Module] = {}
         for path in paths:
             source = path.read_text(encoding="utf-8")
-            tree = ast.parse(source, filename=str(path))
+            tree = trees[path] = ast.parse(source, filename=str(path))
             nodes = list(ast.walk(tree))
+            if path.relative_to(folder).parts[0] != "workloads":
+                counts["own, found, each, known, every"] += len(WORDS.findall(source))
             counts["lines of code"] += code_lines(source, tree)
             counts["modules"] += 1
             counts["dataclasses"] += sum(
@@ -105,6 +156,13 @@ def figures(checkout: Path) -> dict[str, int]:
             counts["functions"] += sum(isinstance(node, _FUNCTIONS) for node in nodes)
             targets = {word.split(".")[1] for word in imported(tree) if word.startswith("profpipe.")} & names
             arrows |= {(package_of[path], target) for target in targets - {package_of[path]}}
+        classes = Counter(
+            node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        )
+        counts["class names used more than once"] = sum(count > 1 for count in classes.values())
+        counts.update(
+            count_names({path: trees[path] for path in paths if path.is_relative_to(Path(folder, "profpipe"))})
+        )
     tests = (checkout / "tests").rglob("*.py")
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tests)
     return {**counts, "lines of tests": lines, "packages": len(names), "arrows between packages": len(arrows)}
@@ -112,6 +170,18 @@ def figures(checkout: Path) -> dict[str, int]:
 
 def _package(path: Path) -> str:
     return path.with_suffix("").parts[1] if path.parts[0] == "profpipe" else path.parts[0]
+
+
+@contextmanager
+def tree_of(checkout: str) -> Iterator[Path]:
+    """Yield a folder as it is, and what git has of a revision of this checkout as a folder."""
+    if Path(checkout).is_dir():
+        yield Path(checkout).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", checkout], stdout=subprocess.PIPE, check=True)
+        subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
 
 
 def files_of_a_run(checkout: Path) -> int:
@@ -134,16 +204,17 @@ def files_of_a_run(checkout: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], metavar="CHECKOUT")
+    parser.add_argument("checkouts", nargs="*", default=[str(ROOT)], metavar="CHECKOUT")
     parser.add_argument("--run", action="store_true", help="start a run of four cases and count its files")
     options = parser.parse_args()
     columns = []
-    for checkout in (path.resolve() for path in options.checkouts):
-        column = figures(checkout)
-        if options.run:
-            column["files of a run of four cases, without raw/"] = files_of_a_run(checkout)
+    for name in options.checkouts:
+        with tree_of(name) as checkout:
+            column = figures(checkout)
+            if options.run:
+                column["files of a run of four cases, without raw/"] = files_of_a_run(checkout)
         columns.append(column)
-    print(f"| | {' | '.join(path.resolve().name for path in options.checkouts)} |")
+    print(f"| | {' | '.join(Path(name).name for name in options.checkouts)} |")
     print(f"| --- |{' ---: |' * len(columns)}")
     for name in columns[0]:
         print(f"| {name} | {' | '.join(f'{column[name]:,}' for column in columns)} |")
