@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -171,15 +171,6 @@ class Job:
         return self.script is None and bool(self.options.get("hook")) and not self.options.get("capture")
 
     @property
-    def loads_hook(self) -> bool:
-        """Return True if the Python processes of the job's command load the start-up hook.
-
-        Instead of steps, it may record a span of time for the profilers that work inside the process.
-        """
-        is_span = self.script is None and bool(self.options.get("hook") and self.options.get("capture"))
-        return self.is_hooked or (is_span and self.profiler in ("plain", "torch"))
-
-    @property
     def stem(self) -> str:
         """The stem of this attempt's files: ``capture``, then ``capture-2``."""
         return "capture" if self.part == 1 else f"capture-{self.part}"
@@ -198,6 +189,15 @@ class Job:
         if self.script is None:
             return sorted(self.folder.glob(f"hook.{self.stem}.*.jsonl"))
         return [self.folder / log_name(rank) for rank in range(self.processes)]
+
+    def case_files(self, suffix: str) -> list[tuple[Path, str]]:
+        """Return the files that the processes of the harness write for single cases, and the case of each."""
+        stems = [self.stem, *(f"{self.stem}.rank{rank}" for rank in range(1, self.processes))]
+        return [
+            (self.folder / f"{stem}.{number}{suffix}", case.id)
+            for stem in stems
+            for number, case in enumerate(self.cases, start=1)
+        ]
 
     @property
     def log(self) -> Path:
@@ -360,7 +360,8 @@ class JobOutcome:
     #: CPU time (s) and peak of the host memory (bytes) of the last process and its children; empty where unknown.
     used: tuple[float, ...] = ()
     returncode: int | None = None
-    files: tuple[Path, ...] = ()
+    #: The case of each file, empty where the file names its cases itself.
+    files: Mapping[Path, str] = field(default_factory=dict)
     #: Whether the user stopped the job before it was done.
     interrupted: bool = False
     #: By file: the cases of which the file holds an unfinished attempt that a later process repeated.
@@ -385,12 +386,52 @@ class JobOutcome:
 Ask = Callable[[Sequence[str]], str | None]
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What profpipe must know of a profiler. The defaults are those of a tool around the process."""
+
+    #: Its name in sentences, where that is not the name of the profiler.
+    title: str = ""
+    #: Whether the files of a case are complete when the case ends. A report is written only when the process ends.
+    keeps_ended_cases: bool = False
+    #: A Python file with ``wrap(call, case, path)`` for the process of a script, or with ``at_start(settings)`` for the
+    #: Python processes of a command, or with both. docs/profilers.md says what they do.
+    inside: Path | None = None
+    #: The end of the names of the files that ``wrap`` writes.
+    suffix: str = ""
+    #: Whether it works by the start-up hook in the Python processes of a command, and only where these import torch.
+    needs_hook: bool = False
+    needs_torch: bool = False
+    #: The profiler whose kind of ranges it records too: ``nsys`` (NVTX), ``rocprof`` (ROCTX), ``torch``. Else none.
+    ranges: str = ""
+    #: Why it cannot profile several processes that work together; empty where it can.
+    one_process: str = ""
+    #: Why it cannot record a span of time (``capture``), and the remedy; and the option of a version that can.
+    no_span: tuple[str, str] | None = None
+    span_option: str = ""
+    #: The seconds that it records of a long program without steps; None for the whole program.
+    span_s: float | None = None
+    #: For the estimate, on an H100: seconds of a process outside its cases and of a case, and how many times as long as
+    #: without a profiler a program takes.
+    process_s: float = 8.0
+    case_s: float = 0.4
+    program: float = 1.2
+
+
+#: A file, or a file and its only case.
+Artifact = Path | tuple[Path, str]
+
+
+def cases_of_files(artifacts: Iterable[Artifact]) -> dict[Path, str]:
+    """Return the case of each file, empty where the file names its cases itself."""
+    return dict(artifact if isinstance(artifact, tuple) else (artifact, "") for artifact in artifacts)
+
+
 class Profiler(Protocol):
-    """A module of ``profpipe/profilers``. It builds commands and never runs them."""
+    """A module of ``profpipe/profilers``, or of a package. It builds commands and never runs them."""
 
     NAME: str
-    #: Whether the files of a case are complete when the case ends. A report is written only when the process ends.
-    KEEPS_ENDED_CASES: bool
+    TRAITS: Traits
 
     def find(self, ask: Ask) -> Tool | Missing:
         """Return the tool and its version, or why it is missing and the remedy."""
@@ -398,7 +439,7 @@ class Profiler(Protocol):
     def commands(self, job: Job) -> list[Command]:
         """Return the commands of ``job`` in the order of their start."""
 
-    def artifacts(self, job: Job) -> list[Path]:
+    def artifacts(self, job: Job) -> Sequence[Artifact]:
         """Return the files to read afterwards. Some may not exist."""
 
     def diagnose(self, log: str) -> tuple[str, str] | None:

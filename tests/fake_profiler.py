@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Case, Command, Job, ProgressListener, Tool, Visit
+from profpipe.job import Case, Command, Job, ProgressListener, Tool, Traits, Visit
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -49,6 +49,10 @@ exec(os.environ.get("LAST", ""))
 '''
 
 
+#: Its cases are complete when they end.
+KEEPS = Traits(keeps_ended_cases=True)
+
+
 @dataclass
 class FakeProfiler:
     """``exports`` are Python programs run after the workload, each of which is to make ``<stem>.export``."""
@@ -59,7 +63,7 @@ class FakeProfiler:
     explains: tuple[str, str] | None = None
     false_start: re.Pattern[str] | None = None
     NAME: str = "fake"
-    KEEPS_ENDED_CASES: bool = True
+    TRAITS: Traits = KEEPS
 
     def find(self, ask):
         return Tool("fake", "1")

@@ -19,7 +19,7 @@ from pathlib import Path
 from profpipe import plugins, profilers
 from profpipe.commands import execution, resume as resume_command
 from profpipe.config import loader
-from profpipe.job import Command, Tool, workload_argv
+from profpipe.job import Command, Tool, Traits, workload_argv
 from profpipe.results import folders
 from profpipe.runner import process
 from profpipe.runner.request import RunRequest
@@ -50,7 +50,7 @@ class FakeNsys:
     """Meets job.Profiler with ``fake_nsys.py``."""
 
     NAME = "nsys"
-    KEEPS_ENDED_CASES = False
+    TRAITS = Traits()
 
     def find(self, order):
         return Tool("nsys", "1.0.0", str(TESTS / "fake_nsys.py"))

@@ -18,7 +18,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe import errors, plugins, profilers
-from profpipe.job import Cause
+from profpipe.job import Cause, Traits
 from profpipe.results import store
 from profpipe.runner import failure_reasons, slots
 from profpipe.runner.process import GracePeriods
@@ -76,7 +76,7 @@ def test_only_the_case_that_a_full_disk_stopped_is_repeated(tmp_path):
 
 
 def test_a_case_whose_profile_was_lost_with_its_process_is_profiled_again_at_once(tmp_path):
-    job, profiler = job_of(tmp_path, OK, WRITE), fake_profiler(tmp_path, KEEPS_ENDED_CASES=False)
+    job, profiler = job_of(tmp_path, OK, WRITE), fake_profiler(tmp_path, TRAITS=Traits())
     large = full(job)
     assert lacking(carry_out(job, profiler)) == ["case=2"] and started(job) == ["case=1", "case=2", "case=1"]
     large.unlink()
@@ -140,7 +140,7 @@ def test_cases_that_never_began_because_of_a_full_disk_are_run(tmp_path):
 
 
 def test_an_export_is_repeated_without_its_workload(tmp_path):
-    job, profiler = job_of(tmp_path, OK), fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,))
+    job, profiler = job_of(tmp_path, OK), fake_profiler(tmp_path, TRAITS=Traits(), exports=(EXPORT,))
     large = full(job)
     assert lacking(carry_out(job, profiler)) == ["case=1"]
     large.unlink()

@@ -26,6 +26,7 @@ from profpipe.job import (
     Outcome,
     Status,
     Tool,
+    Traits,
 )
 from profpipe.runner import executor, process as process_control, slots
 from profpipe.runner.process import GracePeriods
@@ -703,7 +704,7 @@ class RealNsys:
     """The shipped nsys profiler, with the fake workload in place of the harness, and arguments replaced."""
 
     NAME = "nsys"
-    KEEPS_ENDED_CASES = False
+    TRAITS = Traits()
 
     def __init__(self, script, changes=None):
         self.script, self.changes = script, changes or {}

@@ -147,7 +147,7 @@ def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), prof
         workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip
-    files = (folder / "job.jsonl",)
+    files = {folder / "job.jsonl": ""}
     end = Outcome(Status(status), details=reason)
     ends = {case: Outcome(Status(status), details=reason) for case, status, reason in ended}
     return JobOutcome(job, end, seconds=3.5, last_s=2.0, files=files, case_outcomes=ends)

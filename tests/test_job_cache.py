@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import forked
 import pandas as pd
 import pytest
 
 from profpipe.config import loader
-from profpipe.config.models import ProfilerName
+from profpipe.config.models import PROFILERS
 from profpipe.job import Case, Command, Job, Missing, Tool
 from profpipe.results import folders, store
 from profpipe.results.manifest import Manifest
@@ -205,7 +204,7 @@ def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path,
     pipeline = loader.load_pipeline(ROOT / file, env={})
     saved = RunRequest.create(pipeline, ROOT / file, tmp_path)
     saved.save(tmp_path / "run")
-    tools = {name: Tool(name, "1", f"/bin/{name}") for name in get_args(ProfilerName)}
+    tools = {name: Tool(name, "1", f"/bin/{name}") for name in PROFILERS}
     keys = []
     for order in (saved, RunRequest.load(tmp_path / "run")):
         jobs = plan.plan(

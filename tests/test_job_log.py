@@ -15,7 +15,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.errors import ConfigError
-from profpipe.job import Cause, Outcome, Status, Visit
+from profpipe.job import Cause, Outcome, Status, Traits, Visit
 from profpipe.runner import slots
 from profpipe.runner.job_log import JobLog, ProcessEnd
 from profpipe.runner.outcome import INTERRUPTED
@@ -177,7 +177,7 @@ def names(outcome):
     return [path.name for path in outcome.files]
 
 
-NO_KEEP: dict[str, Any] = {"KEEPS_ENDED_CASES": False}
+NO_KEEP: dict[str, Any] = {"TRAITS": Traits()}
 EXPORTS: dict[str, Any] = {**NO_KEEP, "exports": (EXPORT,)}
 CUT = DONE.replace(line("case_ended", case="case=2", status="ok"), "")
 
@@ -226,7 +226,7 @@ def test_a_crashed_case_is_not_repeated_and_the_pending_cases_continue(tmp_path)
     crashed = replace(ENDED_WELL, returncode=-11, has_failed=True)
     log = attempt(1, *BOTH, "case=3") + ended("case=1") + began("case=2") + ends(1, crashed) + attempt(2, "case=3")
     left_behind(job, log, "capture.out")
-    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
+    outcome = take_up(job, fake_profiler(tmp_path, **NO_KEEP))
     assert started(outcome, log) == ["case=3"]
     assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=2", "crashed")]
     assert sorted(names(outcome)) == ["capture-3.out", "capture.out", "job.jsonl"]
@@ -236,7 +236,7 @@ def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed
     job = job_of(tmp_path, OK, OK, OK)
     log = attempt(1, *BOTH, "case=3") + ended("case=1") + began("case=2") + line("stopping") + ends(1, STOPPED)
     left_behind(job, log, "capture.out")
-    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
+    outcome = take_up(job, fake_profiler(tmp_path, **NO_KEEP))
     assert (outcome.status, outcome.case_outcomes, started(outcome, log)) == ("ok", {}, ["case=2", "case=3"])
     assert outcome.attempted_again == {job.folder / "capture.out": {"case=2", "case=3"}}
 

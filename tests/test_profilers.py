@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profpipe import profilers
-from profpipe.job import Case, Job, Missing, Tool
+from profpipe.job import Case, Job, Missing, Tool, Traits
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
 from profpipe.runner import process
 
@@ -32,7 +32,7 @@ def silent(argv):
 
 def test_every_profiler_meets_the_protocol():
     for name, module in profilers.ALL.items():
-        assert name == module.NAME and isinstance(module.KEEPS_ENDED_CASES, bool)
+        assert name == module.NAME and isinstance(module.TRAITS, Traits)
         assert all(callable(getattr(module, verb)) for verb in ("find", "commands", "artifacts", "diagnose"))
 
 

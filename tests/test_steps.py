@@ -937,7 +937,7 @@ def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> No
     case = Case("default", {})
     job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
     job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
-    outcome = JobOutcome(job, Outcome(Status.OK), files=(path,))
+    outcome = JobOutcome(job, Outcome(Status.OK), files={path: ""})
     (result,) = reader.ingest(job_tables.sources_of_job(outcome, tmp_path))
     assert isinstance(result, reader.Read)
     assert result.tables.steps[["case", "rule"]].to_numpy().tolist() == [["default", "marker"]] * 3

@@ -44,7 +44,7 @@ from profpipe.analysis.findings import (
     WorkloadFindings,
 )
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, SwitchCost, find_phases, switch_cost, top_kernels
+from profpipe.analysis.kernels import SwitchCost, by_preference, find_phases, switch_cost, top_kernels
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, Tables
@@ -102,7 +102,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
         with_steps = {name for _, name in index.step_totals}
-        profiler = next((name for name in PREFERENCE if name in with_steps), profiler)
+        profiler = next(iter(by_preference(with_steps)), profiler)
     layout = vars(lay_out(own, declared, planned))
     peaks, rates = roofline.rates_of(name, run)
     return WorkloadFindings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from profpipe.analysis.kernels import (
     KernelTotals,
     Key,
     break_down,
+    by_preference,
     case_ranges,
     count_ranks,
     rows,
@@ -199,6 +200,11 @@ class CaseIndex:
         repeated = {key: len(subjects) for key, subjects in processes.items()}
         ranges = case_ranges(tables.ranges)
         return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
+
+    @functools.cached_property
+    def profilers(self) -> Sequence[str]:
+        """The profilers that recorded kernels or numbers of any case, by preference."""
+        return by_preference(key[1] for part in (self.capture_totals, self.numbers, self.step_numbers) for key in part)
 
     @functools.cached_property
     def step_times(self) -> Mapping[Key, Number]:

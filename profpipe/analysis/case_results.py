@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from profpipe.analysis import kernels, roofline
+from profpipe.analysis import roofline
 from profpipe.analysis.case_index import (
     OF_ITS_PROCESS,
     Basis,
@@ -65,7 +65,7 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
     processes, and the kernel sums of the profilers. Launches of a kernel that is repeated are no steps.
     """
-    profilers = ("plain", *kernels.PREFERENCE)
+    profilers = ("plain", *index.profilers)
     repeated = {key for key, numbers in index.step_numbers.items() if CAPTURE_LAUNCH in numbers}
     with_steps = {name: {case for case, own in index.step_times.keys() - repeated if own == name} for name in profilers}
     counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
@@ -73,10 +73,7 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
         own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
     ]
     counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
-    # Tools of parsers that the user adds come last.
-    for profiler in dict.fromkeys(
-        (*kernels.PREFERENCE, *sorted({name for own in breakdowns.values() for name in own}))
-    ):
+    for profiler in index.profilers:
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
             counts[Basis(profiler, seen[0].kind)] = len(seen)
@@ -184,7 +181,7 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     iteration of the loop: versions before 0.2 recorded more.
     """
     found: dict[str, float] = {}
-    for profiler in ("plain", *kernels.PREFERENCE):
+    for profiler in ("plain", *index.profilers):
         for metric, number in index.numbers.get((case, profiler, ""), {}).items():
             if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)

@@ -16,7 +16,7 @@ from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
-from profpipe.analysis.kernels import COPIES, PREFERENCE, KernelTotals, rows
+from profpipe.analysis.kernels import COPIES, KernelTotals, by_preference, rows
 from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, Place, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
@@ -138,7 +138,7 @@ def compare_recordings(a: Run, b: Run) -> RecordingComparison:
     pairs = dict(_match(recorded_a, recorded_b))
     changes = []
     for key_a, key_b in pairs.items():
-        on_a, on_b = ([name for name in PREFERENCE if name in own] for own in (recorded_a[key_a], recorded_b[key_b]))
+        on_a, on_b = by_preference(recorded_a[key_a]), by_preference(recorded_b[key_b])
         shared = next((name for name in on_a if name in on_b), None)
         changes.append(_compare(_read(a, key_a, shared or on_a[0]), _read(b, key_b, shared or on_b[0])))
     alone = {
@@ -157,7 +157,7 @@ def name_of(workload: str, case: str) -> str:
 def _profilers(data: Tables) -> dict[Key, list[str]]:
     """Return the profilers that recorded kernels or copies with their times, by workload and case."""
     own = data.kernels
-    timed = own[own["total_ns"].notna() & own["profiler"].isin(PREFERENCE) & (own["kind"] != "cpu_op")]
+    timed = own[own["total_ns"].notna() & (own["profiler"] != "") & (own["kind"] != "cpu_op")]
     found = timed[["workload", "case", "profiler"]].drop_duplicates()
     return grouped(((workload, case), name) for workload, case, name in rows(found, "workload", "case", "profiler"))
 

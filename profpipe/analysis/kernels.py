@@ -228,8 +228,15 @@ def rows(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
 
 # --- what a call or a step consists of --------------------------------------------------------------------------------
 
-#: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.
-PREFERENCE = ("nsys", "rocprof", "torch", "jax", "ncu")
+#: nsys records every launch at the lowest cost, ncu runs each kernel alone.
+_PREFERENCE = ("nsys", "rocprof", "torch", "jax", "ncu")
+
+
+def by_preference(profilers: Iterable[str]) -> list[str]:
+    """Return the profilers that record kernels, those of packages last. The first represents a case."""
+    names = set(profilers) - {"plain", ""}
+    return [*(name for name in _PREFERENCE if name in names), *sorted(names.difference(_PREFERENCE))]
+
 
 #: SageAttention and SpargeAttn subtract the mean of K before quantising it. PyTorch computes that mean in a kernel
 #: with a general name (sageattention/core.py, ``smooth_k``).

@@ -11,7 +11,7 @@ import pandas as pd
 from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings import CaseResult
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, Allocation, Memory, Phase, PhaseMemory, rows
+from profpipe.analysis.kernels import Allocation, Memory, Phase, PhaseMemory, by_preference, rows
 from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, flops_rate
 from profpipe.results.manifest import PeakRates
 from profpipe.results.schema import PATH_SEPARATOR
@@ -32,7 +32,7 @@ def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[P
     sums = timed.groupby(["case", "profiler", "range"], sort=False)[["instances", "wall_ns"]].sum().reset_index()
     for case, own in sums.groupby("case", sort=False):
         seen = set(own.loc[own["range"] != "", "profiler"])
-        profiler = next((name for name in PREFERENCE if name in seen), "")
+        profiler = next(iter(by_preference(seen)), "")
         figures = {path: (n, ns) for path, n, ns in rows(own[own["profiler"] == profiler], *_FIGURES)}
         calls, call_ns = figures.pop("", (0, 0.0))
         for path, (instances, wall) in figures.items():

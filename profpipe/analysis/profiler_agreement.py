@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from profpipe.analysis.case_index import RankResult, find_ranks
 from profpipe.analysis.findings import CLOSE, Agreement, CaseResult, Figure, LaunchCounts, Reason, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, rows
+from profpipe.analysis.kernels import ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, by_preference, rows
 from profpipe.analysis.roofline import QUEUE
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -104,7 +104,7 @@ class Conditions:
         found: dict[str, tuple[float, float]] = {}
         for case, row in ((case, row) for case, measured in counters.items() for row in measured):
             reference = next(
-                (name for name in PREFERENCE if name != "ncu" and (case, name) in self.recorded.totals), ""
+                (name for name in self.recorded.profilers if name != "ncu" and (case, name) in self.recorded.totals), ""
             )
             totals = self.recorded.totals.get((case, reference), KernelTotals())
             own, clock = totals.by_name.get(row.kernel, ClassTotal()), _first_of(row, _NCU_CLOCKS)
@@ -134,7 +134,7 @@ def compare_profilers(
 
     This is the one place where times of two profilers meet: shares, speed-ups and rates never mix them.
     """
-    comparable = [name for name in PREFERENCE if name in breakdowns and breakdowns[name].iterations is not None]
+    comparable = [name for name in by_preference(breakdowns) if breakdowns[name].iterations is not None]
     if not comparable:
         return None
     reference, *others = comparable
@@ -553,7 +553,7 @@ def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
     counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
     # ncu profiles selected kernels, unless the pipeline file asks for all.
-    complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or (ncu and ncu.kernels == "all"))]
+    complete = [name for name in by_preference(seen) if (name != "ncu" or (ncu and ncu.kernels == "all"))]
     for other in complete[1:]:
         excluded = ncu.exclude if ncu and other == "ncu" else ""
         if found := _compare_pair((complete[0], other), counts, data, excluded):

@@ -18,7 +18,7 @@ import pandas as pd
 
 from profpipe.analysis.case_index import CaseIndex, Measure, Number
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, ClassTotal, KernelTotals, rows
+from profpipe.analysis.kernels import ClassTotal, KernelTotals, by_preference, rows
 from profpipe.config.quantities import items_of
 from profpipe.measure.statistics import mean_interval
 from profpipe.results.manifest import JobEntry
@@ -504,19 +504,19 @@ def find_steps(
     table = _with_places(index.tables.steps)
     # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
     counts = table[table["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
-    profiler = max((name for name in PREFERENCE if name in counts), key=lambda name: counts[name], default="")
+    profiler = max(by_preference(counts.index), key=lambda name: counts[name], default="")
     nodes = {(case, job.profiler): job.rank_nodes or {} for job in jobs for case in job.cases}
     by_case = {str(case): own for case, own in table.groupby("case", sort=False)}
     found: dict[str, CaseSteps] = {}
     for case in (each for each in cases if each in by_case):
         # The times without a profiler come first.
         seen = set(by_case[case].loc[by_case[case]["state"] != StepState.OTHER.value, "profiler"])
-        if shown := next((name for name in (profiler, "plain", *PREFERENCE) if name in seen), ""):
+        if shown := next((name for name in (profiler, "plain", *index.profilers) if name in seen), ""):
             found[case] = _read(index, case, shown, by_case[case], nodes.get((case, shown), {}))
     without = [case for case in cases if case not in found]
     recordings = {case: own for case in without if (own := dict(_recordings(index, case)))}
     # The most trusted profiler that recorded the kernels of a case.
-    recorders = {case: next((p for p in PREFERENCE if (case, p) in index.capture_totals), "") for case in without}
+    recorders = {case: next((p for p in index.profilers if (case, p) in index.capture_totals), "") for case in without}
     totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
     items = {case: items_of(declared.items_per_step if declared else None, own) for case, own in params.items()}
     strides = {case: own.stride for case, own in found.items() if own.part_ns}
@@ -558,7 +558,7 @@ def place_name(place: Place) -> str:
 def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[Place, StepParts]]:
     """Yield each rank of a recording without steps, or each GPU of a rank with several, and its parts."""
     metrics = [f"capture_{part.value}" for part in StepPart]
-    profiler = next((name for name in PREFERENCE if metrics[0] in index.step_numbers.get((case, name), {})), "")
+    profiler = next((name for name in index.profilers if metrics[0] in index.step_numbers.get((case, name), {})), "")
     numbers = index.step_numbers.get((case, profiler), {})
     for subject in numbers.get(metrics[0], {}):
         found = (numbers.get(metric, {}).get(subject) for metric in metrics)
@@ -569,7 +569,7 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[Place, StepParts]
 
 def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:
     """Return the steps of one case, of which ``table`` has the rows and ``profiler`` recorded the parts."""
-    every, times = ("plain", *PREFERENCE), index.step_times
+    every, times = ("plain", *index.profilers), index.step_times
     own = table[table["profiler"] == profiler]
     steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
     # Where plain finds iterations, the hook marks them for the other profilers.

@@ -144,7 +144,7 @@ def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: Res
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
-    for name in kernels.PREFERENCE:
+    for name in data.recorded.profilers:
         if (found := _any_breakdown([data], name)) is not None:
             yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
@@ -451,7 +451,7 @@ def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
     Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:
     `plain`, else the first that recorded any.
     """
-    profilers: Sequence[str] = ("plain", *kernels.PREFERENCE)
+    profilers: Sequence[str] = ("plain", *index.profilers)
     if metric.startswith(OF_ITS_PROCESS):
         profilers = [name for name in profilers if name in index.recorders.get(metric, ())][:1]
     for profiler in profilers:

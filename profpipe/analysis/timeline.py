@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, rows
+from profpipe.analysis.kernels import by_preference, rows
 from profpipe.results.schema import KINDS, EventKind, StepState
 
 #: Boxes of all timelines of a run, and timelines of a workload.
@@ -152,7 +152,7 @@ def find_timelines(
     most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
     found = []
     for case in cases:
-        profiler = next((name for name in PREFERENCE if name in recorded[case]), min(recorded[case]))
+        profiler = by_preference(recorded[case])[0]
         own = timeline[(timeline["case"] == case) & (timeline["profiler"] == profiler)]
         if own_timeline := _of_case(case, profiler, own, whole, most):
             found.append(own_timeline)

@@ -15,7 +15,7 @@ from profpipe.analysis import cluster
 from profpipe.analysis.case_index import Number, has_waited
 from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed, WorkloadFindings
 from profpipe.analysis.grouping import grouped
-from profpipe.analysis.kernels import PREFERENCE, device_rows, rows, unclassified
+from profpipe.analysis.kernels import by_preference, device_rows, rows, unclassified
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import JobEntry, Manifest
@@ -112,7 +112,7 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 def preferred(kernels: pd.DataFrame) -> str | None:
     """Return the profiler whose kernels represent a workload."""
     present = set(device_rows(kernels)["profiler"].unique())
-    return next((name for name in (*PREFERENCE, *sorted(present)) if name in present), None)
+    return next(iter(by_preference(present)), None)
 
 
 def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
@@ -129,7 +129,7 @@ def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
         if kernel_class == "attention":
             own.append((kernel, family or "unnamed", ns))
     return tuple(
-        _expectation(workload, case, family, next((seen[name] for name in PREFERENCE if name in seen), []))
+        _expectation(workload, case, family, next((seen[name] for name in by_preference(seen)), []))
         for workload, requested in run.expects.items()
         for case, family in requested.items()
         if family and (seen := recorded.get((workload, case)))

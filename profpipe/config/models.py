@@ -7,8 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
+from profpipe import plugins
 from profpipe.config.quantities import parameters
 from profpipe.config.settings import (
     Capture,
@@ -32,7 +42,24 @@ from profpipe.measure.tolerance import Measure, bound
 #: The context of a validation that reads the pipeline of a run, not a user's file.
 RECORDED: Final = {"recorded": True}
 
-ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
+#: The built-in profilers, which an editor suggests.
+PROFILERS: Final = sorted(path.stem for path in plugins.builtin_folder("profilers").glob("[!_]*.py"))
+
+
+def _validate_profiler(name: object, info: ValidationInfo) -> object:
+    """Check that a profiler is installed. The record of a run may name others."""
+    if info.context is not RECORDED and name not in PROFILERS:
+        names = [*PROFILERS, *(filename.removesuffix(".py") for filename in plugins.installed("profilers"))]
+        if name not in names:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, names))})
+    return name
+
+
+ProfilerName = Annotated[
+    str,
+    BeforeValidator(_validate_profiler),
+    WithJsonSchema({"anyOf": [{"enum": PROFILERS, "type": "string"}, {"type": "string"}]}),
+]
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 

@@ -29,11 +29,19 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
     # In a span of a server, identical layers of a model are alike as steps are.
     is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
     step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
-    files = [path for path in outcome.files if path.exists() and not _is_false_start(path, outcome)]
-    names = [str(path.relative_to(run_folder)) for path in files]
     return [
-        Source(path, name, run_folder.name, job.workload, job.profiler, whole, again.get(path, frozenset()), step_range)
-        for path, name in zip(files, names, strict=True)
+        Source(
+            path,
+            str(path.relative_to(run_folder)),
+            run_folder.name,
+            job.workload,
+            job.profiler,
+            whole or case,
+            again.get(path, frozenset()),
+            step_range,
+        )
+        for path, case in outcome.files.items()
+        if path.exists() and not _is_false_start(path, outcome)
     ]
 
 

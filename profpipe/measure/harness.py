@@ -205,7 +205,12 @@ def _run(spec_path: Path) -> None:
     earlier = rounds.load_earlier_rounds(log, names)
     with log.open("a", encoding="utf-8") as stream:
         events = Events(stream, spec.get("secrets", {}))
-        described = {"ranges": ranges.use(spec["profiler"]), **marks, **ranks.describe(), **machine.describe()}
+        described = {
+            "ranges": ranges.use(spec.get("ranges", spec["profiler"])),
+            **marks,
+            **ranks.describe(),
+            **machine.describe(),
+        }
         events.write("started", profiler=spec["profiler"], **described)
         worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, machine.device(), ranks)
         worker.freeze_imports()
@@ -461,9 +466,10 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
         # The clocks help to explain why times under a profiler differ from times without one.
         with region(load), conditions.monitor_device(worker.device) as monitor:
             run_loop = functools.partial(sampling.run_loop, ranks=worker.ranks, flush=worker.flush)
-            wall_ns, clocks_hz = run_loop(
-                fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
+            loop = functools.partial(
+                run_loop, fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
             )
+            wall_ns, clocks_hz = _wrapped(worker, name, loop)
             mark(phase="sampling")
         worker.events.metric(name, "loop_wall", wall_ns, "ns")
         measured = replace(monitor.conditions(), counted_hz=clocks_hz)
@@ -475,6 +481,28 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
     # ncu flushes the caches itself before each replay.
     is_warm = not worker.flush and worker.spec["profiler"] != "ncu"
     return CaseEnd(Status.OK, flags=[Flag.WARM_CACHE] if is_warm else [])
+
+
+def _wrapped(worker: Worker, name: str, loop: Callable[[], Any]) -> Any:
+    """Return the result of ``loop``, called by the ``wrap`` of the profiler's file where that has one.
+
+    Raises RuntimeError where ``wrap`` did not call it once, or wrote no file.
+    """
+    inside = worker.spec.get("inside")
+    wrap = getattr(plugins.load_module(Path(inside)), "wrap", None) if inside else None
+    if wrap is None:
+        return loop()
+    number = [case["id"] for case in worker.spec["cases"]].index(name) + 1
+    stem, results = worker.ranks.file_name(worker.spec["stem"]), list[Any]()
+    path = Path(worker.spec["folder"], f"{stem}.{number}{worker.spec['suffix']}")
+    # Renamed when complete, so that the file of a killed process is not read.
+    partial = path.with_name(f"partial-{path.name}")
+    wrap(lambda: results.append(loop()), name, str(partial))
+    if len(results) != 1 or not partial.exists():
+        what = "wrote no file" if results else "did not call the function"
+        raise RuntimeError(f"wrap() of {inside} {what}")
+    partial.replace(path)
+    return results[0]
 
 
 def _apply_load(worker: Worker, fn: Callable[[], object]) -> None:

@@ -14,10 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, workload_argv
 
 NAME = "ncu"
-KEEPS_ENDED_CASES = False
+TRAITS = Traits(
+    one_process="ncu replays one kernel at a time, and a kernel that waits for another process would wait forever",
+    no_span=(
+        "ncu records steps, and `capture` asks for a span of time",
+        "Use nsys, torch or rocprof, or remove `capture`.",
+    ),
+    process_s=7.0,
+    case_s=2.2,
+    # Guided, it replays three kernels, each in its process.
+    program=4.0,
+)
 
 _VERSION = re.compile(r"Version (\d+\.\d+\.\d+)")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe.errors import UnreadableFile
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "nsys"
-KEEPS_ENDED_CASES = False
+TRAITS = Traits(span_s=30.0)
 
 _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 

@@ -11,16 +11,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import REGIONS_ONLY, WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
+from profpipe.job import REGIONS_ONLY, WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, workload_argv
 
 NAME = "rocprof"
-KEEPS_ENDED_CASES = False
 
 #: ROCm does not add its tools to PATH.
 _ROCM = Path("/opt/rocm/bin")
 
 #: Record a span of time (start:duration:repeat), or what lies between roctxProfilerResume and roctxProfilerPause.
 PERIOD, REGIONS = "--collection-period", "--selected-regions"
+
+TRAITS = Traits(
+    one_process="the output of rocprof for several processes is not read yet",
+    no_span=(
+        "this rocprof cannot record a span of time",
+        "rocprofv3 of ROCm 6.4 or newer can (--collection-period).",
+    ),
+    span_option=PERIOD,
+)
 
 #: The period begins when rocprofv3 has loaded its library in the program, a little after the start of the command.
 _START_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
+from profpipe.job import Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "torch"
 
@@ -13,7 +13,16 @@ NAME = "torch"
 _NOTHING_RECORDED = (
     r"^profpipe: ((?:no step|nothing) was recorded: (the program made |the program ended |no operator )?.+)$"
 )
-KEEPS_ENDED_CASES = True
+TRAITS = Traits(
+    title="torch.profiler",
+    keeps_ended_cases=True,
+    needs_hook=True,
+    needs_torch=True,
+    # It keeps all events in memory, and a host launches up to 200,000 kernels a second: 2 million in 10 s.
+    span_s=10.0,
+    process_s=6.0,
+    program=1.1,
+)
 
 
 def find(ask: Ask) -> Tool | Missing:
@@ -49,10 +58,8 @@ def artifacts(job: Job) -> list[Path]:
     """Return the traces of all cases; a skipped case leaves none. A command has one for each process."""
     if job.script is None:
         return [*sorted(job.folder.glob(_traces_of_command(job))), *job.records]
-    stems = [job.stem, *(f"{job.stem}.rank{rank}" for rank in range(1, job.processes))]
-    numbers = range(1, len(job.cases) + 1)
-    traces = [job.folder / f"{stem}.{number}.pt.trace.json.gz" for stem in stems for number in numbers]
-    return [*traces, *job.records]
+    # A skipped case leaves no gap in the numbers, and each trace names its case.
+    return [*(path for path, _ in job.case_files(".pt.trace.json.gz")), *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.job import Job, Missing
+from profpipe.profilers import traits
 from profpipe.runner import artifacts
 
 #: A program without steps that took at most so many seconds under plain is recorded whole.
 _WHOLE_S = 60.0
-#: How many seconds are recorded of a longer one. torch.profiler keeps all events in memory, and a host launches up to
-#: 200,000 kernels a second: 2 million in 10 s.
-_SPANS_S = {"torch": 10.0, "nsys": 30.0}
 #: torch.profiler records so many seconds of a program that is recorded whole.
 _MOST_S = 30.0
 
@@ -42,7 +40,7 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
 
 def _bounded(job: Job, seconds: float) -> Job:
     """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
-    span_s = _SPANS_S.get(job.profiler)
+    span_s = traits(job.profiler).span_s
     if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
         return job
     span: dict[str, Any] = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
@@ -54,6 +52,10 @@ def _bounded(job: Job, seconds: float) -> Job:
 
 
 def _without_hook(job: Job, why: str) -> Job:
-    if job.profiler == "torch" and not job.options.get("collect"):
-        return replace(job, tool=Missing(job.profiler, f"{why}, and torch.profiler records torch only", "Use nsys."))
+    own = traits(job.profiler)
+    if own.needs_torch and not job.options.get("collect"):
+        what = f"{why}, and {own.title or job.profiler} records torch only"
+        return replace(job, tool=Missing(job.profiler, what, "Use nsys."))
+    if own.needs_hook and not own.needs_torch:
+        return job
     return replace(job, options={**job.options, "hook": False})

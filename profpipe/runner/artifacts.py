@@ -20,6 +20,7 @@ from profpipe import origins, ranges
 from profpipe.ingest.steps import accounting, calls
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
+from profpipe.profilers import traits
 from profpipe.results import atomic, raw_files, schema
 
 #: Time, size and inode of a file. They change when the file is made again.
@@ -133,21 +134,31 @@ STARTUP = _PACKAGE / "hook" / "startup"
 NO_STEPS, NO_SPAN = "no step was recorded: ", "nothing was recorded: "
 
 
+def loads_hook(job: Job) -> bool:
+    """Return True if the Python processes of the job's command load the start-up hook.
+
+    Instead of steps, it may record a span of time for the profilers that work inside the process.
+    """
+    is_span = job.script is None and bool(job.options.get("hook") and job.options.get("capture"))
+    return job.is_hooked or (is_span and (job.profiler == "plain" or traits(job.profiler).needs_hook))
+
+
 def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for the processes of a job, which have ``environment`` otherwise.
 
     PYTHONPATH begins with the folder of the hook. The folder of profpipe is taken out: it may hold the packages of
     another Python. The hook finds profpipe without it.
     """
-    found = {ranges.PROFILER_VARIABLE: job.profiler, **origins.variables(job.roots, job.folder)}
-    if not job.loads_hook:
+    own = traits(job.profiler)
+    found = {ranges.PROFILER_VARIABLE: own.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
+    if not loads_hook(job):
         return found
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     others = paths[1:] if paths[0] == str(_PACKAGE.parent) else paths
     settings = {
         "folder": str(job.folder),
         "stem": job.stem,
-        "profiler": job.profiler,
+        "profiler": own.ranges or job.profiler,
         "nodes": job.nodes,
         **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
@@ -157,6 +168,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         **found,
         "PROFPIPE_HOOK": json.dumps(settings),
         "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
+        **({"PROFPIPE_INSIDE": str(own.inside)} if own.inside and own.needs_hook else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), *others])),
     }
 
@@ -203,12 +215,12 @@ _NOT_LOADED = (
 def starts_no_python(job: Job) -> bool:
     """Return True if the job's command, which has ended, started no Python, as far as its words and the hook say."""
     has_loaded = any(job.folder.glob("hook.*.loaded"))
-    return job.loads_hook and not has_loaded and not any("py" in word.lower() for word in job.command)
+    return loads_hook(job) and not has_loaded and not any("py" in word.lower() for word in job.command)
 
 
 def imports_no_torch(job: Job) -> bool:
     """Return True if no process of the job's command, which has ended, imported torch or made a step."""
-    return job.loads_hook and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
+    return loads_hook(job) and not any(job.folder.glob("hook.*.torch")) and not _step_times(job)
 
 
 def has_results(job: Job) -> bool:
@@ -302,7 +314,7 @@ def explain_missing_records(job: Job, seconds: float) -> str:
 
     The reason is also written where the parser of the hook's files finds it.
     """
-    if not job.loads_hook or starts_no_python(job):
+    if not loads_hook(job) or starts_no_python(job):
         return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
     if why := _explain_other_profiler(job):
         text = f"{NO_SPAN}{why}"

@@ -20,6 +20,7 @@ from typing import Any, Final
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
 from profpipe.job import Case, Job, Missing, Status
+from profpipe.profilers import traits
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner import guided_ncu
@@ -31,17 +32,12 @@ from profpipe.runner.request import Machine, RunRequest
 # (transformer_lm, cogvideox) need five times as long and more: the length of a call is not known. The CPU is an EPYC
 # with two cores and torch 2.13. What earlier runs tell takes the place of the model.
 
-#: Of a process before its first case and after its last one: Python, torch, CUDA, and the profiler's start and export.
-_PROCESS_S: Final = {"plain": 6.0, "torch": 6.0, "ncu": 7.0}
-#: Of a case: input, warm-up, samples or recorded calls; ncu replays each kernel many times.
-_CASE_S: Final = {"plain": 0.8, "ncu": 2.2}
+# A profiler states the seconds of a process (Python, torch, CUDA, its start and export) and of a case on a GPU
+# (``job.Traits``).
+
 #: The same on a CPU. Under plain its times scatter, so that sampling and warm-up use the whole budget (`budget_s`).
 _CPU_PROCESS_S: Final = 4.0
 _CPU_CASE_S, _CPU_BUDGETS = 0.4, 1.6
-#: Of a program: how much longer than under plain it takes; `guided` ncu replays three kernels, each in its process.
-_PROGRAM: Final = {"plain": 1.0, "torch": 1.1, "ncu": 4.0}
-#: The same of any other profiler: nsys.
-_OTHER_PROCESS_S, _OTHER_CASE_S, _OTHER_PROGRAM = 8.0, 0.4, 1.2
 #: Of profpipe itself: its start, before it knows the jobs, and plan, tables and report, for a run and for each case
 #: under a profiler. The recording of a program has some 100,000 events.
 _START_S, _REPORT_S, _READ_S, _READ_RECORDING_S = 1.5, 2.0, 0.1, 5.0
@@ -58,16 +54,16 @@ _SETTINGS: Final = {
 def _model(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
     """Return the seconds of a case of a script; of a program, its length in lengths without a profiler."""
     if workload.is_command:
-        return _PROGRAM.get(profiler, _OTHER_PROGRAM)
+        return traits(profiler).program
     if is_on_gpu:
-        return _CASE_S.get(profiler, _OTHER_CASE_S)
+        return traits(profiler).case_s
     return _CPU_CASE_S + (_CPU_BUDGETS * workload.timing.budget_s if profiler == "plain" else 0.0)
 
 
 def _process_s(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
     if workload.is_command:
         return 0.0
-    return _PROCESS_S.get(profiler, _OTHER_PROCESS_S) if is_on_gpu else _CPU_PROCESS_S
+    return traits(profiler).process_s if is_on_gpu else _CPU_PROCESS_S
 
 
 # --- earlier runs ----------------------------------------------------------------------------------------------------

@@ -34,10 +34,12 @@ from profpipe.job import (
     ProgressListener,
     Status,
     Tool,
+    cases_of_files,
     revealed,
     workload_argv,
 )
 from profpipe.measure import case_order
+from profpipe.profilers import traits
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     ahead,
@@ -158,7 +160,9 @@ def _merge_results(
             outcomes[case.id] = results[-1].problem or outcome.OK
     outcomes |= pruned
     files = {
-        result.job.part: [path for path in profiler.artifacts(result.job) if path.exists()]
+        result.job.part: {
+            path: case for path, case in cases_of_files(profiler.artifacts(result.job)).items() if path.exists()
+        }
         for result in results
         if result.has_files
     }
@@ -183,7 +187,7 @@ def _merge_results(
         last_s=results[-1].seconds if results else 0.0,
         used=results[-1].used if results else (),
         returncode=results[-1].returncode if results else None,
-        files=tuple(dict.fromkeys(itertools.chain.from_iterable(files.values()))),
+        files={path: case for of_part in files.values() for path, case in of_part.items()},
         interrupted=interrupted,
         attempted_again=attempted_again,
         case_outcomes=outcomes,
@@ -241,8 +245,10 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
             results.append(outcome.as_resumed(_run_commands(own, profiler, attempt, log, context)))
         else:
             # Which files an attempt left is not known where the log has lost its begin.
-            has_own_files = attempt.cases is None and not set(profiler.artifacts(own)) <= set(job.records)
-            keeps = profiler.KEEPS_ENDED_CASES and not removed and not has_own_files
+            has_own_files = attempt.cases is None and not cases_of_files(profiler.artifacts(own)).keys() <= set(
+                job.records
+            )
+            keeps = profiler.TRAITS.keeps_ended_cases and not removed and not has_own_files
             results.append(outcome.cut_off(own, attempt.ended, keeps_ended_cases=keeps))
     return outcome.with_all_pending(results)
 
@@ -255,7 +261,7 @@ def _is_removed(commands: Sequence[Command], attempt: Attempt, job: Job, profile
     first = attempt.ends[0]
     if first.returncode is None or first.missing:
         return False
-    own = [path for path in profiler.artifacts(job) if path not in job.records]
+    own = [path for path in cases_of_files(profiler.artifacts(job)) if path not in job.records]
     has_ok = any(ended.status is Status.OK for ended in attempt.ended.values())
     had_own = bool(own) and len(commands) == 1 and first.returncode == 0 and has_ok
     none_left = had_own and not any(path.exists() for path in own)
@@ -287,6 +293,7 @@ def _describe_case(case: Case, job: Job) -> dict[str, object]:
 
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
+    own = traits(job.profiler)
     names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
         **{name: getattr(job, name) for name in names},
@@ -294,6 +301,8 @@ def _specification(job: Job) -> dict[str, object]:
         "folder": str(job.folder),
         "cases": [_describe_case(case, job) for case in job.cases],
         "options": dict(job.options),
+        **({"inside": str(own.inside), "suffix": own.suffix} if own.inside else {}),
+        **({"ranges": own.ranges} if own.ranges else {}),
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
     }
 

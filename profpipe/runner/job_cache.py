@@ -25,7 +25,9 @@ from typing import Any
 
 from profpipe import ranges
 from profpipe.job import LOG, Command, Job, Tool
+from profpipe.profilers import traits
 from profpipe.results.manifest import JobEntry, Manifest
+from profpipe.runner import artifacts
 
 #: Names the run that measured a job, in the folder of a job that was reused.
 _ORIGIN = "reused.json"
@@ -134,12 +136,13 @@ def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]
         start = package_dir / "profpipe" / "measure" / "harness.py"
         harness = trace_imports([start], _without_packages([package_dir]))
     else:
-        harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if job.loads_hook else set()
+        harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if artifacts.loads_hook(job) else set()
         starts = [*_files_in_words(job), *filter(None, [_find_program(job, variables)])]
         roots = [job.cwd, *(path.parent for path in starts), *sources]
         for option, name in itertools.pairwise(job.command):
             if option == "-m" and all(map(str.isidentifier, name.split("."))):
                 starts += _module_files(f"{name}.__main__", roots)
+    harness |= {path for path in [traits(job.profiler).inside] if path}
     for path in sorted(trace_imports(starts, roots) | harness):
         # Two files outside of the pipeline's folder may have one name.
         found.setdefault(f"file {_shown(path, job)}", []).append(_hash(path))

@@ -12,6 +12,7 @@ from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text, revealed
 from profpipe.measure import case_order
+from profpipe.profilers import ALL, traits
 
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
 ONLY_CASE = "default"
@@ -21,12 +22,6 @@ _MOST_PROCESSES = 100_000
 
 #: The settings of a workload that the profilers, the runner and the harness read.
 _FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
-
-#: Why a profiler cannot profile several processes that work together.
-_OF_ONE_PROCESS = {
-    "ncu": "ncu replays one kernel at a time, and a kernel that waits for another process would wait forever",
-    "rocprof": "the output of rocprof for several processes is not read yet",
-}
 
 
 def plan(
@@ -58,7 +53,7 @@ def plan(
     which profpipe runs; None where it runs in none. ``comparisons`` has the cases that the report compares with
     each other, by workload, where jobs may run side by side. Raises ConfigError for an unknown name.
     """
-    for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
+    for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, {**ALL, **tools})):
         if unknown := [word for word in given if word not in known]:
             raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], known))
     jobs: list[Job] = []
@@ -235,28 +230,15 @@ def _check_workload(tool: Tool | Missing, workload: Workload, allocated: int | N
         has = "profpipe runs in no allocation of Slurm" if allocated is None else f"the allocation has {allocated}"
         remedy = f"Use --slurm, or start profpipe in a job of `sbatch --nodes {workload.nodes}`."
         return Missing(tool.name, f"the workload needs {workload.nodes} nodes, and {has}", remedy)
-    if workload.capture is not None and (missing := _check_capture(tool)):
-        return missing
-    if tool.name == "torch" and workload.command is not None:
-        if not workload.hook and not workload.collect:
-            return Missing(
-                "torch", "torch.profiler works inside the process, and hook is false", "Remove `hook: false`."
-            )
+    own = traits(tool.name)
+    if workload.capture is not None and own.no_span and isinstance(tool, Tool) and own.span_option not in tool.options:
+        return Missing(tool.name, *own.no_span)
+    if own.needs_hook and workload.command is not None and not workload.hook and not workload.collect:
+        what = f"{own.title or tool.name} works inside the process, and hook is false"
+        return Missing(tool.name, what, "Remove `hook: false`.")
+    if own.needs_torch and workload.command is not None and isinstance(tool, Missing):
         # The command may have a Python with torch where profpipe's has none.
-        return Tool("torch", "") if isinstance(tool, Missing) else tool
-    if max(workload.processes, workload.nodes) > 1 and tool.name in _OF_ONE_PROCESS:
-        return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or one process.")
+        return Tool(tool.name, "")
+    if max(workload.processes, workload.nodes) > 1 and own.one_process:
+        return Missing(tool.name, own.one_process, "Use plain, torch or nsys, or one process.")
     return tool
-
-
-def _check_capture(tool: Tool | Missing) -> Missing | None:
-    """Return why ``tool`` cannot record a span of time, None where it can."""
-    if isinstance(tool, Missing):
-        return None
-    if tool.name == "ncu":
-        what = "ncu records steps, and `capture` asks for a span of time"
-        return Missing(tool.name, what, "Use nsys, torch or rocprof, or remove `capture`.")
-    if tool.name == "rocprof" and "--collection-period" not in tool.options:
-        what = "this rocprof cannot record a span of time"
-        return Missing(tool.name, what, "rocprofv3 of ROCm 6.4 or newer can (--collection-period).")
-    return None

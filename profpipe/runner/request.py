@@ -221,6 +221,10 @@ class Machine:
     def examine(cls, request: RunRequest) -> Machine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
+        if unknown := [name for name in named if name not in profilers.ALL]:
+            # The pipeline of a run on another machine.
+            what = f"the profiler '{unknown[0]}' is not installed here."
+            raise ConfigError("profilers", what, "Install the package that adds it, or leave it out with -p.")
         tools = {name: module.find(process.ask) for name, module in profilers.ALL.items() if name in wanted}
         gpus = machine.nvidia_gpus()
         described = {**machine.machine(gpus), "peaks": machine.peaks_of_job(gpus, os.environ, ())}
