@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -105,6 +106,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         profiler = next(iter(by_preference(with_steps)), profiler)
     layout = vars(lay_out(own, declared, planned))
     peaks, rates = roofline.rates_of(name, run)
+    of_profiler = (file for file in run.files if profiler in (file.tool, *Path(file.source).parts[2:3]))
     return WorkloadFindings(
         **layout,
         name=name,
@@ -119,6 +121,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         nodes=cluster.read_nodes(own, run, name, basis.profiler if basis else ""),
         peaks=peaks,
         rates=rates,
+        cpu_rows=next((file.rows for file in of_profiler if file.rows), ""),
     )
 
 

@@ -666,6 +666,8 @@ class WorkloadFindings(Layout):
     data_sheet: tuple[str, Mapping[str, float]] = ("", {})
     #: EUR for an hour of a GPU; None where the user does not say.
     price: float | None = None
+    #: What the rows of a CPU are, where they are no operators: ``Python functions``.
+    cpu_rows: str = ""
 
     @property
     def is_command(self) -> bool:

@@ -157,6 +157,7 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
 
     ``rules``, the user's from ``user_rules``, go first. Rows of kind ``graph`` have the class ``graph``. Rows that have
     the class ``conv`` keep it, unless a rule of the user finds them: a file can say that a convolution launched them.
+    Rows that have another class keep it, unless a rule finds them.
     """
     import numpy as np
     import pandas as pd
@@ -174,10 +175,11 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
         kernel_class=spread(rule.kernel_class if rule else OTHER for rule in found.values()),
         kernel_family=spread(rule.family if rule else "" for rule in found.values()),
     )
-    if "kernel_class" in frame.columns and (launched := frame["kernel_class"] == CONVOLUTION).any():
+    if "kernel_class" in frame.columns and (given := frame["kernel_class"].fillna("")).any():
         is_own = spread(rule in (rules or ()) for rule in found.values()).astype(bool)
-        kept = launched & ~is_own & (result["kernel_class"] != CONVOLUTION)
-        result.loc[kept, ["kernel_class", "kernel_family"]] = [CONVOLUTION, ""]
+        launched = (given == CONVOLUTION) & ~is_own & (result["kernel_class"] != CONVOLUTION)
+        kept = launched | ((given != "") & spread(rule is None for rule in found.values()).astype(bool))
+        result.loc[kept, "kernel_class"], result.loc[kept, "kernel_family"] = given[kept], ""
     if "kind" in frame.columns:
         graphs = frame["kind"] == "graph"
         result.loc[graphs, ["kernel_class", "kernel_family"]] = ["graph", ""]

@@ -464,12 +464,12 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             mark(phase="sampling")
     else:
         # The clocks help to explain why times under a profiler differ from times without one.
-        with region(load), conditions.monitor_device(worker.device) as monitor:
+        monitored = conditions.monitor_device(worker.device)
+        with region(load), monitored as monitor, _wrap(worker, fn, name) as call:
             run_loop = functools.partial(sampling.run_loop, ranks=worker.ranks, flush=worker.flush)
-            loop = functools.partial(
-                run_loop, fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
+            wall_ns, clocks_hz = run_loop(
+                call, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate
             )
-            wall_ns, clocks_hz = _wrapped(worker, name, loop)
             mark(phase="sampling")
         worker.events.metric(name, "loop_wall", wall_ns, "ns")
         measured = replace(monitor.conditions(), counted_hz=clocks_hz)
@@ -483,26 +483,27 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
     return CaseEnd(Status.OK, flags=[Flag.WARM_CACHE] if is_warm else [])
 
 
-def _wrapped(worker: Worker, name: str, loop: Callable[[], Any]) -> Any:
-    """Return the result of ``loop``, called by the ``wrap`` of the profiler's file where that has one.
+@contextmanager
+def _wrap(worker: Worker, fn: Callable[[], object], name: str) -> Iterator[Callable[[], object]]:
+    """Yield the callable of the measured iterations: that of the profiler's ``wrap`` where it has one.
 
-    Raises RuntimeError where ``wrap`` did not call it once, or wrote no file.
+    Raises RuntimeError where ``wrap`` wrote no file.
     """
     inside = worker.spec.get("inside")
     wrap = getattr(plugins.load_module(Path(inside)), "wrap", None) if inside else None
     if wrap is None:
-        return loop()
+        yield fn
+        return
     number = [case["id"] for case in worker.spec["cases"]].index(name) + 1
-    stem, results = worker.ranks.file_name(worker.spec["stem"]), list[Any]()
+    stem = worker.ranks.file_name(worker.spec["stem"])
     path = Path(worker.spec["folder"], f"{stem}.{number}{worker.spec['suffix']}")
     # Renamed when complete, so that the file of a killed process is not read.
     partial = path.with_name(f"partial-{path.name}")
-    wrap(lambda: results.append(loop()), name, str(partial))
-    if len(results) != 1 or not partial.exists():
-        what = "wrote no file" if results else "did not call the function"
-        raise RuntimeError(f"wrap() of {inside} {what}")
+    with wrap(fn, name, str(partial)) as wrapped:
+        yield wrapped
+    if not partial.exists():
+        raise RuntimeError(f"wrap() of {inside} wrote no file")
     partial.replace(path)
-    return results[0]
 
 
 def _apply_load(worker: Worker, fn: Callable[[], object]) -> None:

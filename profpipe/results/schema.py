@@ -538,6 +538,8 @@ class Origin:
     read_with: tuple[str, ...] = ()
     #: What the file contains instead of kernels, as expected on a machine without a GPU.
     without_kernels: str = ""
+    #: What the rows of kind ``cpu_op`` are, where they are no CPU operators: ``Python functions``.
+    rows: str = ""
 
     def with_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
         """Return the origin with the sums of all kernels: their times, one each, and which of them lie in a case.

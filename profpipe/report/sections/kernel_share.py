@@ -56,7 +56,8 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     profiler = workload.kernel_profiler
     if workload.is_on_cpu:
         of = _OF.get(workload.iteration, "of the whole recording")
-        text = f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
+        copy = "" if workload.cpu_rows else "; copy: the class of copying operators"
+        text = f"Self time of {workload.cpu_rows or 'CPU operators'} {of} ({profiler}){copy}."
         if workload.steps and workload.iteration is not Iteration.STEP:
             text += " The times are sums over all recorded steps ({}), because no CPU operator is assigned to a step."
             return fill(text, doc.Code("steps.measure"))

@@ -80,7 +80,7 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
-    noun = "operators" if workload.is_on_cpu else "kernels"
+    noun = (workload.cpu_rows or "operators") if workload.is_on_cpu else "kernels"
     first = top_kernels(workload, largest, limit)
     first = replace(first, placement=doc.Placement.SUMMARY) if is_lone else first
     if not first.rows:
@@ -89,7 +89,7 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     rest = replace(top_kernels(workload, others, _OTHERS, _LEAST_SHARE), title=title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
     summary = " ".join(filter(None, [means_note(workload), _ncu_note(workload)]))
-    heading = "Top CPU operators" if workload.is_on_cpu else "Top kernels"
+    heading = f"Top {workload.cpu_rows or 'CPU operators'}" if workload.is_on_cpu else "Top kernels"
     if workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
     return doc.make_section("kernels", heading, [first, _fold(rest), _fold(names), *ncu], summary, workload.name)

@@ -41,8 +41,9 @@ def _context(workload: WorkloadFindings) -> str:
         what = quantity(workload.basis, are_uneven)
         parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_of_processes(workload)}.")
     if workload.is_on_cpu:
+        rows = workload.cpu_rows or "CPU operators"
         tool = "torch.profiler" if workload.kernel_profiler == "torch" else workload.kernel_profiler
-        parts.append(f"Measured on a CPU: shares are the self time of CPU operators, as {tool} records it.")
+        parts.append(f"Measured on a CPU: shares are the self time of {rows}, as {tool} records it.")
     elif workload.has_no_gpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
