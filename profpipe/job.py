@@ -411,6 +411,8 @@ class Traits:
     span_option: str = ""
     #: The seconds that it records of a long program without steps; None for the whole program.
     span_s: float | None = None
+    #: Whether its single launches, from ``launches`` of its parser, name the kernels for guided ncu.
+    guides_ncu: bool = False
     #: For the estimate, on an H100: seconds of a process outside its cases and of a case, and how many times as long as
     #: without a profiler a program takes.
     process_s: float = 8.0

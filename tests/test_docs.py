@@ -31,7 +31,7 @@ EXECUTED = ("README.md", "CONTRIBUTING.md", *DOCS)
 LINKED = (*EXECUTED, "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")
 
 #: Commands that CI itself is, or that need a network; everything else on the pages is run here.
-OUTSIDE = re.compile(r"cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install ")
+OUTSIDE = re.compile(r"cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install (?!\./)")
 
 #: Sizes for commands that set none, so that a page takes seconds on a CPU.
 SMALL = {"BATCH": "1", "SEQLEN": "64,128", "NHEADS": "2", "WARMUP": "1", "REPEATS": "3"}
@@ -138,15 +138,23 @@ def _program(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """Copy the checkout; `profpipe` and `python` mean the copy, and pip finds no index."""
+    """Copy the checkout; `profpipe` and `python` mean the copy, and pip finds no index and installs beside it."""
     folder, programs = tmp_path / "profpipe", tmp_path / "bin"
     ignored = shutil.ignore_patterns(".*", "out", "build", "dist", "*.egg-info", "__pycache__", "examples")
     shutil.copytree(ROOT, folder, ignore=ignored)
     programs.mkdir()
     _program(programs, "python", f'exec {sys.executable} "$@"')
     _program(programs, "profpipe", f'{SHORT_RUN}\nexec {sys.executable} -m profpipe "$@"')
+    install = f"install --quiet --no-deps --no-build-isolation --target {folder / 'site'}"
+    _program(programs, "pip", f'shift\nexec {sys.executable} -m pip {install} "$@"')
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "PYTHONPATH": str(folder), "PYTHON": sys.executable, "PIP_NO_INDEX": "1", "TORCH": ""}
+    own = {
+        "PATH": path,
+        "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'site'}",
+        "PYTHON": sys.executable,
+        "PIP_NO_INDEX": "1",
+        "TORCH": "",
+    }
     return Session(folder, {**os.environ, **SMALL, **own})
 
 

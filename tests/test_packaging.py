@@ -12,6 +12,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import profpipe
@@ -189,3 +190,39 @@ def test_an_installed_package_adds_a_parser_and_a_workload_by_entry_points(wheel
     shutil.rmtree(next((tmp_path / "venv").rglob("site-packages/acme")))
     with pytest.raises(AssertionError, match=r"acme: names the module 'acme\.lines' for profpipe\.parsers"):
         call([program, "ingest", "x.txt"], tmp_path)
+
+
+def block_of_contributing(name):
+    """The content of a file that CONTRIBUTING shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return page.partition(f" file={name}\n")[2].partition("```")[0]
+
+
+@pytest.mark.slow
+def test_a_package_adds_a_profiler_by_contributing_alone(wheel, python, tmp_path):
+    for name in ("acme/pyproject.toml", "acme/acme_cprofile.py", "acme/acme_inside.py", "parsers/pstats_dump.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(block_of_contributing(name))
+    pip(python, "install", wheel, tmp_path / "acme", cwd=tmp_path)
+    program = python.with_name("profpipe")
+    assert "ok       cprofile" in call([program, "doctor"], tmp_path)
+    (tmp_path / "sums.py").write_text("def build(params):\n    return lambda: sorted(range(params['n']))\n")
+    (tmp_path / "prog.py").write_text("import sys\nsorted([2, 1])\nsys.exit(int(sys.argv[1]))\n")
+    (tmp_path / "pipeline.yaml").write_text(
+        "version: 1\nkernel_classes: [{class: index, pattern: builtins.sorted}]\nworkloads:\n"
+        "  sums: {script: sums.py, profilers: [cprofile], repeats: 3, matrix: {n: [10, 20]}}\n"
+        "  prog: {command: [python, prog.py, '{code}'], profilers: [cprofile], matrix: {code: [0, 3]}}\n"
+    )
+    with pytest.raises(AssertionError, match="1 case failed: exit code 3"):
+        call([program, "run", "-p", "cprofile", "--csv"], tmp_path)
+    kernels = pd.read_csv(tmp_path / "out" / "latest" / "kernels.csv")
+    own = kernels[kernels["kernel"].str.contains("builtins.sorted")]
+    calls = own.groupby(["workload", "case"])["calls"].sum().to_dict()
+    assert calls == {("sums", "n=10"): 3, ("sums", "n=20"): 3, ("prog", "code=0"): 1, ("prog", "code=3"): 1}
+    assert set(own["kernel_class"]) == {"index"} and "python" in set(kernels["kernel_class"])
+    assert "## Top Python functions: sums" in (tmp_path / "out" / "latest" / "details.md").read_text()
+    with pytest.raises(AssertionError, match="Did you mean 'cprofile'"):
+        call([program, "run", "-p", "cprofil"], tmp_path)
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads: {sums: {script: sums.py, profilers: [cprofil]}}\n")
+    with pytest.raises(AssertionError, match=r"workloads\.sums\.profilers\.0: 'cprofil' is not known\. Did you mean"):
+        call([program, "run"], tmp_path)

@@ -121,7 +121,8 @@ def _check_tool(tool: Tool | Missing) -> Check:
 
     if isinstance(tool, Missing):
         return Check(tool.name, "missing", tool.reason, tool.remedy)
-    return Check(tool.name, "ok", " ".join(part for part in (tool.variant, tool.version, f"at {tool.path}") if part))
+    place = f"at {tool.path}" if tool.path else ""
+    return Check(tool.name, "ok", " ".join(filter(None, (tool.variant, tool.version, place))))
 
 
 def _check_counters() -> Iterator[Check]:

@@ -41,14 +41,16 @@ from profpipe.measure.tolerance import Measure, bound
 
 #: The context of a validation that reads the pipeline of a run, not a user's file.
 RECORDED: Final = {"recorded": True}
+#: That of a validation of a saved request, which may come from another machine.
+SAVED: Final = {"saved": True}
 
 #: The built-in profilers, which an editor suggests.
 PROFILERS: Final = sorted(path.stem for path in plugins.builtin_folder("profilers").glob("[!_]*.py"))
 
 
 def _validate_profiler(name: object, info: ValidationInfo) -> object:
-    """Check that a profiler is installed. The record of a run may name others."""
-    if info.context is not RECORDED and name not in PROFILERS:
+    """Check that a profiler is installed. What a run has saved may name others."""
+    if info.context is None and name not in PROFILERS:
         names = [*PROFILERS, *(filename.removesuffix(".py") for filename in plugins.installed("profilers"))]
         if name not in names:
             raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, names))})

@@ -17,7 +17,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "nsys"
-TRAITS = Traits(span_s=30.0)
+TRAITS = Traits(span_s=30.0, guides_ncu=True)
 
 _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 

@@ -20,6 +20,7 @@ TRAITS = Traits(
     needs_torch=True,
     # It keeps all events in memory, and a host launches up to 200,000 kernels a second: 2 million in 10 s.
     span_s=10.0,
+    guides_ncu=True,
     process_s=6.0,
     program=1.1,
 )

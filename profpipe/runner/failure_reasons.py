@@ -77,7 +77,7 @@ def describe_missing_file(missing: Path, log: str) -> str:
         return found[1]
     if "Importer error status" in log or "skipping importation of the QDSTRM" in log:
         return _with_error_line(f"nsys could not convert its recording to {missing.name}", log, _IMPORTER)
-    if leftover := sorted(missing.parent.glob(f"{missing.stem}*.qdstrm")):
+    if leftover := sorted(missing.parent.glob(f"{missing.stem.rstrip('*')}*.qdstrm")):
         return f"nsys left {leftover[0].name} unconverted instead of {missing.name}"
     if elsewhere := [path for path in generated_files(log) if path != missing]:
         return _with_error_line(f"nsys wrote {elsewhere[0]} instead of {missing.name}", log)

@@ -24,6 +24,7 @@ import pandas as pd
 from profpipe.ingest import ncu as guide_file
 from profpipe.ingest.ncu import Choice, Guide
 from profpipe.job import Case, Job, Missing
+from profpipe.profilers import ALL
 from profpipe.results.schema import FAILED, Tables
 
 #: Returns the single launches in a source file (``launch_tables.COLUMNS``); empty if it has none.
@@ -32,8 +33,8 @@ Launches = Callable[[str], pd.DataFrame]
 #: The chosen launches of each case.
 _Group = dict[str, tuple[Choice, ...]]
 
-#: The profilers whose capture names the kernels, in order of preference.
-GUIDES: Final = ("nsys", "torch")
+#: The profilers whose capture names the kernels, in order of preference: nsys before torch.
+GUIDES: Final = sorted(name for name, module in ALL.items() if module.TRAITS.guides_ncu)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
 #: Words that the tools spell differently, or that occur in every name.

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from profpipe import masking, profilers
 from profpipe.config import validation
-from profpipe.config.models import Pipeline
+from profpipe.config.models import SAVED, Pipeline
 from profpipe.config.program import Program
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, one_line
@@ -160,7 +160,7 @@ def _parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
     unknown: list[str] = []
     while True:
         try:
-            return Pipeline.model_validate(document), tuple(unknown)
+            return Pipeline.model_validate(document, context=SAVED), tuple(unknown)
         except ValidationError as error:
             found = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
             removed = [".".join(map(str, place)) for place in found if _remove(document, place)]
@@ -222,9 +222,9 @@ class Machine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
         if unknown := [name for name in named if name not in profilers.ALL]:
-            # The pipeline of a run on another machine.
+            # A saved pipeline may come from another machine.
             what = f"the profiler '{unknown[0]}' is not installed here."
-            raise ConfigError("profilers", what, "Install the package that adds it, or leave it out with -p.")
+            raise ConfigError(shown(request.path), what, "Install the package that adds it.")
         tools = {name: module.find(process.ask) for name, module in profilers.ALL.items() if name in wanted}
         gpus = machine.nvidia_gpus()
         described = {**machine.machine(gpus), "peaks": machine.peaks_of_job(gpus, os.environ, ())}

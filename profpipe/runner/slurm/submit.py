@@ -23,7 +23,7 @@ from profpipe.job import Case, Job
 from profpipe.results import atomic
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task
-from profpipe.runner import fingerprint, plan, process, session, sides
+from profpipe.runner import fingerprint, guided_ncu, plan, process, session, sides
 from profpipe.runner.request import Machine, RunRequest, plan_jobs
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import queue, records
@@ -34,9 +34,6 @@ LOGS: Final = records.FOLDER / "logs"
 
 #: Returns the cases of a workload in groups that the report compares with each other.
 Compared = Callable[[Sequence[Case], Workload], Sequence[Sequence[str]]]
-
-#: The profilers whose captures name the kernels that guided ncu replays.
-_GUIDES: Final = ("nsys", "torch")
 
 #: What sbatch reads in a line `#SBATCH` as it stands. A quote, a backslash, a space or `#` has a meaning there.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@%&|()\[\]*+/^~{}<>?!$-]+")
@@ -98,7 +95,7 @@ def _reference(groups: Sequence[Sequence[str]], cases: Sequence[Case], workload:
 def _apart(profilers: Sequence[str], workload: Workload) -> list[tuple[str, ...]]:
     """Return each profiler alone. Guided ncu stays with the captures that name its kernels."""
     guided = "ncu" in profilers and workload.ncu.kernels == "guided"
-    together = tuple(name for name in profilers if guided and name in (*_GUIDES, "ncu"))
+    together = tuple(name for name in profilers if guided and name in (*guided_ncu.GUIDES, "ncu"))
     alone: list[tuple[str, ...]] = [(name,) for name in profilers if name not in together]
     return [*alone, together] if together else alone
 
