@@ -52,6 +52,11 @@ def test_a_recording_that_was_not_converted_is_named(tmp_path):
     )
 
 
+def test_a_file_whose_name_the_tool_chooses_is_missing_like_any_other(tmp_path):
+    described = failure_reasons.describe_missing_file(tmp_path / "capture.*.task*.sqlite", "")
+    assert described.startswith("capture.*.task*.sqlite was not made")
+
+
 def test_an_importer_that_failed_is_quoted(tmp_path):
     log = "Importer error status: An unknown error occurred.\nGenerated:\n    /tmp/a.qdstrm\n"
     assert failure_reasons.describe_missing_file(tmp_path / "a.nsys-rep", log) == (

@@ -97,6 +97,28 @@ def of(events, kind, case=None):
     return [event for event in events if event["event"] == kind and case in (None, event.get("case"))]
 
 
+INSIDE = """
+from contextlib import contextmanager
+
+@contextmanager
+def wrap(call, case, path):
+    calls = []
+    yield lambda: calls.append(call())
+    if case != "n=1":
+        open(path, "w").write(str(len(calls)))
+"""
+
+
+def test_a_profiler_inside_the_process_writes_a_file_of_each_case_or_the_case_fails(tmp_path):
+    (tmp_path / "inside.py").write_text(INSIDE)
+    spec = {"inside": str(tmp_path / "inside.py"), "suffix": ".acme"}
+    events = carry_out(tmp_path, {f"n={n}": {} for n in (1, 2)}, "acme", workload=SUMS, **spec)
+    ends = {event["case"]: event["reason"] for event in of(events, "case_ended")}
+    assert ends["n=1"].endswith("inside.py wrote no file") and not ends["n=2"]
+    assert [path.name for path in tmp_path.glob("*.acme")] == ["capture.2.acme"]
+    assert (tmp_path / "capture.2.acme").read_text() == "4"
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     cases = {do: {"do": do} for do in ("work", "refuse", "skip", "oom", "uncheckable", "again")}

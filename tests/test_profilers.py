@@ -4,13 +4,18 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from profpipe import profilers
+from profpipe.analysis.kernels import by_preference
+from profpipe.config.models import read_recorded
+from profpipe.errors import ConfigError
 from profpipe.job import Case, Job, Missing, Tool, Traits
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
-from profpipe.runner import process
+from profpipe.runner import plan, process
+from profpipe.runner.request import Machine, RunRequest
 
 JOB = Job(
     workload="attention",
@@ -218,3 +223,32 @@ def test_a_tools_message_becomes_a_status_with_its_reason(module, log, status, w
 def test_an_unremarkable_log_explains_nothing():
     for module in profilers.ALL.values():
         assert module.diagnose("Generated:\n    /o/capture.nsys-rep\n") is None
+
+
+def test_profilers_of_packages_come_after_those_that_record_every_launch():
+    assert by_preference({"plain", "acme", "torch", "nsys"}) == ["nsys", "torch", "acme"]
+
+
+def test_a_saved_pipeline_may_name_a_profiler_that_is_not_installed_here(tmp_path):
+    document = {"version": 1, "workloads": {"w": {"command": ["./train"], "profilers": ["acme"]}}}
+    assert read_recorded(document).workloads["w"].profilers == ["acme"]
+    request = RunRequest.create(read_recorded(document), tmp_path / "pipeline.yaml", tmp_path)
+    with pytest.raises(ConfigError, match="the profiler 'acme' is not installed here"):
+        Machine.examine(request)
+
+
+@pytest.mark.parametrize(
+    ("traits", "changes", "why"),
+    [
+        ({"needs_hook": True, "title": "Acme"}, {"hook": False}, "Acme works inside the process, and hook is false"),
+        ({"one_process": "acme sees one process"}, {"nodes": 2}, "acme sees one process"),
+        ({"no_span": ("acme sees all", "Wait.")}, {"capture": {"after_s": 1, "for_s": 1}}, "acme sees all"),
+        ({}, {}, ""),
+    ],
+)
+def test_what_a_profiler_cannot_do_is_read_from_its_traits(tmp_path, monkeypatch, traits, changes, why):
+    monkeypatch.setitem(profilers.ALL, "acme", SimpleNamespace(TRAITS=Traits(**traits)))
+    document = {"version": 1, "workloads": {"w": {"command": ["./train"], "profilers": ["acme"], **changes}}}
+    tools, folders = {"acme": Tool("acme", "1")}, {"cwd": tmp_path, "out": tmp_path, "scripts": {}}
+    (job,) = plan.plan(read_recorded(document), tools, **folders, python="python", allocated=2)
+    assert (job.tool.reason if isinstance(job.tool, Missing) else "") == why
