@@ -26,7 +26,7 @@ from profpipe.analysis import (
     timeline,
     validity,
 )
-from profpipe.analysis.case_index import CaseIndex, find_ranks
+from profpipe.analysis.case_index import CPU_ROWS, CaseIndex, find_ranks
 from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
@@ -107,6 +107,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
     layout = vars(lay_out(own, declared, planned))
     peaks, rates = roofline.rates_of(name, run)
     of_profiler = (file for file in run.files if profiler in (file.tool, *Path(file.source).parts[2:3]))
+    cpu_rows = next((file.rows for file in of_profiler if file.rows), CPU_ROWS)
     return WorkloadFindings(
         **layout,
         name=name,
@@ -116,12 +117,12 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         has_no_gpu=run.machine.gpus == (),
         recorded=index,
         breakdowns=breakdowns,
-        basis=basis,
+        basis=basis and replace(basis, rows=cpu_rows),
         kernel_profiler=profiler,
         nodes=cluster.read_nodes(own, run, name, basis.profiler if basis else ""),
         peaks=peaks,
         rates=rates,
-        cpu_rows=next((file.rows for file in of_profiler if file.rows), ""),
+        cpu_rows=cpu_rows,
     )
 
 

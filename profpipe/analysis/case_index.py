@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -33,6 +33,9 @@ from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_WALL, RANK_PR
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
+
+#: What rows of kind ``cpu_op`` are, where their parser does not say.
+CPU_ROWS = "CPU operators"
 
 #: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
 OVERHEAD = 0.10
@@ -105,6 +108,8 @@ class Basis:
 
     profiler: str
     quantity: str
+    #: What rows of kind ``cpu_op`` are.
+    rows: str = field(default=CPU_ROWS, compare=False)
 
     @property
     def is_timed(self) -> bool:

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from profpipe.analysis.case_index import Basis, CaseIndex, Measure, RankResult
+from profpipe.analysis.case_index import CPU_ROWS, Basis, CaseIndex, Measure, RankResult
 from profpipe.analysis.cases import Axes, Layout
 from profpipe.analysis.kernels import (
     Counters,
@@ -666,8 +666,8 @@ class WorkloadFindings(Layout):
     data_sheet: tuple[str, Mapping[str, float]] = ("", {})
     #: EUR for an hour of a GPU; None where the user does not say.
     price: float | None = None
-    #: What the rows of a CPU are, where they are no operators: ``Python functions``.
-    cpu_rows: str = ""
+    #: What its rows of kind ``cpu_op`` are.
+    cpu_rows: str = CPU_ROWS
 
     @property
     def is_command(self) -> bool:

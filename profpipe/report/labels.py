@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.case_index import Basis
+from profpipe.analysis.case_index import CPU_ROWS, Basis
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report import document as doc
@@ -96,7 +96,7 @@ def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
     """What the times of a workload are, in words. ``are_uneven``: steps of a case are, and their time is the mean."""
     if basis is None:
         return ""
-    words = _TIMES[basis.quantity][0]
+    words = _TIMES[basis.quantity][0].replace(CPU_ROWS, basis.rows)
     if basis.quantity == "step" and are_uneven:
         words += ", of uneven steps the mean"
     return words if basis.profiler == "plain" else f"{words} ({basis.profiler})"
@@ -104,7 +104,7 @@ def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
 
 def of_what(basis: Basis | None) -> str:
     """``per call``: what follows a time in a sentence."""
-    return _TIMES[basis.quantity][1] if basis else ""
+    return _TIMES[basis.quantity][1].replace(CPU_ROWS, basis.rows) if basis else ""
 
 
 def samples(basis: Basis, counts: Iterable[int]) -> str:

@@ -81,10 +81,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         step_times.by_profiler(alone),
         recording.recording(alone),
         kernel_share.kernel_share(alone) if not alone.steps else doc.Section("kernel_share", ""),
-        replace(
-            kernels.kernels(alone),
-            title=f"Top {alone.cpu_rows or 'CPU operators'}" if alone.is_on_cpu else "Top kernels",
-        ),
+        replace(kernels.kernels(alone), title=f"Top {alone.cpu_rows}" if alone.is_on_cpu else "Top kernels"),
         phases.phases(alone),
         phases.host_phases(alone),
         phases.phase_work(alone),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from profpipe.analysis.case_index import CPU_ROWS
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Iteration, Shape, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -56,8 +57,8 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     profiler = workload.kernel_profiler
     if workload.is_on_cpu:
         of = _OF.get(workload.iteration, "of the whole recording")
-        copy = "" if workload.cpu_rows else "; copy: the class of copying operators"
-        text = f"Self time of {workload.cpu_rows or 'CPU operators'} {of} ({profiler}){copy}."
+        copy = "; copy: the class of copying operators" if workload.cpu_rows == CPU_ROWS else ""
+        text = f"Self time of {workload.cpu_rows} {of} ({profiler}){copy}."
         if workload.steps and workload.iteration is not Iteration.STEP:
             text += " The times are sums over all recorded steps ({}), because no CPU operator is assigned to a step."
             return fill(text, doc.Code("steps.measure"))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from profpipe.analysis.case_index import CPU_ROWS
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
 from profpipe.analysis.kernels import Counters, KernelRow, Rule
@@ -80,7 +81,7 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
-    noun = (workload.cpu_rows or "operators") if workload.is_on_cpu else "kernels"
+    noun = workload.cpu_rows.removeprefix("CPU ") if workload.is_on_cpu else "kernels"
     first = top_kernels(workload, largest, limit)
     first = replace(first, placement=doc.Placement.SUMMARY) if is_lone else first
     if not first.rows:
@@ -89,7 +90,7 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     rest = replace(top_kernels(workload, others, _OTHERS, _LEAST_SHARE), title=title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
     summary = " ".join(filter(None, [means_note(workload), _ncu_note(workload)]))
-    heading = f"Top {workload.cpu_rows or 'CPU operators'}" if workload.is_on_cpu else "Top kernels"
+    heading = f"Top {workload.cpu_rows}" if workload.is_on_cpu else "Top kernels"
     if workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
     return doc.make_section("kernels", heading, [first, _fold(rest), _fold(names), *ncu], summary, workload.name)
@@ -270,7 +271,8 @@ def _covered(findings: Findings) -> Iterator[doc.Text]:
 
 
 def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
-    noun = "CPU operators' self time" if coverage.kind == "cpu_op" else "kernel time"
+    cpu_rows = next((own.cpu_rows for own in findings.workloads if own.name == coverage.workload), CPU_ROWS)
+    noun = f"{cpu_rows}' self time" if coverage.kind == "cpu_op" else "kernel time"
     short = short_names(name for name, _ in coverage.largest)
     minimum = doc.Strong(f"below the required {percent(coverage.minimum or 0.0)} %")
     attention = coverage.attention or 0.0

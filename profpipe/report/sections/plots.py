@@ -91,7 +91,7 @@ def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     titles = {
         "time": _CALL,
         "wall": "Process wall time",
-        "cpu_op": "Self time of CPU operators per call",
+        "cpu_op": f"Self time of {workload.cpu_rows} per call",
     }
     title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
     if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
@@ -313,7 +313,7 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(times)))
         for name, key, times in (found if any(left) else found[:-1])
     )
-    time = "Self time of CPU operators" if is_cpu else "Kernel time"
+    time = f"Self time of {workload.cpu_rows}" if is_cpu else "Kernel time"
     of = "a call" if workload.is_per_call else "the whole recording"
     title = f"{_CALL} by {'operators' if is_cpu else 'kernels'}" if timed else f"{time} of {of}"
     names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, *_ in bars)

@@ -332,7 +332,7 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
     is_one = round(launches) == 1
     noun = f"kernel launch{'' if is_one else 'es'}"
     if breakdown.kind == "cpu_op":
-        noun = f"call{'' if is_one else 's'} of CPU operators"
+        noun = f"call{'' if is_one else 's'} of {workload.cpu_rows}"
     scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
