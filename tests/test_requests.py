@@ -96,6 +96,7 @@ def page(tmp_path, rule, calls, threads=()):
 ROLLOUTS = [*[("", 1.7)] * 15, *[("", 31.7), *[("", 1.7)] * 15] * 20]
 IMAGE = [("TextEncoder", 10.0), *[("UNet", 15.0)] * 20, ("Decoder", 300.0)]
 SPEECH = [("Encoder 4x80", 5.0), *[("Speech 16x1", 16.0)] * 60]
+ENGINE = [*[("CUDAGraph", 3.0)] * 20, ("Qwen 12000", 1273.0), *[("CUDAGraph", 3.0)] * 200]
 SERVER = [("A", 5.0), ("B", 7.0), ("B", 7.0), ("A", 5.0), ("B", 7.0), ("A", 5.0), ("A", 5.0)] * 9
 EVALUATIONS = [("", 400.0 if n in (31, 86, 98, 170) else 10.0) for n in range(220)]
 
@@ -109,9 +110,10 @@ EVALUATIONS = [("", 400.0 if n in (31, 86, 98, 170) else 10.0) for n in range(22
         ("optimizer", [("", 10.0 if n % 40 else 20.0) for n in range(1, 200)], ["steady steps)."]),
         ("forward", IMAGE * 4, ["A call of UNet takes 15.0 ms", "610.0 ms (median of 3)", "20 calls of UNet at"]),
         ("forward", SPEECH * 5, ["A decode step of Speech", "A request takes 965.0 ms", "Encoder 5.00 ms and 60"]),
+        ("forward", ENGINE, ["(a replay of a CUDA graph) takes 3.00 ms", "66.0 % of the time: 1 call, 1273 ms in"]),
         ("forward", SERVER, ["A call of A takes 5.00 ms", "one of B takes 7.00 ms (50.5 %): none of them is a step"]),
     ],
-    ids=["rollouts", "fifth", "irregular", "checkpoints", "images", "speech", "server"],
+    ids=["rollouts", "fifth", "irregular", "checkpoints", "images", "speech", "engine", "server"],
 )  # fmt: skip
 def test_the_headline_stands_for_the_whole_program(tmp_path, rule, calls, sentences):
     found = page(tmp_path, rule, calls)
