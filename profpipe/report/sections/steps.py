@@ -263,8 +263,8 @@ def whole_program(own: CaseSteps, profiler: str) -> Iterator[doc.Text]:
         yield fill("These calls are {} of the time; {}: none of them is a step of the program.", mine, doc.join(others))
     if request is None and PREFILL in shares.index and shares["wall"][PREFILL] > LEAST_REST:
         ns, share = float(shares["ns"][PREFILL]), float(shares["wall"][PREFILL])
-        calls = plural(int(shares["n"][PREFILL]), "call")
-        said = f"Calls with a prompt take {{}} of the time: {calls}, {{}} in the median."
+        prompts = plural(int(shares["n"][PREFILL]), "call")
+        said = f"Calls with a prompt take {{}} of the time: {prompts}, {{}} in the median."
         yield fill(said, percent(share), duration(ns, step_unit([ns])))
     rest = shares[shares.index.isin([StepState.OUTLIER.value, StepState.OTHER.value])]
     which = "wall" if rest["wall"].sum() > LEAST_REST else "kernels"
