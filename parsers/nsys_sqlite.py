@@ -698,7 +698,8 @@ def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, lis
 def _rows_of(export: Source, table: str, *names: str) -> list[dict[str, str]]:
     """Return the rows of a small table, with an empty text for columns that it lacks."""
     known = [name for name in names if name in export.columns(table)]
-    return [dict.fromkeys(names, "") | dict(zip(known, row, strict=True)) for row in read_rows(export, table, *known)]
+    rows = read_rows(export, table, *known) if known else ()
+    return [dict.fromkeys(names, "") | dict(zip(known, row, strict=True)) for row in rows]
 
 
 def _count_placements(work: Operations, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:

@@ -122,10 +122,10 @@ def test_a_user_who_may_not_read_the_salt_has_no_key_and_the_first_of_two_salts_
     assert folders.read_salt(tmp_path) == first
     assert [path.name for path in tmp_path.glob(".salt*")] == [".salt"]
 
-    def forbidden(self):
-        raise PermissionError(13, "Permission denied", str(self))
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr(folders.atomic, "read_regular", forbidden)
     assert folders.read_salt(tmp_path) == b""
 
 

@@ -421,9 +421,10 @@ def test_ranges_of_steps_make_steps_with_the_waits_of_the_host(
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *kernels), step_range=step_range).steps
     assert found["rule"].tolist() == ["marker"] * 4 and found["step"].tolist() == [0, 1, 2, 3]
     assert found["wall_ns"].tolist() == [1000] * 4 and set(found["kernels"]) == {2}
-    # From 150 to 400 the host waited until 290; from 500 on it was late for the next step, or launched nothing more.
-    assert found["idle_blocked_ns"].tolist() == [250] * 4
-    assert found["idle_launch_ns"].tolist() == [550] * 4
+    # The host waited until 290 and launched at 300 what ran at 400; from 500 on it was late for the next step, which it
+    # launched at 1010 and which ran at 1050, or launched nothing more.
+    assert found["idle_blocked_ns"].tolist() == [150] * 4
+    assert found["idle_launch_ns"].tolist() == [510] * 3 + [550]
     assert set(found["process"]) == {70} and set(found["profiler"]) == {"rocprof"}
 
 
