@@ -194,9 +194,7 @@ class Job:
         """Return the files that the processes of the harness write for single cases, and the case of each."""
         stems = [self.stem, *(f"{self.stem}.rank{rank}" for rank in range(1, self.processes))]
         return [
-            (self.folder / f"{stem}.{number}{suffix}", case.id)
-            for stem in stems
-            for number, case in enumerate(self.cases, start=1)
+            (self.folder / f"{stem}.{n}{suffix}", case.id) for stem in stems for n, case in enumerate(self.cases, 1)
         ]
 
     @property

@@ -186,7 +186,7 @@ def test_an_installed_package_adds_a_parser_and_a_workload_by_entry_points(wheel
     program = python.with_name("profpipe")
     assert "x.txt: lines (acme)" in call([program, "ingest", "x.txt"], tmp_path)
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine: {script: idle, profilers: [plain]}\n")
-    assert " us per call." in call([program, "run", "--set", "timing.budget_s=0.1"], tmp_path)
+    assert " us per call" in call([program, "run", "--set", "timing.budget_s=0.1"], tmp_path)
     shutil.rmtree(next((tmp_path / "venv").rglob("site-packages/acme")))
     with pytest.raises(AssertionError, match=r"acme: names the module 'acme\.lines' for profpipe\.parsers"):
         call([program, "ingest", "x.txt"], tmp_path)

@@ -50,18 +50,14 @@ PROFILERS: Final = sorted(path.stem for path in plugins.builtin_folder("profiler
 
 def _validate_profiler(name: object, info: ValidationInfo) -> object:
     """Check that a profiler is installed. What a run has saved may name others."""
-    if info.context is None and name not in PROFILERS:
-        names = [*PROFILERS, *(filename.removesuffix(".py") for filename in plugins.installed("profilers"))]
-        if name not in names:
-            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, names))})
+    names = [*PROFILERS, *(filename.removesuffix(".py") for filename in plugins.installed("profilers"))]
+    if info.context is None and name not in names:
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, names))})
     return name
 
 
-ProfilerName = Annotated[
-    str,
-    BeforeValidator(_validate_profiler),
-    WithJsonSchema({"anyOf": [{"enum": PROFILERS, "type": "string"}, {"type": "string"}]}),
-]
+_SUGGESTED: Final[dict[str, Any]] = {"anyOf": [{"enum": PROFILERS, "type": "string"}, {"type": "string"}]}
+ProfilerName = Annotated[str, BeforeValidator(_validate_profiler), WithJsonSchema(_SUGGESTED)]
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 

@@ -25,21 +25,12 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
     """Return the files of a job, named relative to the run's folder."""
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
-    again = outcome.attempted_again
+    again, key = outcome.attempted_again, (run_folder.name, job.workload, job.profiler)
     # In a span of a server, identical layers of a model are alike as steps are.
     is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
     step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
     return [
-        Source(
-            path,
-            str(path.relative_to(run_folder)),
-            run_folder.name,
-            job.workload,
-            job.profiler,
-            whole or case,
-            again.get(path, frozenset()),
-            step_range,
-        )
+        Source(path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range)
         for path, case in outcome.files.items()
         if path.exists() and not _is_false_start(path, outcome)
     ]

@@ -205,12 +205,8 @@ def _run(spec_path: Path) -> None:
     earlier = rounds.load_earlier_rounds(log, names)
     with log.open("a", encoding="utf-8") as stream:
         events = Events(stream, spec.get("secrets", {}))
-        described = {
-            "ranges": ranges.use(spec.get("ranges", spec["profiler"])),
-            **marks,
-            **ranks.describe(),
-            **machine.describe(),
-        }
+        kind = spec.get("ranges", spec["profiler"])
+        described = {"ranges": ranges.use(kind), **marks, **ranks.describe(), **machine.describe()}
         events.write("started", profiler=spec["profiler"], **described)
         worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, machine.device(), ranks)
         worker.freeze_imports()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from profpipe.job import Job, Missing
-from profpipe.profilers import traits
+from profpipe.profilers import find_traits
 from profpipe.runner import artifacts
 
 #: A program without steps that took at most so many seconds under plain is recorded whole.
@@ -40,7 +40,7 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
 
 def _bounded(job: Job, seconds: float) -> Job:
     """Return ``job`` so that it records the whole program, or a span in its middle where it is long."""
-    span_s = traits(job.profiler).span_s
+    span_s = find_traits(job.profiler).span_s
     if isinstance(job.tool, Missing) or span_s is None or job.options.get("capture") or job.nodes > 1:
         return job
     span: dict[str, Any] = {"after_s": float((seconds - span_s) // 2), "for_s": span_s}
@@ -52,10 +52,10 @@ def _bounded(job: Job, seconds: float) -> Job:
 
 
 def _without_hook(job: Job, why: str) -> Job:
-    own = traits(job.profiler)
-    if own.needs_torch and not job.options.get("collect"):
-        what = f"{why}, and {own.title or job.profiler} records torch only"
+    traits = find_traits(job.profiler)
+    if traits.needs_torch and not job.options.get("collect"):
+        what = f"{why}, and {traits.title or job.profiler} records torch only"
         return replace(job, tool=Missing(job.profiler, what, "Use nsys."))
-    if own.needs_hook and not own.needs_torch:
+    if traits.needs_hook and not traits.needs_torch:
         return job
     return replace(job, options={**job.options, "hook": False})

@@ -20,7 +20,7 @@ from profpipe import origins, ranges
 from profpipe.ingest.steps import accounting, calls
 from profpipe.job import Command, Job
 from profpipe.measure import event_lines
-from profpipe.profilers import traits
+from profpipe.profilers import find_traits
 from profpipe.results import atomic, raw_files, schema
 
 #: Time, size and inode of a file. They change when the file is made again.
@@ -140,7 +140,7 @@ def loads_hook(job: Job) -> bool:
     Instead of steps, it may record a span of time for the profilers that work inside the process.
     """
     is_span = job.script is None and bool(job.options.get("hook") and job.options.get("capture"))
-    return job.is_hooked or (is_span and (job.profiler == "plain" or traits(job.profiler).needs_hook))
+    return job.is_hooked or (is_span and (job.profiler == "plain" or find_traits(job.profiler).needs_hook))
 
 
 def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
@@ -149,8 +149,8 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     PYTHONPATH begins with the folder of the hook. The folder of profpipe is taken out: it may hold the packages of
     another Python. The hook finds profpipe without it.
     """
-    own = traits(job.profiler)
-    found = {ranges.PROFILER_VARIABLE: own.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
+    traits = find_traits(job.profiler)
+    found = {ranges.PROFILER_VARIABLE: traits.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
     if not loads_hook(job):
         return found
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -158,7 +158,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     settings = {
         "folder": str(job.folder),
         "stem": job.stem,
-        "profiler": own.ranges or job.profiler,
+        "profiler": traits.ranges or job.profiler,
         "nodes": job.nodes,
         **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
@@ -168,7 +168,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         **found,
         "PROFPIPE_HOOK": json.dumps(settings),
         "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
-        **({"PROFPIPE_INSIDE": str(own.inside)} if own.inside and own.needs_hook else {}),
+        **({"PROFPIPE_INSIDE": str(traits.inside)} if traits.inside and traits.needs_hook else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), *others])),
     }
 

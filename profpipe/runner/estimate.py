@@ -20,7 +20,7 @@ from typing import Any, Final
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
 from profpipe.job import Case, Job, Missing, Status
-from profpipe.profilers import traits
+from profpipe.profilers import find_traits
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner import guided_ncu
@@ -54,16 +54,16 @@ _SETTINGS: Final = {
 def _model(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
     """Return the seconds of a case of a script; of a program, its length in lengths without a profiler."""
     if workload.is_command:
-        return traits(profiler).program
+        return find_traits(profiler).program
     if is_on_gpu:
-        return traits(profiler).case_s
+        return find_traits(profiler).case_s
     return _CPU_CASE_S + (_CPU_BUDGETS * workload.timing.budget_s if profiler == "plain" else 0.0)
 
 
 def _process_s(workload: Workload, profiler: str, is_on_gpu: bool) -> float:
     if workload.is_command:
         return 0.0
-    return traits(profiler).process_s if is_on_gpu else _CPU_PROCESS_S
+    return find_traits(profiler).process_s if is_on_gpu else _CPU_PROCESS_S
 
 
 # --- earlier runs ----------------------------------------------------------------------------------------------------

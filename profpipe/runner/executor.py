@@ -39,7 +39,7 @@ from profpipe.job import (
     workload_argv,
 )
 from profpipe.measure import case_order
-from profpipe.profilers import traits
+from profpipe.profilers import find_traits
 from profpipe.results import atomic, raw_files
 from profpipe.runner import (
     ahead,
@@ -245,9 +245,7 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
             results.append(outcome.as_resumed(_run_commands(own, profiler, attempt, log, context)))
         else:
             # Which files an attempt left is not known where the log has lost its begin.
-            has_own_files = attempt.cases is None and not cases_of_files(profiler.artifacts(own)).keys() <= set(
-                job.records
-            )
+            has_own_files = attempt.cases is None and bool(cases_of_files(profiler.artifacts(own)).keys() - job.records)
             keeps = profiler.TRAITS.keeps_ended_cases and not removed and not has_own_files
             results.append(outcome.cut_off(own, attempt.ended, keeps_ended_cases=keeps))
     return outcome.with_all_pending(results)
@@ -293,7 +291,7 @@ def _describe_case(case: Case, job: Job) -> dict[str, object]:
 
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
-    own = traits(job.profiler)
+    traits = find_traits(job.profiler)
     names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
         **{name: getattr(job, name) for name in names},
@@ -301,8 +299,8 @@ def _specification(job: Job) -> dict[str, object]:
         "folder": str(job.folder),
         "cases": [_describe_case(case, job) for case in job.cases],
         "options": dict(job.options),
-        **({"inside": str(own.inside), "suffix": own.suffix} if own.inside else {}),
-        **({"ranges": own.ranges} if own.ranges else {}),
+        **({"inside": str(traits.inside), "suffix": traits.suffix} if traits.inside else {}),
+        **({"ranges": traits.ranges} if traits.ranges else {}),
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
     }
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from profpipe import ranges
 from profpipe.job import LOG, Command, Job, Tool
-from profpipe.profilers import traits
+from profpipe.profilers import find_traits
 from profpipe.results.manifest import JobEntry, Manifest
 from profpipe.runner import artifacts
 
@@ -142,7 +142,7 @@ def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]
         for option, name in itertools.pairwise(job.command):
             if option == "-m" and all(map(str.isidentifier, name.split("."))):
                 starts += _module_files(f"{name}.__main__", roots)
-    harness |= {path for path in [traits(job.profiler).inside] if path}
+    harness |= {path for path in [find_traits(job.profiler).inside] if path}
     for path in sorted(trace_imports(starts, roots) | harness):
         # Two files outside of the pipeline's folder may have one name.
         found.setdefault(f"file {_shown(path, job)}", []).append(_hash(path))

@@ -12,7 +12,7 @@ from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text, revealed
 from profpipe.measure import case_order
-from profpipe.profilers import ALL, traits
+from profpipe.profilers import ALL, find_traits
 
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
 ONLY_CASE = "default"
@@ -230,15 +230,15 @@ def _check_workload(tool: Tool | Missing, workload: Workload, allocated: int | N
         has = "profpipe runs in no allocation of Slurm" if allocated is None else f"the allocation has {allocated}"
         remedy = f"Use --slurm, or start profpipe in a job of `sbatch --nodes {workload.nodes}`."
         return Missing(tool.name, f"the workload needs {workload.nodes} nodes, and {has}", remedy)
-    own = traits(tool.name)
-    if workload.capture is not None and own.no_span and isinstance(tool, Tool) and own.span_option not in tool.options:
-        return Missing(tool.name, *own.no_span)
-    if own.needs_hook and workload.command is not None and not workload.hook and not workload.collect:
-        what = f"{own.title or tool.name} works inside the process, and hook is false"
+    traits = find_traits(tool.name)
+    if workload.capture and traits.no_span and isinstance(tool, Tool) and traits.span_option not in tool.options:
+        return Missing(tool.name, *traits.no_span)
+    if traits.needs_hook and workload.command is not None and not workload.hook and not workload.collect:
+        what = f"{traits.title or tool.name} works inside the process, and hook is false"
         return Missing(tool.name, what, "Remove `hook: false`.")
-    if own.needs_torch and workload.command is not None and isinstance(tool, Missing):
+    if traits.needs_torch and workload.command is not None and isinstance(tool, Missing):
         # The command may have a Python with torch where profpipe's has none.
         return Tool(tool.name, "")
-    if max(workload.processes, workload.nodes) > 1 and own.one_process:
-        return Missing(tool.name, own.one_process, "Use plain, torch or nsys, or one process.")
+    if max(workload.processes, workload.nodes) > 1 and traits.one_process:
+        return Missing(tool.name, traits.one_process, "Use plain, torch or nsys, or one process.")
     return tool

@@ -80,25 +80,18 @@ def _prepare(settings):  # type: ignore[no-untyped-def]
         import atexit
 
         atexit.register(_at_exit)
-    inside = os.environ.get("PROFPIPE_INSIDE")
-    if inside:
-        _start_profiler(inside, settings)
     for name in _Finder.watched:
         if name in sys.modules:  # a .pth file imported it
             _imported(name)
+    # The file of a profiler that works inside the process.
+    inside = os.environ.get("PROFPIPE_INSIDE")
+    if inside:
+        import json
 
-
-def _start_profiler(path, settings):  # type: ignore[no-untyped-def]
-    """Call ``at_start`` of the file of a profiler that works inside the process, with the settings of the hook."""
-    import json
-
-    namespace = {"__name__": "profpipe_inside", "__file__": path}
-    try:
-        with open(path, "rb") as file:
-            exec(compile(file.read(), path, "exec"), namespace)
+        namespace = {"__name__": "profpipe_inside", "__file__": inside}
+        with open(inside, "rb") as file:
+            exec(compile(file.read(), inside, "exec"), namespace)
         namespace["at_start"](json.loads(settings))
-    except Exception as error:  # the program must go on
-        print(f"profpipe: {path} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _chain():  # type: ignore[no-untyped-def]
