@@ -193,9 +193,8 @@ class Job:
     def case_files(self, suffix: str) -> list[tuple[Path, str]]:
         """Return the files that the processes of the harness write for single cases, and the case of each."""
         stems = [self.stem, *(f"{self.stem}.rank{rank}" for rank in range(1, self.processes))]
-        return [
-            (self.folder / f"{stem}.{n}{suffix}", case.id) for stem in stems for n, case in enumerate(self.cases, 1)
-        ]
+        cases = list(enumerate(self.cases, start=1))
+        return [(self.folder / f"{stem}.{number}{suffix}", case.id) for stem in stems for number, case in cases]
 
     @property
     def log(self) -> Path:
