@@ -91,7 +91,7 @@ def _prepare(settings):  # type: ignore[no-untyped-def]
         namespace = {"__name__": "profpipe_inside", "__file__": inside}
         with open(inside, "rb") as file:
             exec(compile(file.read(), inside, "exec"), namespace)
-        namespace["at_start"](json.loads(settings))
+        namespace["at_start"](json.loads(settings))  # type: ignore[operator]
 
 
 def _chain():  # type: ignore[no-untyped-def]
