@@ -32,7 +32,7 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
     if not workload.agreements:
         return doc.Section("agreement", "", workload=workload.name)
     # The summary says whether they agree; differences without a known cause are a warning.
-    tables = [by_profiler(workload), differences(workload), all_figures(workload), overheads(workload)]
+    tables = [make_profiler_table(workload), differences(workload), all_figures(workload), overheads(workload)]
     title, summary = "Do the profilers agree?", _summary(workload)
     return doc.make_section("agreement", title, tables, summary, workload.name, folds_long_tables=True)
 
@@ -40,38 +40,40 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
 def _summary(workload: WorkloadFindings) -> doc.Text:
     """Return how far long calls agree, by profiler, and what makes the larger differences."""
     reference, means = workload.agreements[0].reference, means_note(workload)
-    long = {profiler: own for profiler, pairs in _pairs(workload).items() if (own := _long(pairs))}
-    far = [pair for own in long.values() for pair in own if not pair[1].is_close]
+    long = {profiler: long_pairs for profiler, pairs in _pairs(workload).items() if (long_pairs := _long(pairs))}
+    far = [pair for pairs in long.values() for pair in pairs if not pair[1].is_close]
     words: list[doc.Text] = [f"{means} "] if means else []
     if long:
         work = "operators" if workload.is_on_cpu else "kernels"
-        within = doc.join([f"{_quantity(name, workload)} in {_within(own)}" for name, own in long.items()])
+        within = doc.join([f"{_quantity(name, workload)} in {_within(pairs)}" for name, pairs in long.items()])
         words += [f"Of calls with at least 50 us of {work}, within 3 % of {reference}: ", within, ". "]
     if far:
         words += [f"{len(far)} differ{'s' if len(far) == 1 else ''} by more; causes: ", _causes(far), ". "]
     return doc.concat(*words, "Differences up to 3 % need no reason.")
 
 
-def by_profiler(workload: WorkloadFindings) -> doc.Table:
+def make_profiler_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
     names, reference = case_texts(workload.cases), workload.agreements[0].reference
 
     def largest(pairs: Sequence[_Pair]) -> doc.Cell | None:
-        known = [(found.case, figure.difference) for found, figure in pairs if figure.difference is not None]
-        case, difference = max(known, key=lambda pair: abs(pair[1]), default=("", None))
+        case_differences = [
+            (agreement.case, figure.difference) for agreement, figure in pairs if figure.difference is not None
+        ]
+        case, difference = max(case_differences, key=lambda pair: abs(pair[1]), default=("", None))
         return None if difference is None else doc.Cell(difference, note=doc.concat("(", names[case], ")"))
 
-    def of_some(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
+    def select_long(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
         """Return the long calls where there are others too."""
         return long if 0 < len(long := _long(pairs)) < len(pairs) else ()
 
     columns = [
-        (doc.label("profiler", f"compared with {reference}"), lambda own: _title(own[0], workload)),
-        (doc.Column("within", "within 3 %"), lambda own: _within(own[1])),
-        (doc.signed_percent("largest", "largest difference"), lambda own: largest(own[1])),
-        (doc.Column("long_within", "above 50 us: within 3 %"), lambda own: _within(of_some(own[1]))),
-        (doc.signed_percent("long_largest", "largest"), lambda own: largest(of_some(own[1])) or ""),
-        (doc.words("causes", "causes above 3 %"), lambda own: _causes([p for p in own[1] if not p[1].is_close])),
+        (doc.label("profiler", f"compared with {reference}"), lambda row: _title(row[0], workload)),
+        (doc.Column("within", "within 3 %"), lambda row: _within(row[1])),
+        (doc.signed_percent("largest", "largest difference"), lambda row: largest(row[1])),
+        (doc.Column("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
+        (doc.signed_percent("long_largest", "largest"), lambda row: largest(select_long(row[1])) or ""),
+        (doc.words("causes", "causes above 3 %"), lambda row: _causes([p for p in row[1] if not p[1].is_close])),
     ]
     return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.Placement.DETAILS)
 
@@ -79,7 +81,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Table:
 def differences(workload: WorkloadFindings) -> doc.Table:
     """Return each difference of more than 3 % with its reason; those without one first, then the largest."""
     names = case_texts(workload.cases)
-    pairs = [pair for own in _pairs(workload).values() for pair in own if not pair[1].is_close]
+    pairs = [pair for profiler_pairs in _pairs(workload).values() for pair in profiler_pairs if not pair[1].is_close]
     pairs.sort(key=lambda pair: (not pair[1].is_unexplained, -abs(pair[1].difference or 0.0)))
     columns = [
         (doc.label("case"), lambda pair: names[pair[0].case]),
@@ -94,16 +96,16 @@ def differences(workload: WorkloadFindings) -> doc.Table:
 def all_figures(workload: WorkloadFindings) -> doc.Table:
     """Return a row a case: the reference's kernels, and how far each other figure is off."""
     names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
-    unit = time_unit(found.figures[0].ns for found in workload.agreements)
+    unit = time_unit(agreement.figures[0].ns for agreement in workload.agreements)
     reference = workload.agreements[0].reference if workload.agreements else ""
 
-    def busy_ns(found: Agreement) -> float | None:
+    def busy_ns(agreement: Agreement) -> float | None:
         """Return the time in which some kernel ran, where that is not the sum of them all."""
-        split = splits[found.case]
+        split = splits[agreement.case]
         return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
-    def difference(found: Agreement, name: str) -> doc.Cell | None:
-        figure = next((figure for figure in found.figures[1:] if figure.profiler == name), None)
+    def difference(agreement: Agreement, name: str) -> doc.Cell | None:
+        figure = next((figure for figure in agreement.figures[1:] if figure.profiler == name), None)
         if figure is None:
             return None
         covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
@@ -111,13 +113,13 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
         return doc.Cell(figure.difference, note=unknown if figure.is_unexplained else covered)
 
     columns: doc.Columns[Agreement] = [
-        (doc.label("case"), lambda found: names[found.case]),
-        (doc.Column("ns", reference, unit.per("/call")), lambda found: found.figures[0].ns),
+        (doc.label("case"), lambda agreement: names[agreement.case]),
+        (doc.Column("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
         (doc.Column("busy_ns", "some kernel runs", unit), busy_ns),
         (doc.Column("span_ns", "first to last kernel", unit),
-         lambda found: split.span_ns if (split := splits[found.case]) else None),
+         lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
         (doc.Column("range_ns", "host in its range", unit),
-         lambda found: split.range_ns if (split := splits[found.case]) else None),
+         lambda agreement: split.range_ns if (split := splits[agreement.case]) else None),
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
     ]  # fmt: skip
@@ -128,7 +130,7 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
     by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.recorded.overheads.items())
-    by_share = {profiler: sorted(own, key=lambda pair: pair[0]) for profiler, own in by_profiler.items()}
+    by_share = {profiler: sorted(shares, key=lambda pair: pair[0]) for profiler, shares in by_profiler.items()}
 
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 0:
@@ -138,14 +140,14 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
             return doc.Cell(share, note=doc.concat(*note))
         return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
-    def of_case(share: float, case: str) -> doc.Cell:
+    def write_case(share: float, case: str) -> doc.Cell:
         return added(share, "(", names.get(case, doc.Code(case)), ")")
 
     columns: doc.Columns[str] = [
         (doc.label("profiler"), doc.Code),
         (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
-        (doc.signed_percent("least"), lambda name: of_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
-        (doc.signed_percent("most"), lambda name: of_case(*by_share[name][-1])),
+        (doc.signed_percent("least"), lambda name: write_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
+        (doc.signed_percent("most"), lambda name: write_case(*by_share[name][-1])),
         (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
          lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
@@ -155,7 +157,9 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
     """Return by profiler every figure but the reference's own."""
-    return grouped((figure.profiler, (each, figure)) for each in workload.agreements for figure in each.figures[1:])
+    return grouped(
+        (figure.profiler, (agreement, figure)) for agreement in workload.agreements for figure in agreement.figures[1:]
+    )
 
 
 def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -186,7 +190,7 @@ def _causes(far: Sequence[_Pair]) -> doc.Text:
     return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
-def _why(found: Agreement, figure: Figure) -> doc.Text:
+def _why(agreement: Agreement, figure: Figure) -> doc.Text:
     """Return why a figure differs, or that nothing explains it and what may help to find out.
 
     Other profilers whose kernels take as long without a reason are none, but show where to look for one. The time of a
@@ -197,10 +201,12 @@ def _why(found: Agreement, figure: Figure) -> doc.Text:
         parts = ["no kernel name in common"]
     elif figure.is_unexplained:
         parts = [(_UNKNOWN, " beyond this: ", *doc.join(parts, "; ", "; ")) if parts else _UNKNOWN]
-        kernels = [f for f in found.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
+        kernels = [
+            f for f in agreement.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"
+        ]
         same = [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
         if figure in kernels and same:
-            parts.append((*doc.join(same), f" within 3 % of it: {found.reference} is the outlier"))
+            parts.append((*doc.join(same), f" within 3 % of it: {agreement.reference} is the outlier"))
     if figure.covered < _WHOLE:
         parts.append(f"over the kernels that both profiled, {percent(figure.covered)} % of the time")
     return doc.join(parts, "; ", "; ")

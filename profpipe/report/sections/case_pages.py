@@ -65,19 +65,19 @@ def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Se
 def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
     shape = next(shape for shape in workload.shapes if case in shape.cases)
     alone = restrict(workload, (Shape(shape.axes, (case,)),))
-    own, own_steps = workload.steps.of(case.id), steps.steps(alone)
-    has_timeline = any(each.case == case.id for each in workload.timelines)
+    case_steps, step_section = workload.steps.of(case.id), steps.steps(alone)
+    has_timeline = any(timeline.case == case.id for timeline in workload.timelines)
     blocks: list[doc.Block | None] = [
         doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in times.meanings([alone]).items())),
         strip_of_samples(samples, case) if len(samples) > 1 else None,
-        strip_of_steps(own) if own else None,
+        strip_of_steps(case_steps) if case_steps else None,
         _figures(alone, case),
         _classes(alone),
         doc.Paragraph(doc.Link("What ran when: the timeline", "#timeline")) if has_timeline else None,
     ]
     sections = (
         # The chart of the step stands above.
-        replace(own_steps, blocks=tuple(each for each in own_steps.blocks if not isinstance(each, doc.Chart))),
+        replace(step_section, blocks=tuple(block for block in step_section.blocks if not isinstance(block, doc.Chart))),
         step_times.by_profiler(alone),
         recording.recording(alone),
         kernel_share.kernel_share(alone) if not alone.steps else doc.Section("kernel_share", ""),
@@ -118,13 +118,13 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
         for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
             if (column.is_numeric or column.id == "limiter") and not cell.is_empty and not cell.missing:
                 title = doc.plain(column.title) or (column.unit.name if column.unit else "")
-                rows.setdefault(title, _with_unit(cell, column))
+                rows.setdefault(title, _add_unit(cell, column))
     columns = [doc.label("figure"), doc.words("value")]
     table = doc.make_table("figures", columns, list(rows.items()), "Figures", doc.Placement.HTML)
     return replace(table, is_divisible=False)
 
 
-def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
+def _add_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
     """Return a cell whose number is followed by its unit, because each row has another unit."""
     if cell.value is None:
         return cell
@@ -150,11 +150,11 @@ def limit_samples(samples: Samples, most: int) -> Samples:
     if len(samples) <= most:
         return samples
     parts = max(most // 2, 1)
-    found = []
+    kept = []
     for i in range(parts):
-        own = range(i * len(samples) // parts, (i + 1) * len(samples) // parts)
-        found += sorted({min(own, key=lambda j: samples[j][1]), max(own, key=lambda j: samples[j][1])})
-    return [samples[j] for j in found]
+        part = range(i * len(samples) // parts, (i + 1) * len(samples) // parts)
+        kept += sorted({min(part, key=lambda j: samples[j][1]), max(part, key=lambda j: samples[j][1])})
+    return [samples[j] for j in kept]
 
 
 def strip_of_samples(samples: Samples, case: CaseResult) -> doc.Chart:
@@ -179,15 +179,16 @@ _STATES = {
 }
 
 
-def strip_of_steps(own: CaseSteps) -> doc.Chart | None:
+def strip_of_steps(case_steps: CaseSteps) -> doc.Chart | None:
     """Return the time of every step under the profiler that recorded them."""
-    if len(own.rows) < 2:
+    if len(case_steps.rows) < 2:
         return None
     points = grouped(
-        (_STATES[StepState(state)], (float(step), ns)) for state, step, ns in rows(own.rows, "state", "step", "wall_ns")
+        (_STATES[StepState(state)], (float(step), ns))
+        for state, step, ns in rows(case_steps.rows, "state", "step", "wall_ns")
     )
-    title, time = f"Every step ({own.profiler or 'no profiler'})", own.times.get(own.profiler)
-    caption = "Points of several ranks share a place." if len(own.ranks) > 1 else ""
+    title, time = f"Every step ({case_steps.profiler or 'no profiler'})", case_steps.times.get(case_steps.profiler)
+    caption = "Points of several ranks share a place." if len(case_steps.ranks) > 1 else ""
     level = {"median of steady steps": time.ns} if time else {}
     return _strip("steps", title, "step", points, {name: name for name in _STATES.values()}, level, caption)
 
@@ -197,7 +198,7 @@ def _strip(
     levels: Mapping[str, float], caption: str,
 ) -> doc.Chart:  # fmt: skip
     """Return times (ns) as points over their number. ``points`` are by key, ``names`` has all keys in order."""
-    marks = {key: tuple(doc.Mark(*point) for point in own) for key, own in points.items()}
+    marks = {key: tuple(doc.Mark(*point) for point in group) for key, group in points.items()}
     series = tuple(doc.Series(name, key, marks[key]) for key, name in names.items() if key in marks)
     references = tuple(doc.Reference(doc.ReferenceKind.LEVEL, ns, name) for name, ns in levels.items())
     return doc.Chart(
@@ -232,7 +233,7 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
               if name in case.params and len(values) > 1}  # fmt: skip
     chosen = [f"{name}={'null' if value is None else as_text(value)}" for name, value in params.items()]
     several = run.pipeline is not None and len(run.pipeline.workloads) > 1
-    options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
+    options = [*(["-w", workload] if several else []), *(word for setting in chosen for word in ("--set", setting))]
     at = run.command.index("--") if "--" in run.command else len(run.command)
     return [*run.command[:at], *options, *run.command[at:]]
 
@@ -243,10 +244,10 @@ def log_id(job: JobEntry) -> str:
 
 def logs(run: Manifest, raw: RawFiles) -> doc.Section:
     """Return the ends of the logs of the jobs, for report.html."""
-    found = tuple(
+    sections = tuple(
         doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(raw.logs[job.folder], "", doc.Placement.HTML),))
         for job in run.jobs
         if job.folder in raw.logs
     )
     intro = doc.Paragraph("The last lines of each job's log.", doc.Placement.HTML)
-    return doc.Section("logs", "Logs", (intro,), sections=found) if found else doc.Section("logs", "")
+    return doc.Section("logs", "Logs", (intro,), sections=sections) if sections else doc.Section("logs", "")

@@ -53,12 +53,14 @@ def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
     first = without(workload.largest.axes, axis) if workload.largest else ()
     for others in sorted(selection.groups(workload, axis), key=lambda others: others != first):
         shapes = groups[others]
-        yield _by_shape(workload, axis, shapes, "time", others)
+        yield _make_shape_table(workload, axis, shapes, "time", others)
         if any(case.tflops for shape in shapes for case in shape.cases):
-            yield _by_shape(workload, axis, shapes, "TFLOP/s", others)
+            yield _make_shape_table(workload, axis, shapes, "TFLOP/s", others)
 
 
-def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], quantity: str, others: Axes) -> doc.Table:
+def _make_shape_table(
+    workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], quantity: str, others: Axes
+) -> doc.Table:
     is_time = quantity == "time"
     columns = [doc.label("variant", workload.compare or "")]
     for i, shape in enumerate(shapes):
@@ -68,11 +70,11 @@ def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], qu
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
     rows: list[tuple[doc.Cell, ...]] = []
     for variant in workload.variants:
-        own = [cases.get(variant) for cases in cases_of]
+        variant_cases = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
-        if any(case is not None and case.outcome != Status.SKIPPED for case in own):
-            name = "{} (baseline)" if any(case and case.is_baseline for case in own) else "{}"
-            cells = (_time_cell(case, shape, is_time) for case, shape in zip(own, shapes, strict=True))
+        if any(case is not None and case.outcome != Status.SKIPPED for case in variant_cases):
+            name = "{} (baseline)" if any(case and case.is_baseline for case in variant_cases) else "{}"
+            cells = (_time_cell(case, shape, is_time) for case, shape in zip(variant_cases, shapes, strict=True))
             rows.append((doc.Cell(text=fill(name, doc.Code(variant))), *cells))
     title = ", ".join(filter(None, [quantity, in_words(others)]))
     return doc.Table(title, tuple(columns), tuple(rows), title, doc.Placement.DETAILS)
@@ -191,8 +193,10 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     if is_unchecked or not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
         return doc.Section("accuracy", "", workload=workload.name)
     largest, others = main_cases(workload)
-    found = [error for case in largest if (error := case.values.get("error_rel_l1", case.values.get("error_max")))]
-    varies = max(found, default=0.0) > _VARIES * min(found, default=0.0)
+    case_errors = [
+        error for case in largest if (error := case.values.get("error_rel_l1", case.values.get("error_max")))
+    ]
+    varies = max(case_errors, default=0.0) > _VARIES * min(case_errors, default=0.0)
     is_notable = varies or any(case.is_disqualified for case in workload.cases)
     placement = doc.Placement.SUMMARY if is_notable else doc.Placement.DETAILS
     if worst := worst_tensors(workload, [*largest, *others]):
@@ -239,12 +243,12 @@ def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[doc.I
 
 def _reference_note(workload: WorkloadFindings) -> str:
     """Return the rounding of a reference that has the cases' own dtype: both round, so neither is exact."""
-    own = [case for case in workload.cases if case.values.keys() & set(MEASURES)]
-    alike = [case for case in own if _dtype(case) in _ROUNDING and _dtype(case) == case.params.get("reference")]
+    compared = [case for case in workload.cases if case.values.keys() & set(MEASURES)]
+    alike = [case for case in compared if _dtype(case) in _ROUNDING and _dtype(case) == case.params.get("reference")]
     if not alike:
         return ""
     dtype = _dtype(alike[0])
-    whose = "The reference is" if len(alike) == len(own) else f"For the cases in {dtype} the reference is"
+    whose = "The reference is" if len(alike) == len(compared) else f"For the cases in {dtype} the reference is"
     return f"{whose} {dtype} too: a relative L1 of about {_ROUNDING[dtype]} is rounding, in either of the two."
 
 
@@ -285,11 +289,11 @@ def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
 
 def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
     """Yield one row for each tensor that was compared, or one that says that none was."""
-    found = {measure: value for measure, value in case.values.items() if measure in MEASURES}
-    compared = {parts(measure)[1] for measure in found}
+    measures = {measure: value for measure, value in case.values.items() if measure in MEASURES}
+    compared = {parts(measure)[1] for measure in measures}
     for tensor in TENSORS:
         if tensor in compared:
-            yield case, tensor, {measure: value for measure, value in found.items() if parts(measure)[1] == tensor}
+            yield case, tensor, {measure: value for measure, value in measures.items() if parts(measure)[1] == tensor}
     if not compared and workload.tolerance:
         yield case, "", {}
 
@@ -366,13 +370,13 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
     timed = [case for case in workload.cases if case.time]
-    known = [case.grades[name] for case in timed if name in case.grades]
-    if not known:
+    grades = [case.grades[name] for case in timed if name in case.grades]
+    if not grades:
         return fill(f"{{}}: {limits}. No case has a value: it {needs}.", doc.Strong(title))
-    counts = ", ".join(f"{known.count(grade)} {grade.value}" for grade in Grade if grade in known)
-    missing = len(timed) - len(known)
+    counts = ", ".join(f"{grades.count(grade)} {grade.value}" for grade in Grade if grade in grades)
+    missing = len(timed) - len(grades)
     without = f"; {missing} without a value" if missing else ""
-    return fill(f"{{}} ({limits}): of {plural(len(known), 'case')} {counts}{without}.", doc.Strong(title))
+    return fill(f"{{}} ({limits}): of {plural(len(grades), 'case')} {counts}{without}.", doc.Strong(title))
 
 
 def grades_by_case(

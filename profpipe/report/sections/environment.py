@@ -46,7 +46,7 @@ def _nodes(run: Manifest) -> doc.Table:
 
     columns = [doc.label("nodes"), *map(doc.words, ("GPUs", "highest SM clock", "CPU", "torch"))]
     alike = grouped((facts(node), name) for name, node in run.nodes.items())
-    rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *own) for own, names in alike.items()]
+    rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *cells) for cells, names in alike.items()]
     return doc.make_table("nodes", columns, rows, placement=doc.Placement.DETAILS)
 
 
@@ -55,7 +55,7 @@ def _facts(run: Manifest) -> Iterator[tuple[str, str]]:
     yield from ((f"GPU {i}", _gpu(gpu)) for i, gpu in enumerate(machine.gpus or ()))
     rates = {"peak rates": machine.peaks, "measured rates": machine.ceilings}
     rates |= {f"peak rates of {job.workload}": job.peaks for job in run.jobs if job.peaks}
-    yield from ((name, write_rates(found)) for name, found in rates.items() if found)
+    yield from ((name, write_rates(peak_rates)) for name, peak_rates in rates.items() if peak_rates)
     if machine.cpu:
         yield "CPU", machine.cpu + (f", {machine.cpu_count} CPUs" if machine.cpu_count else "")
     packages = ", ".join(f"{name} {version}" for name, version in run.packages.items() if version)
@@ -87,8 +87,8 @@ def write_rates(rates: PeakRates) -> str:
     """Return ``fp16 711.4, int8 939.1 TFLOP/s, memory 4249 GB/s; measured``: the rates and their source."""
     flops = ", ".join(f"{dtype} {number(rate / 1e12)}" for dtype, rate in rates.flops.items() if rate)
     memory = f"memory {number(rates.bytes_per_s / 1e9)} GB/s" if rates.bytes_per_s else ""
-    found = ", ".join(rate for rate in (f"{flops} TFLOP/s" if flops else "", memory) if rate)
-    return "; ".join(part for part in (found, rates.source) if part)
+    figures = ", ".join(rate for rate in (f"{flops} TFLOP/s" if flops else "", memory) if rate)
+    return "; ".join(part for part in (figures, rates.source) if part)
 
 
 def _tool(name: str, tool: ToolEntry) -> tuple[doc.Text, ...]:
@@ -136,11 +136,11 @@ def _gpus_in_use(run: Manifest, tables: Tables) -> int | None:
     """
     ran = [job for job in run.jobs if job.status is not Status.SKIPPED and job.returncode is not None]
     counts = [[entry.count for entry in job.devices or (DeviceEntry(),) if entry.device != "cpu"] for job in ran]
-    known = [[count for count in of_job if count is not None] for of_job in counts]
-    if not ran or known != counts:
+    stated = [[count for count in of_job if count is not None] for of_job in counts]
+    if not ran or stated != counts:
         return None
     recorded = tables.kernels.groupby(["workload", "profiler"])["device"].nunique()
-    return max([*map(sum, known), *recorded]) or None
+    return max([*map(sum, stated), *recorded]) or None
 
 
 def _date(run: Manifest) -> str:
@@ -166,9 +166,9 @@ def files(findings: Findings, run: Manifest) -> doc.Section:
     # Set-up, warm-up and the cache flush explain this kernel time.
     setup = ": set-up, warm-up and the cache flush between samples"
     apart = (
-        doc.concat(outside(found, findings), f"{setup if found.has_setup else ''}.")
-        for found in findings.unattributed
-        if found.has_setup or found.unexplained < LEAST_UNEXPLAINED
+        doc.concat(outside(unattributed, findings), f"{setup if unattributed.has_setup else ''}.")
+        for unattributed in findings.unattributed
+        if unattributed.has_setup or unattributed.unexplained < LEAST_UNEXPLAINED
     )
     remarks = (*_private_files(run), *_reused(run), *apart, *notes(findings, run, are_warnings=False))
     return doc.make_section("files", "Files", [_file_table(run), doc.Bullets(remarks, doc.Placement.DETAILS)])
@@ -187,15 +187,15 @@ def _file_table(run: Manifest) -> doc.Table:
         return total if total or not any(file.without_kernels for file in group if not file.launches) else None
 
     def time(group: Sequence[FileEntry], name: str) -> doc.Cell | None:
-        known = [ns for file in group if (ns := getattr(file, name)) is not None]
-        if launches(group) is None or not known:
+        times_ns = [ns for file in group if (ns := getattr(file, name)) is not None]
+        if launches(group) is None or not times_ns:
             return None
-        total = float(sum(known))
+        total = float(sum(times_ns))
         return doc.Cell(text=doc.Number(total, time_unit([total]))) if total else doc.Cell(0.0)
 
     def place(group: Sequence[FileEntry]) -> doc.Text:
-        own = doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
-        return own if len(group) > 1 else doc.Code(group[0].source)
+        folder_text = doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
+        return folder_text if len(group) > 1 else doc.Code(group[0].source)
 
     columns: doc.Columns[list[FileEntry]] = [
         (doc.label("file"), place),
@@ -244,8 +244,8 @@ _PLACEMENTS: Final = {
 def _attribution(group: Sequence[FileEntry], noun: str) -> str:
     """Return how launches were placed in ranges, of several files together; ``noun`` names what the first count is."""
     counts = grouped(pair for file in group for pair in file.attribution.items())
-    parts = [_PLACEMENTS[how] if None in own else f"{sum(filter(None, own))} {_PLACEMENTS[how]}"
-             for how, own in counts.items()]  # fmt: skip
+    parts = [_PLACEMENTS[how] if None in numbers else f"{sum(filter(None, numbers))} {_PLACEMENTS[how]}"
+             for how, numbers in counts.items()]  # fmt: skip
     if noun and parts:
         parts[0] = parts[0].replace(" ", f" {noun}", 1)
     return "; ".join(parts)
@@ -298,12 +298,15 @@ def _reused(run: Manifest) -> Iterator[doc.Text]:
             yield doc.concat("Measured by the run ", doc.Code(source), ": ", which, some, ".")
 
 
-def outside(found: Unattributed, findings: Findings) -> doc.Text:
+def outside(unattributed: Unattributed, findings: Findings) -> doc.Text:
     """Return how much kernel time of a profiler lies outside every case."""
-    flush = f", {percent(found.flush_ns / found.ns)} % of it the cache flush" if found.flush_ns else ""
+    flush = (
+        f", {percent(unattributed.flush_ns / unattributed.ns)} % of it the cache flush" if unattributed.flush_ns else ""
+    )
     return doc.concat(
-        duration(found.ns), f" ({percent(found.share)} %) of the kernel time",
-        of_workload(found.workload, findings), " under ", doc.Code(found.profiler), f" lie outside every case{flush}",
+        duration(unattributed.ns), f" ({percent(unattributed.share)} %) of the kernel time",
+        of_workload(unattributed.workload, findings), " under ", doc.Code(unattributed.profiler),
+        f" lie outside every case{flush}",
     )  # fmt: skip
 
 
@@ -317,7 +320,9 @@ def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[doc.Tex
         return (*missing, *(file.notes if are_warnings else remarks))
 
     sources = grouped((chosen(file), file.source) for file in run.files if chosen(file))
-    return [doc.concat(names(paths, _NAMED), f": {' '.join(map(as_sentence, own))}") for own, paths in sources.items()]
+    return [
+        doc.concat(names(paths, _NAMED), f": {' '.join(map(as_sentence, texts))}") for texts, paths in sources.items()
+    ]
 
 
 def as_sentence(text: str) -> str:
@@ -358,10 +363,10 @@ def jobs(entries: Iterable[JobEntry]) -> Iterator[doc.Details]:
         for job in entries
         if job.argv
     )
-    for own in alike.values():
-        job, seconds = own[0], sum(job.seconds for job in own)
+    for group in alike.values():
+        job, seconds = group[0], sum(job.seconds for job in group)
         status = Status.INTERRUPTED if job.interrupted else job.status
-        processes = f", {len(own)} processes" if len(own) > 1 else ""
+        processes = f", {len(group)} processes" if len(group) > 1 else ""
         place = f", on {job.lane}, beside other jobs" if job.lane else ""
         ended = "" if status is Status.OK else f", {status}"
         took = f", {seconds:.1f} s" if seconds else ""

@@ -67,12 +67,12 @@ def headline(
 
 def answers(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     """Return the answer of each of several workloads, of the first ``MOST_ANSWERS``."""
-    found: list[doc.Text] = [
-        fill("{}: {}", Code(each.name), doc.Strong(answer(each))) for each in workloads[:MOST_ANSWERS]
+    sentences: list[doc.Text] = [
+        fill("{}: {}", Code(workload.name), doc.Strong(answer(workload))) for workload in workloads[:MOST_ANSWERS]
     ]
     if (more := len(workloads) - MOST_ANSWERS) > 0:
-        found.append(f"{plural(more, 'more workload')}: each answer stands above its table of times.")
-    return doc.make_section("answers", "", [doc.Bullets(tuple(found))] if len(workloads) > 1 else [])
+        sentences.append(f"{plural(more, 'more workload')}: each answer stands above its table of times.")
+    return doc.make_section("answers", "", [doc.Bullets(tuple(sentences))] if len(workloads) > 1 else [])
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:
@@ -104,11 +104,11 @@ def answer(workload: WorkloadFindings) -> doc.Text:
 
 def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     judged = [shape for shape in workload.shapes if shape.win]
-    yield from _of_steps(workload)
+    yield from _describe_steps(workload)
     yield from recording.remarks(workload)
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
-    in_loop = list(_in_plain_loop(judged))
+    in_loop = list(_compare_plain_loop(judged))
     if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.marks:
         yield from roofline.summary(workload)
     yield from _lowest_memory(workload.largest)
@@ -122,7 +122,7 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         yield from (_slower_call(cost, workload.largest) for cost in slower[:_MOST_SLOWER_CALLS])
 
 
-def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
+def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield where a step of the best case of the largest shape goes; of a single case also its rate and memory."""
     win = workload.largest.win if workload.largest else None
     if win is None or not workload.steps or workload.launch_times:
@@ -137,20 +137,20 @@ def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
         if facts:
             yield _capitalise(fill("{}.", doc.join(facts)))
     yield from steps.remarks(workload, win.best)
-    own = workload.steps.of(win.best.id)
-    if own and len(workload.cases) > 1:
-        yield from steps.whole_program(own, workload.basis.profiler if workload.basis else own.profiler)
-        why, share = steps.waiting(own)
+    case_steps = workload.steps.of(win.best.id)
+    if case_steps and len(workload.cases) > 1:
+        yield from steps.whole_program(case_steps, workload.basis.profiler if workload.basis else case_steps.profiler)
+        why, share = steps.waiting(case_steps)
         if why:
             yield _capitalise(
-                fill("{} ({} of {}).", why, share, steps.other_step(workload, win.best, own) or "its step")
+                fill("{} ({} of {}).", why, share, steps.other_step(workload, win.best, case_steps) or "its step")
             )
 
 
 def _drawn(workload: WorkloadFindings) -> tuple[doc.Text, ...]:
     """Return the sentence that says what the bar of a lone case shows: where a step goes."""
-    found = steps.remarks(workload, workload.cases[0]) if len(workload.cases) == 1 else iter(())
-    return tuple(itertools.islice(found, 1))
+    remarks = steps.remarks(workload, workload.cases[0]) if len(workload.cases) == 1 else iter(())
+    return tuple(itertools.islice(remarks, 1))
 
 
 def _capitalise(text: doc.Text) -> doc.Text:
@@ -198,28 +198,28 @@ def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
 def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of a steady step of the only case, its interval, the number of steps, and who waits for whom."""
     assert case.time is not None and workload.basis is not None
-    own, n = workload.steps.of(case.id), case.time.n
-    unit, what = steps.name_step(own, workload.basis.profiler) if own else ("step", "A step")
-    parts: list[doc.Text] = ["mean"] if own and own.uneven else []
+    case_steps, n = workload.steps.of(case.id), case.time.n
+    unit, what = steps.name_step(case_steps, workload.basis.profiler) if case_steps else ("step", "A step")
+    parts: list[doc.Text] = ["mean"] if case_steps and case_steps.uneven else []
     parts += [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
-        every = own.all_steps(workload.basis.profiler) if own and n < _FEWEST_STEPS else None
-        parts.append(f"{n} of {plural(every, unit)}{of}" if every else f"{plural(n, f'steady {unit}')}{of}")
-    parts += [steps.whose(own)] if own and len(own.ranks) > 1 else []
+        all_steps = case_steps.all_steps(workload.basis.profiler) if case_steps and n < _FEWEST_STEPS else None
+        parts.append(f"{n} of {plural(all_steps, unit)}{of}" if all_steps else f"{plural(n, f'steady {unit}')}{of}")
+    parts += [steps.whose(case_steps)] if case_steps and len(case_steps.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    parts += ["found by launches that recur"] if own and own.rule is StepRule.PATTERN else []
-    if own and own.uneven and (case.time.margin or 0.0) > _NO_MEAN:
-        walls = own.steady_walls(workload.basis.profiler)
+    parts += ["found by launches that recur"] if case_steps and case_steps.rule is StepRule.PATTERN else []
+    if case_steps and case_steps.uneven and (case.time.margin or 0.0) > _NO_MEAN:
+        walls = case_steps.steady_walls(workload.basis.profiler)
         ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
-    more = [*steps.whole_program(own, workload.basis.profiler)] if own else []
-    why, share = steps.waiting(own) if own else ("", "")
-    if own and why:
-        whole = steps.other_step(workload, case, own) or "the step"
+    more = [*steps.whole_program(case_steps, workload.basis.profiler)] if case_steps else []
+    why, share = steps.waiting(case_steps) if case_steps else ("", "")
+    if case_steps and why:
+        whole = steps.other_step(workload, case, case_steps) or "the step"
         time = fill("{}, {} ({} of {})", time, why, share, whole)
     return doc.join([fill("{}.", time), *more], separator=" ", last=" ")
 
@@ -274,7 +274,7 @@ def _lead(win: Win, shape: Shape) -> doc.Text:
 
 
 def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text:
-    clear = _by_variant(shapes, WinVerdict.CLEAR)
+    clear = _group_by_variant(shapes, WinVerdict.CLEAR)
     if len(clear) == 1 and sum(map(len, clear.values())) == len(shapes):
         return _everywhere(workload, shapes)
     parts: list[doc.Text] = []
@@ -282,28 +282,32 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
         among = " of the accurate ones" if any(shape.win.disqualified for shape in shapes if shape.win) else ""
         most = len(clear) if len(clear) <= _MOST_WINNERS + 1 else _MOST_WINNERS
         winners: list[doc.Text] = [
-            fill("{} {} ({})", doc.Code(name), where(own, len(shapes)), _leads(own))
-            for name, own in list(clear.items())[:most]
+            fill("{} {} ({})", doc.Code(name), where(won_shapes, len(shapes)), _leads(won_shapes))
+            for name, won_shapes in list(clear.items())[:most]
         ]
         if others := list(clear.values())[most:]:
             winners.append(f"{len(others)} others in {sum(map(len, others))}")
         parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
     unopposed: list[doc.Text] = []
-    for name, own in _by_variant(shapes, WinVerdict.UNOPPOSED).items():
+    for name, unopposed_shapes in _group_by_variant(shapes, WinVerdict.UNOPPOSED).items():
         # Nothing was lost where no other case was asked for.
-        is_lone = all(len(shape.cases) == 1 for shape in own)
-        words = "{} is the only case {}" if is_lone else f"only {{}} has a time{_and_is_accurate(*own)} {{}}"
-        unopposed.append(fill(words, doc.Code(name), where(own, len(shapes))))
+        is_lone = all(len(shape.cases) == 1 for shape in unopposed_shapes)
+        words = (
+            "{} is the only case {}" if is_lone else f"only {{}} has a time{_and_is_accurate(*unopposed_shapes)} {{}}"
+        )
+        unopposed.append(fill(words, doc.Code(name), where(unopposed_shapes, len(shapes))))
     if unopposed:
         parts.append(fill("{}.", doc.join(unopposed)))
     return doc.join(map(_capitalise, parts), separator=" ", last=" ")
 
 
-def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
+def _group_by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
     """Return the shapes with ``verdict`` by their best variant, the most frequent variant first."""
-    found = grouped((shape.win.best.variant, shape) for shape in shapes if shape.win and shape.win.verdict == verdict)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+    shapes_by_variant = grouped(
+        (shape.win.best.variant, shape) for shape in shapes if shape.win and shape.win.verdict == verdict
+    )
+    return dict(sorted(shapes_by_variant.items(), key=lambda item: -len(item[1])))
 
 
 def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text:
@@ -313,7 +317,7 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     best = at.win.best
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
     per = of_what(workload.basis)
-    sentence = f"{{}} is {_fastest(shapes)} in {every(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
+    sentence = f"{{}} is {_fastest(shapes)} in {name_shapes(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
     return fill(
         sentence, who, _leads(shapes), _duration(workload, best.ns), in_words(at.axes), ratio(_over(at, shapes))
     )
@@ -342,13 +346,13 @@ def _over(shape: Shape, among: Sequence[Shape]) -> float:
     return speedup if speedup is not None and all(map(_has_speedup, among)) else shape.win.lead
 
 
-def every(shapes: int) -> str:
+def name_shapes(shapes: int) -> str:
     return "both shapes" if shapes == 2 else f"all {shapes} shapes"
 
 
 def where(shapes: Sequence[Shape], total: int) -> str:
     if len(shapes) == total > 1:
-        return f"in {every(total)}"
+        return f"in {name_shapes(total)}"
     if len(shapes) <= MOST_NAMES:
         return f"at {' and '.join(in_words(shape.axes) for shape in shapes)}"
     return f"in {len(shapes)} of {total} shapes"
@@ -357,22 +361,26 @@ def where(shapes: Sequence[Shape], total: int) -> str:
 def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     wins = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.TIE]
     groups = grouped((frozenset(case.variant for case in win.tied), (shape, win)) for shape, win in wins)
-    ordered = sorted(groups.values(), key=lambda own: -len(own))
+    ordered = sorted(groups.values(), key=lambda group: -len(group))
     named = ordered if len(ordered) <= _MOST_WINNERS + 1 else ordered[:_MOST_WINNERS]
-    for own in named:
-        yield fill("{} are tied {}.", tied_names(own[0][1]), where([shape for shape, _ in own], len(shapes)))
+    for group in named:
+        yield fill("{} are tied {}.", tied_names(group[0][1]), where([shape for shape, _ in group], len(shapes)))
     if others := ordered[len(named) :]:
         yield f"{len(others)} other groups are tied in {sum(map(len, others))} shapes."
 
 
 def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Say where the lowest time is not called the fastest; of more than two shapes, only how many they are."""
-    found = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
-    if len(found) > (1 if len(shapes) > selection.SHAPES else _MOST_WINNERS):
-        place = every(len(found)) if len(found) == len(shapes) else f"{len(found)} of {len(shapes)} shapes"
+    undecided = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
+    if len(undecided) > (1 if len(shapes) > selection.SHAPES else _MOST_WINNERS):
+        place = (
+            name_shapes(len(undecided))
+            if len(undecided) == len(shapes)
+            else f"{len(undecided)} of {len(shapes)} shapes"
+        )
         yield f"In {place} the lowest time is not called the fastest; the table says why."
         return
-    for shape, win in found:
+    for shape, win in undecided:
         sentence = f"{{}} has the lowest time at {literal(in_words(shape.axes))}, but is not called the fastest: {{}}."
         yield fill(sentence, doc.Code(win.best.variant), doubt_of(win))
 
@@ -386,11 +394,11 @@ def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     by_mark = grouped((case.accuracy.mark, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
     for mark, named in by_mark.items():
         by_variant = grouped(named)
-        found = [pair for own in by_variant.values() for pair in own]
-        shape, case = max(found, key=lambda pair: _excess(pair[1]))
+        pairs = [pair for variant_pairs in by_variant.values() for pair in variant_pairs]
+        shape, case = max(pairs, key=lambda pair: _excess(pair[1]))
         why = case.accuracy.why if case.accuracy else ""
         place = f" at {in_words(shape.axes)}" if len(shapes) > 1 else ""
-        places = list({s.axes: s for s, _ in found}.values())
+        places = list({s.axes: s for s, _ in pairs}.values())
         among = f" {literal(where(places, len(shapes)))}" if len(shapes) > 1 else ""
         takes, are = ("takes", "is") if len(by_variant) == 1 else ("take", "are")
         most = fill(" ({}{}: {})", doc.Code(case.variant), place, why) if why else ""
@@ -415,9 +423,9 @@ def _larger_errors(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         for case in win.tied or (win.best,):
             error, other = (one.values.get("error_rel_l1", 0.0) for one in (case, base))
             if case.accuracy and other > 0 and error > _LARGER_ERROR * other:
-                found = (error / other, error, other, base.variant)
-                worst[case.variant] = max(worst.get(case.variant, found), found)
-    same = grouped((found, variant) for variant, found in worst.items())
+                comparison = (error / other, error, other, base.variant)
+                worst[case.variant] = max(worst.get(case.variant, comparison), comparison)
+    same = grouped((comparison, variant) for variant, comparison in worst.items())
     for (factor, error, other, base_name), variants in same.items():
         has = "has" if len(variants) == 1 else "have"
         up_to = "up to " if len(shapes) > 1 else ""
@@ -457,12 +465,14 @@ def _peak(case: CaseResult) -> doc.Text:
 
 def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the most uncertain median of the winners and of the cases next to them."""
-    found = [(s, c) for s in shapes if s.win for c in (s.win.best, s.win.second) if c is not None and _uncertainty(c)]
-    if not found:
+    uncertain = [
+        (s, c) for s in shapes if s.win for c in (s.win.best, s.win.second) if c is not None and _uncertainty(c)
+    ]
+    if not uncertain:
         return
-    shape, case = max(found, key=lambda pair: _uncertainty(pair[1]))
+    shape, case = max(uncertain, key=lambda pair: _uncertainty(pair[1]))
     place = f" at {literal(in_words(shape.axes))}" if len(shapes) > 1 else ""
-    more = len(found) - 1
+    more = len(uncertain) - 1
     also = f"{plural(more, 'other time')} of the two fastest cases {'is' if more == 1 else 'are'} uncertain too"
     others = f"; {also}" if more else ""
     assert case.time is not None
@@ -554,7 +564,7 @@ def host_bound_win(shape: Shape) -> HostBoundWin | None:
     return HostBoundWin(shape, best, fastest, lead, loop_lead, share)
 
 
-def _in_plain_loop(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _compare_plain_loop(shapes: Sequence[Shape]) -> Iterator[Text]:
     """Yield one sentence for cases that others overtake in a plain loop, and one for leads that shrink there."""
     wins = [win for shape in shapes if (win := host_bound_win(shape))]
     if lost := sorted((w for w in wins if w.share_of_fastest <= _LOST), key=lambda w: w.share_of_fastest):

@@ -22,19 +22,19 @@ _COMMIT = 10
 _NOTE = "Level: the median of the runs. Band: 99 % of the runs of the same code lie within it around the level."
 
 
-def document(found: Sequence[PipelineHistory], folder: str, page_of: Callable[[str], str]) -> doc.Document:
+def document(histories: Sequence[PipelineHistory], folder: str, page_of: Callable[[str], str]) -> doc.Document:
     """Return the page. ``page_of`` returns the path of a run's report, empty where the run has none."""
-    runs = [row for pipeline in found for row in pipeline.runs]
-    facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found), "pipeline")]
+    runs = [row for pipeline in histories for row in pipeline.runs]
+    facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(histories), "pipeline")]
     if runs:
         facts.append(f"the last one {max(row['started'] for row in runs)[:16].replace('T', ' ')} UTC")
     sections = []
-    for each in found:
+    for history in histories:
         # Courses that have just left their band come first.
-        ordered = sorted(each.courses, key=lambda course: not course.points[-1]["is_outside"])
-        blocks = _courses(ordered, f"{_NOTE} A hollow point lies outside the band.", tuple(_charts(ordered, each)))
-        sections.append(doc.make_section("courses", "Courses", blocks, workload=each.name))
-        sections.append(doc.make_section("runs", "Runs", [_run_table(each, page_of)], workload=each.name))
+        ordered = sorted(history.courses, key=lambda course: not course.points[-1]["is_outside"])
+        blocks = _courses(ordered, f"{_NOTE} A hollow point lies outside the band.", tuple(_charts(ordered, history)))
+        sections.append(doc.make_section("courses", "Courses", blocks, workload=history.name))
+        sections.append(doc.make_section("runs", "Runs", [_run_table(history, page_of)], workload=history.name))
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
 
 
@@ -163,16 +163,16 @@ def state(course: Course) -> str:
 def source(course: Course) -> str:
     if course.band is None:
         return ""
-    known = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
-    return ", ".join(known) or "neighbouring runs"
+    counts = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
+    return ", ".join(counts) or "neighbouring runs"
 
 
-def markdown(found: Sequence[PipelineHistory]) -> str:
+def markdown(histories: Sequence[PipelineHistory]) -> str:
     """Return a page with a section for each pipeline."""
     note = f"Course: the oldest run first. {_NOTE}"
     sections = [
         doc.make_section(f"history-{number}", f"History of {pipeline.name}", _courses(pipeline.courses, note))
-        for number, pipeline in enumerate(found, start=1)
+        for number, pipeline in enumerate(histories, start=1)
     ]
     return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
 
@@ -183,7 +183,10 @@ def course_table(courses: Sequence[Course]) -> doc.Table:
         (doc.label("case"), lambda course: course_name(course, courses)),
         (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
         (doc.count("runs"), lambda course: len(course.points)),
-        (doc.Column("level", "level", time_unit(own.level_ns for own in courses)), lambda course: course.level_ns),
+        (
+            doc.Column("level", "level", time_unit(course.level_ns for course in courses)),
+            lambda course: course.level_ns,
+        ),
         (doc.plus_minus("band"), lambda course: course.band),
         (doc.words("noise", "noise from"), source),
         (doc.words("last", "last run"), state),

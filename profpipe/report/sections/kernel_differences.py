@@ -75,23 +75,25 @@ def explain(case: CaseVerdict) -> doc.Text:
     return doc.concat(f"{_signed(case.kernels.difference_ns, unit)}: ", doc.join(listed, last=", "))
 
 
-def _largest(found: KernelComparison) -> list[_Part]:
+def _largest(comparison: KernelComparison) -> list[_Part]:
     """Return the parts to name: the largest ones, and the largest one with other kernels."""
-    parts = sorted([*_by_class(found.kernels), _Part(found.not_in_kernels_ns, _REST)], key=lambda part: -abs(part.ns))
+    parts = sorted(
+        [*_sum_classes(comparison.kernels), _Part(comparison.not_in_kernels_ns, _REST)], key=lambda part: -abs(part.ns)
+    )
     named = [part for part in parts[:_MOST_PARTS] if abs(part.ns) >= _LEAST_PART * abs(parts[0].ns)]
     with_others = [part for part in parts if any(kernel.is_other for kernel in part.kernels)]
     return named if any(part in with_others for part in named) else [*named, *with_others[:1]]
 
 
-def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
-    for name, own in grouped((kernel.kernel_class, kernel) for kernel in kernels).items():
-        changed = [kernel for kernel in own if kernel.change is not KernelChange.UNCHANGED]
+def _sum_classes(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
+    for name, class_kernels in grouped((kernel.kernel_class, kernel) for kernel in kernels).items():
+        changed = [kernel for kernel in class_kernels if kernel.change is not KernelChange.UNCHANGED]
         label: doc.Text = name
         if name in VAGUE_CLASSES:
-            first = doc.Code(shorten((changed or own)[0].name, _IN_LINE))
-            many = len(changed or own)
+            first = doc.Code(shorten((changed or class_kernels)[0].name, _IN_LINE))
+            many = len(changed or class_kernels)
             label = first if many == 1 else f"{many} {name or 'other'} kernels"
-        yield _Part(sum(kernel.part_ns for kernel in own), label, tuple(own))
+        yield _Part(sum(kernel.part_ns for kernel in class_kernels), label, tuple(class_kernels))
 
 
 def _write_change(kernels: Sequence[KernelDifference]) -> doc.Text:
@@ -143,14 +145,14 @@ def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
 def variation(case: CaseVerdict) -> doc.Text:
     """Return ``2 of 3 processes of A launched X, 1 launched Y``; empty where the processes of each side agree."""
     sides = case.kernels.variations if case.kernels else {}
-    return doc.join([_variation(*each) for each in sides.items()], separator="; ", last="; ")
+    return doc.join([_variation(*side) for side in sides.items()], separator="; ", last="; ")
 
 
-def _variation(side: str, found: Sequence[KernelSet]) -> doc.Text:
-    seen = [name for _, launches in found for name in launches]
-    short, processes = _brief(seen, _IN_LINE), sum(alike for alike, _ in found)
+def _variation(side: str, kernel_sets: Sequence[KernelSet]) -> doc.Text:
+    seen = [name for _, launches in kernel_sets for name in launches]
+    short, processes = _brief(seen, _IN_LINE), sum(alike for alike, _ in kernel_sets)
     sets: list[doc.Text] = []
-    for alike, launches in found:
+    for alike, launches in kernel_sets:
         kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in launches.items()]
         listed = doc.join(kernels, most=_MOST_NAMED) if kernels else "none of these"
         head = f"{alike} of {plural(processes, 'process', 'processes')} of {side} launched "
@@ -188,15 +190,15 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
 
 
 def _case_table(case: CaseVerdict, id: str) -> doc.Table:
-    found = case.kernels
-    assert found is not None and case.judgement is not None
+    comparison = case.kernels
+    assert comparison is not None and case.judgement is not None
     columns, rows = kernel_rows(
-        found.kernels,
+        comparison.kernels,
         lambda kernel: _CHANGES.get(kernel.change, kernel.change.value),
         lambda kernel: kernel.is_other,
     )
-    rows.append(_sum_row(_REST, found.not_in_kernels_ns))
-    total = doc.Cell(found.difference_ns, is_strong=True)
+    rows.append(_sum_row(_REST, comparison.not_in_kernels_ns))
+    total = doc.Cell(comparison.difference_ns, is_strong=True)
     rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
     line = explain(case)
     head = doc.concat(doc.Code(f"{case.workload}/{readable(case.case)}"), f": {case.judgement.verdict}")
@@ -251,10 +253,10 @@ def _sum_row(name: str, ns: float) -> list[doc.Content]:
 def failed_captures(findings: PairFindings) -> doc.Section:
     """Return the cases of which a capture failed. Their verdicts hold."""
     columns = [
-        (doc.label("case"), lambda each: doc.Code(f"{each.workload}/{readable(each.case)}")),
-        (doc.words("profiler"), lambda each: each.profiler),
-        (doc.words("status"), lambda each: each.status),
-        (doc.words("reason"), lambda each: each.reason),
+        (doc.label("case"), lambda capture: doc.Code(f"{capture.workload}/{readable(capture.case)}")),
+        (doc.words("profiler"), lambda capture: capture.profiler),
+        (doc.words("status"), lambda capture: capture.status),
+        (doc.words("reason"), lambda capture: capture.reason),
     ]
     table = doc.table_of("failed_captures", findings.failed_captures, columns)
     note = doc.Paragraph("The verdicts hold: a capture is a separate process.")

@@ -44,7 +44,7 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
     else:
         cases = [case for shape in workload.shapes for case in shape.cases if case.breakdown]
         starts = range(0, len(cases), _CASES_A_TABLE)
-        make = _of_steps if workload.iteration is Iteration.STEP else by_class
+        make = _make_step_table if workload.iteration is Iteration.STEP else make_class_table
         tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
         tables = tables if len(tables) > 1 else [replace(table, title="") for table in tables]
     choice = doc.choose_table("share", "shape" if workload.compare else "cases", tables)
@@ -98,7 +98,7 @@ def by_category(shape: Shape, per: str = "/call") -> doc.Table:
 
 def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.Table:
     columns = (doc.label("row", ""), *(doc.Column(str(i), head) for i, head in enumerate(heads)))
-    return doc.Table(id, columns, tuple((doc.cell(label), *own) for label, own in rows), title, is_divisible=False)
+    return doc.Table(id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False)
 
 
 def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = "/call") -> Iterator[_Row]:
@@ -142,7 +142,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         yield "launches", [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
 
 
-def _of_steps(cases: Sequence[CaseResult]) -> doc.Table:
+def _make_step_table(cases: Sequence[CaseResult]) -> doc.Table:
     """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     heads = [case_text(case) if case.id else "a step" for case in cases]
@@ -150,7 +150,7 @@ def _of_steps(cases: Sequence[CaseResult]) -> doc.Table:
     return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2))
 
 
-def by_class(cases: Sequence[CaseResult]) -> doc.Table:
+def make_class_table(cases: Sequence[CaseResult]) -> doc.Table:
     """Return cases as columns and kernel classes as rows, the largest class first."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     unit = time_unit(b.total.ns for b in breakdowns)
@@ -181,7 +181,7 @@ _NAMES: Mapping[str, str] = {"copy": "other copies", "other": "own kernels"}
 
 def other_classes(splits: Sequence[KernelBreakdown]) -> list[str]:
     """Return the classes without a category that are 5 % of any of these calls, the largest first."""
-    shares = grouped((name, part.ns / own.total.ns) for own in splits for name, part in own.other_classes.items())
+    shares = grouped((name, part.ns / split.total.ns) for split in splits for name, part in split.other_classes.items())
     kept = (name for name in shares if max(shares[name]) >= _LEAST_SHARE)
     return sorted(kept, key=lambda name: -max(shares[name]))
 
@@ -227,7 +227,7 @@ def table(shape: Shape, of: str = "call") -> doc.Table:
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
-    unfused = {name for name, own in breakdowns.items() if not own.is_fused and own.category("softmax").ns > 0}
+    unfused = {name for name, split in breakdowns.items() if not split.is_fused and split.category("softmax").ns > 0}
 
     before = base.breakdown if base else None
     columns = [
@@ -249,17 +249,17 @@ def table(shape: Shape, of: str = "call") -> doc.Table:
 
 def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:
     """Return what costs more or less than in the baseline, largest first; classes as the table of shares has them."""
-    own, names = shown[cost.variant], other_classes(list(shown.values()))
+    split, names = shown[cost.variant], other_classes(list(shown.values()))
     changes = [(PART_NAMES[name], ns, calls) for name, ns, calls in cost.changes]
     if before is None or not names:
         return changes
-    pairs = [(class_name(name, own.kind), own.other_class(name), before.other_class(name)) for name in names]
-    pairs.append((PART_NAMES["rest"], own.other_classes_without(names), before.other_classes_without(names)))
+    pairs = [(class_name(name, split.kind), split.other_class(name), before.other_class(name)) for name in names]
+    pairs.append((PART_NAMES["rest"], split.other_classes_without(names), before.other_classes_without(names)))
     changes = [change for change in changes if change[0] != PART_NAMES["rest"]]
     changes += [
         (name, after.ns - former.ns, after.calls - former.calls)
         for name, after, former in pairs
-        if abs(after.ns - former.ns) >= before.least_change(own)
+        if abs(after.ns - former.ns) >= before.least_change(split)
     ]
     return sorted(changes, key=lambda change: -abs(change[1]))
 

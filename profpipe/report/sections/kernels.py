@@ -119,8 +119,8 @@ def top_kernels(
     workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int, least_share: float = 0.0
 ) -> doc.Table:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
-    own = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
-    listed = [(case, [row for row in own[case.id] if row.share >= least_share]) for case in cases]
+    first_rows = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
+    listed = [(case, [row for row in first_rows[case.id] if row.share >= least_share]) for case in cases]
     rows = [(case_text(case) if i == 0 else "", row) for case, kept in listed for i, row in enumerate(kept)]
     short = short_names(row.kernel for row in workload.top)
     counters = {(row.case, row.kernel): row for row in workload.counters}
@@ -148,7 +148,7 @@ def _class(row: KernelRow, is_cpu: bool) -> str:
 def _ncu_cells(row: Counters | None) -> list[doc.Content]:
     if row is None:
         return [""] * (len(ROW_FIGURES) + 2)
-    stalls = {found[1]: value for name, (value, _) in row.values.items() if (found := _STALL.match(name))}
+    stalls = {match[1]: value for name, (value, _) in row.values.items() if (match := _STALL.match(name))}
     worst = max(stalls, key=lambda name: stalls[name], default="")
     stall = f"{worst} {number(stalls[worst])}" if worst else None
     return [*_figures(row, ROW_FIGURES), stall, ", ".join(map(_target_name, row.missed))]
@@ -214,9 +214,9 @@ def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
 
     cells = []
     for names, row in zip(_labels(rows, cases), rows, strict=True):
-        own = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
-        if own:
-            cells.append([*names, doc.join(map(text, own), last=", ")])
+        ordered = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
+        if ordered:
+            cells.append([*names, doc.join(map(text, ordered), last=", ")])
     title = "rules of ncu, and the speed-up that they estimate"
     columns = [doc.label("case"), doc.label("kernel"), doc.label("rules", title)]
     return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)
@@ -234,24 +234,26 @@ _NAMED = 3
 def classification(findings: Findings) -> doc.Section:
     """Return the classified share, the families that ran as requested, and the kernels of the program itself."""
     sentences = doc.join([*_covered(findings), *_families(findings)], " ", " ")
-    rows = [(each.workload, doc.Code(name), share) for each in findings.coverage for name, share in each.largest]
-    noun = "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator"
+    rows = [
+        (coverage.workload, doc.Code(name), share) for coverage in findings.coverage for name, share in coverage.largest
+    ]
+    noun = "kernel" if any(coverage.kind == "kernel" for coverage in findings.coverage) else "operator"
     columns = (doc.label("workload"), doc.label("name", noun), doc.percent("share", "of the workload's time"))
-    are_theirs = all(is_own(name, each.kind) for each in findings.coverage for name, _ in each.largest)
+    are_theirs = all(is_own(name, coverage.kind) for coverage in findings.coverage for name, _ in coverage.largest)
     what, them = ("The program's own kernels", "them a class") if are_theirs else ("Without a class", "one")
     title = (f"{what}; a rule under ", doc.Code("kernel_classes"), f" in the pipeline file gives {them}")
     table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
     # Where almost every kernel has a class, the reader learns nothing that changes a number. Families that did not run,
     # and a coverage that limits a conclusion, are warnings.
-    has_news = any(each.classified < _COVERED for each in findings.coverage if _is_enough(each))
+    has_news = any(coverage.classified < _COVERED for coverage in findings.coverage if _is_enough(coverage))
     placement = doc.Placement.SUMMARY if has_news else doc.Placement.DETAILS
     return doc.make_section("classification", "Classification", [doc.Paragraph(sentences, placement), table])
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:
     """Yield a warning for each workload of which kernels without a class limit a conclusion or the required share."""
-    return (_coverage(each, findings) for each in findings.coverage if not _is_enough(each))
+    return (_coverage(coverage, findings) for coverage in findings.coverage if not _is_enough(coverage))
 
 
 def _is_enough(coverage: Coverage) -> bool:
@@ -260,18 +262,20 @@ def _is_enough(coverage: Coverage) -> bool:
 
 def _covered(findings: Findings) -> Iterator[doc.Text]:
     """Yield the classified share; one sentence for several workloads."""
-    enough = [each for each in findings.coverage if _is_enough(each)]
+    enough = [coverage for coverage in findings.coverage if _is_enough(coverage)]
     if len(enough) < 2:
-        yield from (_coverage(each, findings) for each in enough)
+        yield from (_coverage(coverage, findings) for coverage in enough)
         return
     others = " other" if len(enough) < len(findings.coverage) else ""
-    least = percent(min(each.classified for each in enough))
+    least = percent(min(coverage.classified for coverage in enough))
     share = least if least == percent(1) else f"at least {least}"
     yield f"Classified: {share} % of the kernel time of each of {len(enough)}{others} workloads."
 
 
 def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
-    cpu_rows = next((own.cpu_rows for own in findings.workloads if own.name == coverage.workload), CPU_ROWS)
+    cpu_rows = next(
+        (workload.cpu_rows for workload in findings.workloads if workload.name == coverage.workload), CPU_ROWS
+    )
     noun = f"{cpu_rows}' self time" if coverage.kind == "cpu_op" else "kernel time"
     short = short_names(name for name, _ in coverage.largest)
     minimum = doc.Strong(f"below the required {percent(coverage.minimum or 0.0)} %")
@@ -284,12 +288,12 @@ def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
         f" ({coverage.profiler})",
         (", ", minimum) if coverage.is_too_low else "",
         blur if coverage.blurs_attention else "",
-        *_without_class(coverage, short),
+        *_name_unclassified(coverage, short),
         ".",
     )
 
 
-def _without_class(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
+def _name_unclassified(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
     """Yield the largest kernels of the program itself, then those of libraries, and operators, that no rule knows."""
     named = coverage.largest[:_NAMED]
     for words, is_theirs in (("own kernels", True), ("without a class", False)):
@@ -300,7 +304,7 @@ def _without_class(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc
 
 def _families(findings: Findings) -> Iterator[doc.Text]:
     """Yield how many cases ran the kernel family that they requested."""
-    met = [each for each in findings.expectations if each.is_met]
+    met = [expectation for expectation in findings.expectations if expectation.is_met]
     total = len(findings.expectations)
     if met:
         which = "All" if len(met) == total else f"{len(met)} of"
@@ -314,7 +318,7 @@ def _families(findings: Findings) -> Iterator[doc.Text]:
 
 def _pytorch_copies(met: Iterable[Expectation], findings: Findings) -> doc.Text:
     """Return which variants ran PyTorch's build of FlashAttention-2, which has the family of the package."""
-    copies = {(each.workload, each.case) for each in met if each.is_pytorch_copy}
+    copies = {(expectation.workload, expectation.case) for expectation in met if expectation.is_pytorch_copy}
     if not copies:
         return ""
     cases = ((w.name, case) for w in findings.workloads for case in w.cases)

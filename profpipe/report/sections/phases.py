@@ -33,7 +33,7 @@ _BINDS = {"compute": "arithmetic", "memory": "memory"}
 def phases(workload: WorkloadFindings) -> doc.Section:
     """Return the kernel time of each range."""
     largest, others = main_cases(workload)
-    has_phases = {case for case, own in _by_case(workload.phases).items() if len(own) > 1}
+    has_phases = {case for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1}
     if workload.compare and not any(case.id in has_phases for case in largest):
         shapes = [shape for shape in workload.shapes if any(case.id in has_phases for case in shape.cases)]
         largest = list(max(shapes, key=lambda shape: shape.size).cases) if shapes else []
@@ -79,9 +79,9 @@ def _moved(table: doc.Table, title: str = "The other cases") -> doc.Table:
     return replace(table, id=f"{table.id}-details", title=title, placement=doc.Placement.DETAILS)
 
 
-def _by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
+def _group_by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
     by_case = grouped((row.case, (row.phase, row)) for row in rows)
-    return {case: dict(own) for case, own in by_case.items()}
+    return {case: dict(pairs) for case, pairs in by_case.items()}
 
 
 def _innermost(phases: Collection[Phase]) -> list[Phase]:
@@ -102,16 +102,18 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
     A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
     more than fit side by side, are listed.
     """
-    own = {case: found for case, found in _by_case(workload.phases).items() if len(found) > 1}
-    points = [case for case in among if case.id in own]
+    phases_by_case = {
+        case: case_phases for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1
+    }
+    points = [case for case in among if case.id in phases_by_case]
     is_one_case, per = len(workload.cases) == 1, "/call" if workload.is_per_call else ""
-    names = list(dict.fromkeys(name for case in points for name in own[case.id]))
+    names = list(dict.fromkeys(name for case in points for name in phases_by_case[case.id]))
     if len(names) > _PHASES:
         names = [name for name in names if PATH_SEPARATOR not in name]
-    unit = time_unit(p.ns for case in points for p in own[case.id].values()).per(per)
+    unit = time_unit(p.ns for case in points for p in phases_by_case[case.id].values()).per(per)
     if is_one_case or len(names) > _PHASES:
         calls = f"{'calls' if workload.is_on_cpu else 'launches'}{per}"
-        listed = [(case, phase) for case in points for phase in _innermost(own[case.id].values())]
+        listed = [(case, phase) for case in points for phase in _innermost(phases_by_case[case.id].values())]
         columns = [
             (doc.label("case"), lambda pair: case_text(pair[0])),
             (doc.label("phase"), lambda pair: pair[1].phase),
@@ -124,7 +126,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
     def cell(phase: Phase | None) -> doc.Cell:
         return doc.Cell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.Cell()
 
-    wide = [[case_text(case), *(cell(own[case.id].get(name)) for name in names)] for case in points]
+    wide = [[case_text(case), *(cell(phases_by_case[case.id].get(name)) for name in names)] for case in points]
     return doc.make_table("phases", [doc.label("case"), *(doc.Column(name, name, unit) for name in names)], wide)
 
 
@@ -144,8 +146,12 @@ def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> d
 
 def _rows(among: Iterable[CaseResult], phases: Sequence[Phase]) -> list[tuple[doc.Text, Phase]]:
     """Return the phases of the cases in ``among``; the first of a case with the case's name."""
-    own = [(case, [phase for phase in phases if phase.case == case.id]) for case in among]
-    return [(case_text(case) if i == 0 else "", phase) for case, found in own for i, phase in enumerate(found)]
+    by_case = [(case, [phase for phase in phases if phase.case == case.id]) for case in among]
+    return [
+        (case_text(case) if i == 0 else "", phase)
+        for case, case_phases in by_case
+        for i, phase in enumerate(case_phases)
+    ]
 
 
 # --- work ------------------------------------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     rows, names = _rows(among, workload.phase_work), _short_names({p.phase for p in workload.phase_work})
     rate, tera = "ceiling" if workload.rates_measured else "peak", Unit("", 1e12)
 
-    def of_rate(share: float | None) -> doc.Cell | float | None:
+    def write_share(share: float | None) -> doc.Cell | float | None:
         return doc.Cell(share, is_strong=True, note="above") if share is not None and share > 1 else share
 
     columns = [
@@ -169,9 +175,9 @@ def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
         (doc.Column("moved", "must move", size_unit(p.bytes_moved for _, p in rows)), lambda row: row[1].bytes_moved),
         (doc.Column("intensity", "FLOP/byte"), lambda row: row[1].intensity),
         (doc.Column("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
-        (doc.percent("of_flops", f"of {rate} FLOP/s"), lambda row: of_rate(row[1].of_flops)),
+        (doc.percent("of_flops", f"of {rate} FLOP/s"), lambda row: write_share(row[1].of_flops)),
         (doc.Column("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
-        (doc.percent("of_bandwidth", f"of {rate} bytes/s"), lambda row: of_rate(row[1].of_bandwidth)),
+        (doc.percent("of_bandwidth", f"of {rate} bytes/s"), lambda row: write_share(row[1].of_bandwidth)),
         (doc.words("limited_by", "limited by"), lambda row: _BINDS.get(row[1].limited_by) or doc.Cell()),
     ]
     table = doc.table_of("phase_work", rows, columns)
@@ -191,23 +197,23 @@ def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
     names, points = _short_names(by_phase), {case.id: case for case in workload.cases}
     return [
         sentence
-        for path, own in by_phase.items()
-        for among, group in _groups(own, points)
+        for path, path_phases in by_phase.items()
+        for among, group in _groups(path_phases, points)
         for sentence in _disproportion(f"{names[path]}{among}", group, points)
     ]
 
 
-def _groups(own: Sequence[Phase], points: Mapping[str, CaseResult]) -> list[tuple[str, list[Phase]]]:
-    """Divide ``own`` by the values of an axis where one range does not describe all cases and theirs do.
+def _groups(phases: Sequence[Phase], points: Mapping[str, CaseResult]) -> list[tuple[str, list[Phase]]]:
+    """Divide ``phases`` by the values of an axis where one range does not describe all cases and theirs do.
 
     A range over fp32 and bf16 describes neither: the numbers of a phase must be within a factor of two.
     """
-    whole = [("", list(own))]
-    if _is_alike(own):
+    whole = [("", list(phases))]
+    if _is_alike(phases):
         return whole
-    for axis in dict.fromkeys(axis for phase in own for axis in points[phase.case].params):
-        groups = grouped((in_words(((axis, points[phase.case].params.get(axis)),)), phase) for phase in own)
-        if len(groups) < len(own) and all(_is_alike(group) for group in groups.values()):
+    for axis in dict.fromkeys(axis for phase in phases for axis in points[phase.case].params):
+        groups = grouped((in_words(((axis, points[phase.case].params.get(axis)),)), phase) for phase in phases)
+        if len(groups) < len(phases) and all(_is_alike(group) for group in groups.values()):
             return [(f" at {value}", group) for value, group in groups.items()]
     return whole
 
@@ -216,19 +222,19 @@ def _is_far(phase: Phase) -> bool:
     return bool(phase.of_time and phase.of_work and phase.of_time > max(_LEAST, _FAR_ABOVE * phase.of_work))
 
 
-def _is_alike(own: Sequence[Phase]) -> bool:
+def _is_alike(phases: Sequence[Phase]) -> bool:
     """Return True if one range describes the time shares and bandwidths of all disproportionate cases."""
-    far = [phase for phase in own if _is_far(phase)]
-    shares = [[s for s in each if s] for each in ([p.of_time for p in far], [p.of_bandwidth for p in far])]
-    return all(max(each) <= _SPREAD * min(each) for each in shares if each)
+    far = [phase for phase in phases if _is_far(phase)]
+    shares = [[s for s in numbers if s] for numbers in ([p.of_time for p in far], [p.of_bandwidth for p in far])]
+    return all(max(numbers) <= _SPREAD * min(numbers) for numbers in shares if numbers)
 
 
-def _disproportion(name: str, own: Sequence[Phase], points: Mapping[str, CaseResult]) -> Iterator[doc.Text]:
+def _disproportion(name: str, phases: Sequence[Phase], points: Mapping[str, CaseResult]) -> Iterator[doc.Text]:
     """Yield ``softmax takes 41 % of the time of these phases for 3 % of their FLOPs: ...``."""
-    far = [phase for phase in own if _is_far(phase)]
+    far = [phase for phase in phases if _is_far(phase)]
     if not far:
         return
-    where = "" if len(far) == len(own) else f" (in {count_cases(len(far))} of {len(own)})"
+    where = "" if len(far) == len(phases) else f" (in {count_cases(len(far))} of {len(phases)})"
     times, flops = (
         span([100 * (getattr(phase, name) or 0) for phase in far], _rounded) for name in ("of_time", "of_work")
     )
@@ -245,13 +251,13 @@ def _disproportion(name: str, own: Sequence[Phase], points: Mapping[str, CaseRes
     yield f"{sentence}."
 
 
-def _bandwidth_range(own: Sequence[Phase], points: Mapping[str, CaseResult]) -> tuple[doc.Inline, ...]:
+def _bandwidth_range(phases: Sequence[Phase], points: Mapping[str, CaseResult]) -> tuple[doc.Inline, ...]:
     """Return ``16 %``, or the lowest and the highest with their cases where cases differ."""
-    known = sorted((phase for phase in own if phase.of_bandwidth), key=lambda phase: phase.of_bandwidth or 0)
-    low, high = (f"{_rounded(100 * (phase.of_bandwidth or 0))} %" for phase in (known[0], known[-1]))
+    ordered = sorted((phase for phase in phases if phase.of_bandwidth), key=lambda phase: phase.of_bandwidth or 0)
+    low, high = (f"{_rounded(100 * (phase.of_bandwidth or 0))} %" for phase in (ordered[0], ordered[-1]))
     if low == high:
         return (low,)
-    lowest, highest = (doc.inlines(case_text(points[phase.case])) for phase in (known[0], known[-1]))
+    lowest, highest = (doc.inlines(case_text(points[phase.case])) for phase in (ordered[0], ordered[-1]))
     return (f"{low} (", *lowest, f") to {high} (", *highest, ")")
 
 

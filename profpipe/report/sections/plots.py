@@ -134,7 +134,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
     # Where nothing is compared, lines are the values of an axis.
     names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
     baselines = {case.variant for case in workload.cases if case.is_baseline} if lines is None else set()
-    every = len({without(shape.axes, axis, lines) for shape in workload.shapes})
+    total = len({without(shape.axes, axis, lines) for shape in workload.shapes})
     shown_groups = selection.groups(workload, axis, lines)
     drawn = len({point.panel for point in points} & set(shown_groups))
     return line_chart(
@@ -150,8 +150,8 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
         subtitle=fixed(workload),
         references=quantity.references,
         notes=(
-            f"{drawn} of {every} combinations of the other axes." if every > selection.GROUPS else "",
-            _without_speedup(workload, axis) if quantity.needs_accuracy else "",
+            f"{drawn} of {total} combinations of the other axes." if total > selection.GROUPS else "",
+            _count_missing_speedups(workload, axis) if quantity.needs_accuracy else "",
         ),
     )
 
@@ -177,12 +177,16 @@ def line_chart(
     most of its numbers are of inaccurate cases, so that no wrong line leads. The caption explains the signs that occur.
     """
     by_line = {name: [point for point in points if point.line == name] for name in lines}
-    rejected = {name for name, own in by_line.items() if 2 * sum(point.is_inaccurate for point in own) > len(own)}
+    rejected = {
+        name
+        for name, line_points in by_line.items()
+        if 2 * sum(point.is_inaccurate for point in line_points) > len(line_points)
+    }
     drawn: dict[str, tuple[doc.Series, ...]] = {}
     for others in panels:
         of_panel = {
-            name: tuple(sorted((p.mark for p in own if p.panel == others), key=lambda mark: mark.x))
-            for name, own in by_line.items()
+            name: tuple(sorted((p.mark for p in line_points if p.panel == others), key=lambda mark: mark.x))
+            for name, line_points in by_line.items()
         }
         series = tuple(
             doc.Series(f"{n} (inaccurate)" if n in rejected else n, n, marks, n == baseline, n in rejected)
@@ -220,7 +224,7 @@ def has_factors(values: Sequence[float]) -> bool:
         return False
     steps = list(itertools.pairwise(values))
     kinds = [b / a - 1 for a, b in steps], [b - a for a, b in steps]
-    factors, differences = (statistics.pstdev(own) / statistics.fmean(own) for own in kinds)
+    factors, differences = (statistics.pstdev(gaps) / statistics.fmean(gaps) for gaps in kinds)
     return len(values) == 2 or factors < differences
 
 
@@ -233,7 +237,7 @@ def not_shown(missing: Mapping[str, Sequence[str]]) -> str:
     return f"Not shown: {doc.plain(doc.join(parts))}." if parts else ""
 
 
-def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
+def _count_missing_speedups(workload: WorkloadFindings, axis: str) -> str:
     """Return the drawn cases that have a time and no speed-up, because they or their baseline are inaccurate."""
     missing: dict[str, list[str]] = {}
     drawn = selection.groups(workload, axis)
@@ -275,18 +279,18 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[tuple[str, str, list[f
 
     The last piece is everything else; it has no name where it is too small to see.
     """
-    is_cpu = any(each.kind == "cpu_op" for each in breakdowns)
+    is_cpu = any(split.kind == "cpu_op" for split in breakdowns)
 
     def is_visible(times: Sequence[float]) -> bool:
-        return any(ns >= _VISIBLE * each.total.ns for ns, each in zip(times, breakdowns, strict=True))
+        return any(ns >= _VISIBLE * split.total.ns for ns, split in zip(times, breakdowns, strict=True))
 
     names = {name: "copy" if is_cpu and name == "direct_copy" else name for name in _CATEGORIES}
-    found = [(title, name, [each.category(name).ns for each in breakdowns]) for name, title in names.items()]
-    found += [(class_name(name), name, [each.other_class(name).ns for each in breakdowns])
+    candidates = [(title, name, [split.category(name).ns for split in breakdowns]) for name, title in names.items()]
+    candidates += [(class_name(name), name, [split.other_class(name).ns for split in breakdowns])
               for name in other_classes(breakdowns) if name in _CLASSES]  # fmt: skip
-    found.append(("graph", "graph", [each.category("graph").ns for each in breakdowns]))
-    kept = [piece for piece in found if is_visible(piece[2])]
-    left = [each.total.ns - sum(times[i] for *_, times in kept) for i, each in enumerate(breakdowns)]
+    candidates.append(("graph", "graph", [split.category("graph").ns for split in breakdowns]))
+    kept = [piece for piece in candidates if is_visible(piece[2])]
+    left = [split.total.ns - sum(times[i] for *_, times in kept) for i, split in enumerate(breakdowns)]
     return [*kept, ("everything else" if is_visible(left) else "", "rest", left)]
 
 
@@ -304,14 +308,14 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     is_cpu = any(split.kind == "cpu_op" for _, split, _ in bars)
     factors = [min(1.0, ns / (split.total.ns or 1.0)) for _, split, ns in bars]
     left = [max(ns - split.total.ns, 0.0) for _, split, ns in bars]
-    found = [(name, key, [factor * ns for factor, ns in zip(factors, times, strict=True)])
+    parts = [(name, key, [factor * ns for factor, ns in zip(factors, times, strict=True)])
              for name, key, times in pieces([split for _, split, _ in bars])]  # fmt: skip
     is_visible = any(ns >= _VISIBLE * wall_ns for ns, (*_, wall_ns) in zip(left, bars, strict=True))
     gap = "outside of operators" if is_cpu else "no kernel runs"
-    found.append((gap if is_visible else "", "step_idle_other", left))
+    parts.append((gap if is_visible else "", "step_idle_other", left))
     series = tuple(
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(times)))
-        for name, key, times in (found if any(left) else found[:-1])
+        for name, key, times in (parts if any(left) else parts[:-1])
     )
     time = f"Self time of {workload.cpu_rows}" if is_cpu else "Kernel time"
     of = "a call" if workload.is_per_call else "the whole recording"
@@ -365,8 +369,8 @@ def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc
     """Yield ``blocks`` without ``chart``, also where it is one of those to choose from."""
     for block in blocks:
         if isinstance(block, doc.Choice):
-            options = {key: tuple(without_chart(own, chart)) for key, own in block.options.items()}
-            yield replace(block, options={key: own for key, own in options.items() if own})
+            options = {key: tuple(without_chart(shown, chart)) for key, shown in block.options.items()}
+            yield replace(block, options={key: shown for key, shown in options.items() if shown})
         elif not (isinstance(block, doc.Chart) and block.id == chart.id):
             yield block
 
@@ -378,7 +382,7 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
     names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
     for quantity in quantities(workload):
         yield from _both(workload, axis, quantity, names[quantity.name], basis)
-    yield from _by_profiler(workload, axis)
+    yield from _make_profiler_views(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
             value = functools.partial(_value, metric=metric)
@@ -393,22 +397,26 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
 
 def _value(case: CaseResult, metric: str) -> float | None:
     """Return a recorded metric. A value without a place on an axis, as an infinite error, is none."""
-    found = case.values.get(metric)
-    return found if found is not None and math.isfinite(found) else None
+    recorded = case.values.get(metric)
+    return recorded if recorded is not None and math.isfinite(recorded) else None
 
 
 def _time(case: CaseResult, times: Mapping[str, float]) -> float | None:
     return times.get(case.id)
 
 
-def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
+def _make_profiler_views(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
     """Yield the times of the cases under each profiler that recorded kernels."""
-    figures = ((figure.profiler, (each.case, figure.ns)) for each in workload.agreements for figure in each.figures)
+    figures = (
+        (figure.profiler, (agreement.case, figure.ns))
+        for agreement in workload.agreements
+        for figure in agreement.figures
+    )
     for profiler, times in grouped(figures).items():
         if workload.basis is None or profiler != workload.basis.profiler:
             value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"
-            found = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
-            yield from _both(workload, axis, found, "kernel time", profiler)
+            kernel_time = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
+            yield from _both(workload, axis, kernel_time, "kernel time", profiler)
 
 
 def _both(
@@ -425,16 +433,16 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
     """Return the cases of the largest shape in the order of the quantity, the best first; None for fewer than two."""
     shape = workload.largest
     cases = list(shape.cases) if workload.compare and shape else list(workload.cases)
-    known = [(case, value) for case in cases if (value := quantity.value(case)) is not None]
-    if len(known) < 2:
+    measured = [(case, value) for case in cases if (value := quantity.value(case)) is not None]
+    if len(measured) < 2:
         return None
     is_rate = quantity.name in ("speedup", "tflops", "bandwidth")
-    known.sort(key=lambda pair: -pair[1] if is_rate else pair[1])
-    known = known[:_MOST_ROWS]
-    marks = tuple(_mark(i, case, value, quantity) for i, (case, value) in enumerate(known))
-    names = tuple(_row_name(workload, case) for case, _ in known)
-    others = len(cases) - len(known)
-    place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in known]
+    measured.sort(key=lambda pair: -pair[1] if is_rate else pair[1])
+    measured = measured[:_MOST_ROWS]
+    marks = tuple(_mark(i, case, value, quantity) for i, (case, value) in enumerate(measured))
+    names = tuple(_row_name(workload, case) for case, _ in measured)
+    others = len(cases) - len(measured)
+    place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in measured]
     # A linear scale would hide the small values.
     spans_decades = min(values) > 0 and max(values) / min(values) >= DECADES
     is_time = quantity.name == "time" and workload.basis is not None
@@ -443,13 +451,13 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         chart_id(workload.name, quantity.name, "cases"),
         ", ".join(filter(None, [title, place])),
         doc.ChartKind.INTERVALS,
-        doc.Axis("", labels=names, cases=tuple(case.id for case, _ in known)),
+        doc.Axis("", labels=names, cases=tuple(case.id for case, _ in measured)),
         replace(quantity.axis, is_log=spans_decades),
         {"": (doc.Series("", "", marks),)},
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
         doc.Placement.HTML,
         subtitle=fixed(workload),
-        references=tuple(each for each in quantity.references if each.kind is doc.ReferenceKind.LEVEL),
+        references=tuple(reference for reference in quantity.references if reference.kind is doc.ReferenceKind.LEVEL),
     )
 
 
@@ -468,23 +476,23 @@ def _row_name(workload: WorkloadFindings, case: CaseResult) -> str:
 
 def roofline(workload: WorkloadFindings) -> doc.Section:
     """Return the cases below the machine's rates, for report.html; empty where a rate is unknown."""
-    known = [(case, case.limit.intensity, case.tflops_done, ridge, peak)
+    points = [(case, case.limit.intensity, case.tflops_done, ridge, peak)
              for case in workload.cases
              if case.limit.intensity and case.tflops_done
              for ridge, peak in [_roof(workload, case)] if ridge and peak]  # fmt: skip
-    if not known:
+    if not points:
         return doc.Section("roofline", "", workload=workload.name)
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
         marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id, note=doc.plain(case_text(case)))
-                      for case, x, y, *_ in known if name in ("", case.variant))  # fmt: skip
-        is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
+                      for case, x, y, *_ in points if name in ("", case.variant))  # fmt: skip
+        is_baseline = bool(name) and any(case.is_baseline for case, *_ in points if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
-    roofs = grouped(((round(ridge, 3), round(peak, 3)), _row_name(workload, case)) for case, *_, ridge, peak in known)
+    roofs = grouped(((round(ridge, 3), round(peak, 3)), _row_name(workload, case)) for case, *_, ridge, peak in points)
     notes = [
         "Below the slanted line memory is the limit, below the level one arithmetic.",
-        _hollow([mark for own in series for mark in own.marks]),
+        _hollow([mark for line in series for mark in line.marks]),
         "The peak depends on the types that a case computes in." if len(roofs) > 1 else "",
     ]
     chart = doc.Chart(
