@@ -66,7 +66,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     )
     duplicates = validity.find_duplicates(workloads)
     unreliable = {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
-    unreliable |= {(each.workload, each.case): DoubtCause.CONTRADICTED for pair in duplicates for each in pair}
+    unreliable |= {(timed.workload, timed.case): DoubtCause.CONTRADICTED for pair in duplicates for timed in pair}
     return Findings(
         workloads=tuple(
             _workload(
@@ -83,7 +83,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         coverage=validity.coverage(tables, run),
         unattributed=validity.unattributed(tables, run),
         unseen=validity.unseen(tables),
-        launch_counts=tuple(found for data in workloads for found in profiler_agreement.compare_launches(data)),
+        launch_counts=tuple(counts for data in workloads for counts in profiler_agreement.compare_launches(data)),
         duplicates=duplicates,
     )
 
@@ -91,20 +91,20 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
 def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings:
     declared = run.workload(name)
     frames = {table.name: getattr(tables, table.name) for table in ALL}
-    own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
+    workload_tables = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = run.is_command(name)
-    index = CaseIndex.of(own, is_command)
+    index = CaseIndex.of(workload_tables, is_command)
     jobs, refused = run.jobs_of(name), {file.source for file in run.refused}
     # A span of a program is no iteration of it.
     is_whole = not (declared and declared.capture) and not any(job.span for job in jobs)
     breakdowns = index.breakdowns(once=is_command and is_whole)
     basis = choose_basis(index, breakdowns)
-    profiler = validity.preferred(own.kernels)
+    profiler = validity.preferred(workload_tables.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
         with_steps = {name for _, name in index.step_totals}
         profiler = next(iter(by_preference(with_steps)), profiler)
-    layout = vars(lay_out(own, declared, planned))
+    layout = vars(lay_out(workload_tables, declared, planned))
     peaks, rates = roofline.rates_of(name, run)
     of_profiler = (file for file in run.files if profiler in (file.tool, *Path(file.source).parts[2:3]))
     cpu_rows = next((file.rows for file in of_profiler if file.rows), CPU_ROWS)
@@ -119,7 +119,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         breakdowns=breakdowns,
         basis=basis and replace(basis, rows=cpu_rows),
         kernel_profiler=profiler,
-        nodes=cluster.read_nodes(own, run, name, basis.profiler if basis else ""),
+        nodes=cluster.read_nodes(workload_tables, run, name, basis.profiler if basis else ""),
         peaks=peaks,
         rates=rates,
         cpu_rows=cpu_rows,
@@ -139,7 +139,7 @@ def _workload(
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
     own_steps = steps.find_steps(index, with_steps, data.params, declared, run.jobs_of(name))
-    targets = {name: own for name, own in (declared.targets if declared else ()) if own}
+    targets = {name: target for name, target in (declared.targets if declared else ()) if target}
     cases = {id: with_grades(case, targets, counters[id], own_steps.of(id)) for id, case in cases.items()}
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
@@ -207,15 +207,15 @@ def _shapes(
 ) -> Iterator[Shape]:
     by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
-        own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        win = judge_win(own, unreliable, data.nodes)
-        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
+        shape_cases = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
+        win = judge_win(shape_cases, unreliable, data.nodes)
+        yield Shape(axes, tuple(shape_cases), tuple(_switch_costs(shape_cases, cases, data)), win)
 
 
 def _switch_costs(
-    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadFindings
+    shape_cases: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadFindings
 ) -> Iterator[SwitchCost]:
-    for case in own:
+    for case in shape_cases:
         base = baseline_of(case, cases, data)
         is_unlike = Flag.UNLIKE_NODES in case.marks
         if base is None or case.is_baseline or is_unlike or not are_comparable(base, case):

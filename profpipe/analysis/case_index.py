@@ -190,18 +190,18 @@ class CaseIndex:
                 steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
                 continue
             if subject.startswith(_APART):
-                own = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
+                subject_numbers = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
-                own = numbers.setdefault((case, profiler, subject), {})
+                subject_numbers = numbers.setdefault((case, profiler, subject), {})
             number = Number(*row)
             # A rule may have both a global and a local estimate.
-            own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
+            subject_numbers[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
         counts = count_ranks(tables.kernels) if is_command else {}
         places = tables.steps[["case", "profiler", "rank", "device"]].drop_duplicates()
         in_steps = places.groupby(["case", "profiler"], sort=False).size()
         counts |= {(str(case), str(profiler)): int(n) for (case, profiler), n in in_steps.items()}
         sums = sum_kernels(tables.kernels)
-        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sums.items()}
+        totals = {key: kernel_totals.divided_by(counts.get(key, 1)) for key, kernel_totals in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
         ranges = case_ranges(tables.ranges)
         return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
@@ -220,8 +220,8 @@ class CaseIndex:
     def range_of_steps(self, case: str, profiler: str) -> tuple[float | None, float | None]:
         """Return the wall times in ns of the shortest and the longest steady step of any rank."""
         steps = self.tables.steps
-        own = steps[(steps["case"] == case) & (steps["profiler"] == profiler)]
-        walls = own.loc[own["state"] == StepState.STEADY.value, "wall_ns"].dropna()
+        case_steps = steps[(steps["case"] == case) & (steps["profiler"] == profiler)]
+        walls = case_steps.loc[case_steps["state"] == StepState.STEADY.value, "wall_ns"].dropna()
         return (float(walls.min()), float(walls.max())) if len(walls) else (None, None)
 
     @functools.cached_property
@@ -245,7 +245,7 @@ class CaseIndex:
             name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
             for name, number in numbers["step_kernel_time"].items()
         }
-        own = {Kernel(name, "", "", self.copies[name]): total for name, total in times.items() if name in self.copies}
+        sums = {Kernel(name, "", "", self.copies[name]): total for name, total in times.items() if name in self.copies}
         # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
         # whole recording, and their launches vary like its launches.
         for kernel, part in capture.work.items():
@@ -254,8 +254,8 @@ class CaseIndex:
                 whole = capture.by_name[name]
                 share, calls = part.ns / whole.ns, times[name].calls
                 squares = whole.squares * share * calls / whole.calls if part.calls else 0.0
-                own[kernel] = replace(whole, calls=share * calls, ns=share * times[name].ns, squares=squares)
-        return KernelTotals(own, capture.streams)
+                sums[kernel] = replace(whole, calls=share * calls, ns=share * times[name].ns, squares=squares)
+        return KernelTotals(sums, capture.streams)
 
     @functools.cached_property
     def totals(self) -> Mapping[Key, KernelTotals]:
@@ -264,14 +264,14 @@ class CaseIndex:
         A step and a whole recording are not compared: a case without steps beside others with steps has no totals.
         """
         with_steps = {profiler for _, profiler in self.step_totals}
-        whole = {key: own for key, own in self.capture_totals.items() if key[1] not in with_steps}
+        whole = {key: totals for key, totals in self.capture_totals.items() if key[1] not in with_steps}
         return {**whole, **self.step_totals}
 
     @functools.cached_property
     def overheads(self) -> Mapping[Key, float]:
         """What a profiler added to the loop of a case, as a share of its wall time without it."""
-        of_cases = ((key[:2], own) for key, own in self.numbers.items() if not key[2])
-        walls = {key: own["loop_wall"].value for key, own in of_cases if "loop_wall" in own}
+        of_cases = ((key[:2], numbers) for key, numbers in self.numbers.items() if not key[2])
+        walls = {key: numbers["loop_wall"].value for key, numbers in of_cases if "loop_wall" in numbers}
         alone = {case: wall for (case, profiler), wall in walls.items() if profiler == "plain" and wall}
         return {key: wall / alone[key[0]] - 1 for key, wall in walls.items() if key[1] != "plain" and key[0] in alone}
 
@@ -282,9 +282,9 @@ class CaseIndex:
     @functools.cached_property
     def recorders(self) -> Mapping[str, Set[str]]:
         """The profilers that recorded a metric of a case, by metric."""
-        of_cases = ((profiler, own) for (_, profiler, subject), own in self.numbers.items() if not subject)
-        found = grouped((metric, profiler) for profiler, own in of_cases for metric in own)
-        return {metric: set(profilers) for metric, profilers in found.items()}
+        of_cases = ((profiler, numbers) for (_, profiler, subject), numbers in self.numbers.items() if not subject)
+        by_metric = grouped((metric, profiler) for profiler, numbers in of_cases for metric in numbers)
+        return {metric: set(profilers) for metric, profilers in by_metric.items()}
 
     def iterations(self, case: str, profiler: str) -> int:
         """Return the iterations of a case that a profiler recorded; 0 where they are not known."""
@@ -297,13 +297,13 @@ class CaseIndex:
 
         ``once``: a command without steps runs one iteration.
         """
-        found: dict[str, dict[str, KernelBreakdown]] = {}
-        for (case, profiler), own in self.totals.items():
+        by_case: dict[str, dict[str, KernelBreakdown]] = {}
+        for (case, profiler), totals in self.totals.items():
             count = self.iterations(case, profiler) or (1 if once or (case, profiler) in self.step_totals else None)
-            if divided := break_down(profiler, own, count, self.ranges.get((case, profiler), CaseRange())):
+            if divided := break_down(profiler, totals, count, self.ranges.get((case, profiler), CaseRange())):
                 ranks = self.rank_counts.get((case, profiler), 1)
-                found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
-        return found
+                by_case.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
+        return by_case
 
 
 # --- the processes and GPUs that ran a case together ------------------------------------------------------------------
@@ -340,12 +340,12 @@ class RankResult:
 def find_ranks(recorded: CaseIndex, cases: Iterable[str]) -> Iterator[RankResult]:
     """Yield each process of those of ``cases`` that several ran, or in which a GPU communicated with others."""
     for case in cases:
-        timed = _by_name(recorded, case, "plain", RANK_PREFIX)
+        timed = _select_numbers(recorded, case, "plain", RANK_PREFIX)
         if timed:
             timed = {"0": recorded.numbers.get((case, "plain", ""), {}), **timed}
-        seen = {p: _by_name(recorded, case, p, DEVICE_PREFIX) for p in _LAUNCH_PROFILERS}
-        profiler, devices = next(((p, own) for p, own in seen.items() if own), ("", {}))
-        for name in sorted({*timed, *devices}, key=_by_number):
+        seen = {p: _select_numbers(recorded, case, p, DEVICE_PREFIX) for p in _LAUNCH_PROFILERS}
+        profiler, devices = next(((p, devices) for p, devices in seen.items() if devices), ("", {}))
+        for name in sorted({*timed, *devices}, key=_make_sort_key):
             rows = {**timed.get(name, {}), **devices.get(name, {})}
             if _OWN_TIME in rows:
                 rows["time"] = rows[_OWN_TIME]
@@ -359,13 +359,13 @@ def worst_numbers(recorded: CaseIndex, case: str) -> dict[str, float]:
     whether the case fits. The time of a case is that of its slowest process, so the lowest clocks go with it.
     """
     first = recorded.numbers.get((case, "plain", ""), {})
-    found: dict[str, float] = {}
-    for own in _by_name(recorded, case, "plain", RANK_PREFIX).values():
-        for metric, number in own.items():
+    worst: dict[str, float] = {}
+    for numbers in _select_numbers(recorded, case, "plain", RANK_PREFIX).values():
+        for metric, number in numbers.items():
             worse = min if metric.startswith(_CLOCKS) else worse_of(metric)
             if worse and metric in first:
-                found[metric] = worse(found.get(metric, first[metric].value), number.value)
-    return found
+                worst[metric] = worse(worst.get(metric, first[metric].value), number.value)
+    return worst
 
 
 def has_waited(recorded: CaseIndex, case: str) -> bool:
@@ -374,17 +374,19 @@ def has_waited(recorded: CaseIndex, case: str) -> bool:
     They are then longer than an iteration of the loop around the call, though the loop also flushes the cache. Runs
     before 0.2 held GPUs for different times where one process was late: 3.1 ms for a call of 1.1 ms.
     """
-    own = recorded.numbers.get((case, "plain", ""), {})
-    if "time" not in own or "loop_wall" not in own or not _by_name(recorded, case, "plain", RANK_PREFIX):
+    numbers = recorded.numbers.get((case, "plain", ""), {})
+    if "time" not in numbers or "loop_wall" not in numbers or not _select_numbers(recorded, case, "plain", RANK_PREFIX):
         return False
-    return own["time"].value > _LONGER * own["loop_wall"].value
+    return numbers["time"].value > _LONGER * numbers["loop_wall"].value
 
 
-def _by_name(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, Number]]:
+def _select_numbers(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, Number]]:
     subjects = recorded.by_rank.get((case, profiler), {})
-    return {subject.removeprefix(prefix): own for subject, own in subjects.items() if subject.startswith(prefix)}
+    return {
+        subject.removeprefix(prefix): numbers for subject, numbers in subjects.items() if subject.startswith(prefix)
+    }
 
 
-def _by_number(name: str) -> tuple[int, str]:
+def _make_sort_key(name: str) -> tuple[int, str]:
     number = re.match(r"\d+", name)
     return int(number[0]) if number else 0, name

@@ -67,14 +67,18 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     """
     profilers = ("plain", *index.profilers)
     repeated = {key for key, numbers in index.step_numbers.items() if CAPTURE_LAUNCH in numbers}
-    with_steps = {name: {case for case, own in index.step_times.keys() - repeated if own == name} for name in profilers}
+    with_steps = {
+        name: {case for case, profiler in index.step_times.keys() - repeated if profiler == name} for name in profilers
+    }
     counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
-        own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
+        numbers
+        for (case, *key), numbers in index.numbers.items()
+        if key == ["plain", ""] and case not in with_steps["plain"]
     ]
-    counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
+    counts |= {Basis("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()}
     for profiler in index.profilers:
-        seen = [own[profiler] for own in breakdowns.values() if profiler in own]
+        seen = [by_profiler[profiler] for by_profiler in breakdowns.values() if profiler in by_profiler]
         if seen:
             counts[Basis(profiler, seen[0].kind)] = len(seen)
     return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
@@ -98,15 +102,15 @@ def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> 
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
     if data.nodes.of_cases:
-        cases = {id: _with_node_mark(case, cases, data) for id, case in cases.items()}
+        cases = {id: _add_node_mark(case, cases, data) for id, case in cases.items()}
     shared = _shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
         return cases  # a ratio of two single processes says nothing
-    return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
+    return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
-def _with_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
+def _add_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
@@ -149,7 +153,7 @@ def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResul
         values=_values(index, id),
         is_baseline=data.baseline_of(id) == id,
     )
-    case = replace(_with_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
+    case = replace(_add_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
     case = replace(case, marks=_flags(data, case, basis))
     if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
         return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
@@ -160,12 +164,16 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
     if not basis.is_timed:
         breakdown = breakdowns.get(basis.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
-    own: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
-    time = index.step_times.get((case, basis.profiler)) if basis.quantity == "step" else own.get(_TIMED[basis.quantity])
+    numbers: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
+    time = (
+        index.step_times.get((case, basis.profiler))
+        if basis.quantity == "step"
+        else numbers.get(_TIMED[basis.quantity])
+    )
     if time is None:
         return None
     names = ("time_p10", "time_p90", "time_min", "time_max")
-    p10, p90, lowest, highest = (own[name].value if name in own else None for name in names)
+    p10, p90, lowest, highest = (numbers[name].value if name in numbers else None for name in names)
     if basis.quantity == "step":
         lowest, highest = index.range_of_steps(case, basis.profiler)
     elif basis.quantity == "wall" and (walls := index.process_walls.get((case, basis.profiler))):
@@ -180,17 +188,17 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     Errors, memory and SM clocks of several processes are the worst of them. ``issue`` is at most the time of an
     iteration of the loop: versions before 0.2 recorded more.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for profiler in ("plain", *index.profilers):
         for metric, number in index.numbers.get((case, profiler, ""), {}).items():
             if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
-                found.setdefault(metric, number.value)
-    if "issue" in found:
-        found["issue"] = min(found["issue"], found.get("loop_wall", math.inf))
-    return found | worst_numbers(index, case)
+                values.setdefault(metric, number.value)
+    if "issue" in values:
+        values["issue"] = min(values["issue"], values.get("loop_wall", math.inf))
+    return values | worst_numbers(index, case)
 
 
-def _with_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
+def _add_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
     """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
     if case.time is None or case.time.ns <= 0 or case.time.n is None:
         return case
@@ -250,7 +258,7 @@ def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -
     return verdict if limits or verdict.mark else None
 
 
-def _with_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
+def _add_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
     """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
     if base is None or case.is_disqualified:
         return case
@@ -332,8 +340,8 @@ def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[st
 
 
 def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
-    if found := tuple(flag for flag in flags if flag in case.marks):
-        yield Doubt(cause, (case.variant,), found)
+    if case_flags := tuple(flag for flag in flags if flag in case.marks):
+        yield Doubt(cause, (case.variant,), case_flags)
 
 
 def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator[Doubt]:
@@ -384,8 +392,8 @@ def with_grades(
     case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
 ) -> CaseResult:
     """Add what a timed case reaches of the quantities that have a target, and its grades."""
-    found = _reached(case, counters, steps) if targets and case.time else {}
-    reached = {name: value for name, value in found.items() if name in targets}
+    quantities = _reached(case, counters, steps) if targets and case.time else {}
+    reached = {name: value for name, value in quantities.items() if name in targets}
     return replace(
         case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
     )
@@ -396,16 +404,18 @@ def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | 
     is_wrong = Flag.ABOVE_PEAK in case.marks
     bandwidth, sm = case.limit.bandwidth_share, THROUGHPUT["sm"]
     # The mean over the kernels that ncu measured, weighted by their time.
-    known = [(row.mean_ns * row.calls, row.values[sm][0]) for row in counters if row.mean_ns and sm in row.values]
-    all_ns = sum(ns for ns, _ in known)
+    measured_kernels = [
+        (row.mean_ns * row.calls, row.values[sm][0]) for row in counters if row.mean_ns and sm in row.values
+    ]
+    all_ns = sum(ns for ns, _ in measured_kernels)
     # The share of a call, or of a step without its profiler, in which a kernel or a copy runs.
     parts = steps.parts_without_profiler if steps else None
     idle = parts.idle_ns / parts.wall_ns if parts is not None and parts.wall_ns else case.idle_share
-    found = {
+    quantities = {
         "tflops": None if is_wrong else case.tflops_done,
         "gpu_busy": None if idle is None else 100 * (1 - idle),
         "memory_bandwidth": None if is_wrong or bandwidth is None else 100 * bandwidth,
-        "sm": sum(ns * percent for ns, percent in known) / all_ns if all_ns else None,
+        "sm": sum(ns * percent for ns, percent in measured_kernels) / all_ns if all_ns else None,
         "speedup": None if case.is_baseline else case.speedup,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in quantities.items() if value is not None}

@@ -70,15 +70,15 @@ class Layout:
         """Return the case with the baseline's values and otherwise the same ones."""
         if not self.baseline:
             return None
-        return self._by_point.get(self._point({**self.params[case], **self.baseline}))
+        return self._first_cases.get(self._point({**self.params[case], **self.baseline}))
 
     @functools.cached_property
-    def _by_point(self) -> dict[tuple[str, ...], str]:
+    def _first_cases(self) -> dict[tuple[str, ...], str]:
         """The first case of each combination of values; indexed because every case looks it up."""
-        found: dict[tuple[str, ...], str] = {}
+        first_cases: dict[tuple[str, ...], str] = {}
         for case, params in self.params.items():
-            found.setdefault(self._point(params), case)
-        return found
+            first_cases.setdefault(self._point(params), case)
+        return first_cases
 
     def _point(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         axes = dict.fromkeys([*(axis for axis in self.varying if axis not in self.extra), *self.baseline])
@@ -97,9 +97,11 @@ class Layout:
         """
         if self.compare is None or axis == self.compare:
             return False
-        by_compared = grouped((as_text(own.get(self.compare)), own.get(axis)) for own in self.params.values())
-        sets_none = any(all(value is None for value in own) for own in by_compared.values())
-        return sets_none and all(value is None or is_number(value) for own in by_compared.values() for value in own)
+        by_compared = grouped((as_text(params.get(self.compare)), params.get(axis)) for params in self.params.values())
+        sets_none = any(all(value is None for value in values) for values in by_compared.values())
+        return sets_none and all(
+            value is None or is_number(value) for values in by_compared.values() for value in values
+        )
 
 
 def lay_out(tables: Tables, declared: Workload | None, planned: Iterable[str] = ()) -> Layout:
@@ -123,8 +125,8 @@ def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ..
 def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Workload | None) -> Layout:
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
-    own = {*declared.params, *declared.matrix} if declared else set()
-    set_here = {*own, *_ALWAYS_SHOWN} if own else set(axes)
+    declared_axes = {*declared.params, *declared.matrix} if declared else set()
+    set_here = {*declared_axes, *_ALWAYS_SHOWN} if declared_axes else set(axes)
     baseline = {axis: value for axis, value in ((declared and declared.baseline) or {}).items() if axis in axes}
     only = COMPARED if COMPARED in axes else None
     compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), only)
@@ -138,13 +140,13 @@ def _params(tables: Tables, planned: Iterable[str]) -> dict[str, dict[str, Any]]
     recorded: dict[str, dict[str, Any]] = {}
     for case, text in rows(tables.cases, "case", "params"):
         recorded.setdefault(case, {}).update(json.loads(text) if text else {})
-    known = dict.fromkeys(case for table in ALL for case in getattr(tables, table.name)["case"].unique())
-    every = dict.fromkeys([*(case for case in planned if case in known), *known])
-    named = [case for case in every if case] or list(every)
-    return _with_defaults({case: parse_id(case) | recorded.get(case, {}) for case in named})
+    recorded_cases = dict.fromkeys(case for table in ALL for case in getattr(tables, table.name)["case"].unique())
+    cases = dict.fromkeys([*(case for case in planned if case in recorded_cases), *recorded_cases])
+    named = [case for case in cases if case] or list(cases)
+    return _add_defaults({case: parse_id(case) | recorded.get(case, {}) for case in named})
 
 
-def _with_defaults(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _add_defaults(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Add the workload's defaults that all recorded cases share to cases that crashed before recording them."""
     named = {case: parse_id(case) for case in params}
     if not all(named.values()):

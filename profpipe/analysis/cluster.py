@@ -24,13 +24,13 @@ def read_nodes(tables: Tables, run: Manifest, workload: str, profiler: str) -> N
         return Nodes()
     # The nodes of a program on several ones are one place: ``node1, node2``.
     places = [(job, ", ".join(_nodes_of(job))) for job in run.jobs_of(workload) if _nodes_of(job)]
-    found = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)
-    of_cases = {case: tuple(dict.fromkeys(own)) for case, own in found.items()}
+    by_case = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)
+    of_cases = {case: tuple(dict.fromkeys(case_places)) for case, case_places in by_case.items()}
     facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
     for job, place in places:
         if place not in facts:
-            own = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
-            facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in own.items()}
+            node_facts = grouped(fact for node in _nodes_of(job) for fact in facts.get(node, {}).items())
+            facts[place] = {name: "; ".join(dict.fromkeys(values)) for name, values in node_facts.items()}
     within = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
     return Nodes(of_cases, facts, _find_spread(tables.metrics, of_cases), within)
 
@@ -72,19 +72,20 @@ def _find_spread(metrics: pd.DataFrame, of_cases: Mapping[str, tuple[str, ...]])
     These are the times of a reference that each task takes, and the time that the case has in its own task.
     """
     plain = metrics[(metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)]
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    times: dict[tuple[str, str], dict[str, list[float]]] = {}
     for case, metric, subject, value in rows(plain, "case", "metric", "subject", "value"):
         if subject.startswith(NODE_PREFIX):
-            found.setdefault((case, metric), {}).setdefault(subject.removeprefix(NODE_PREFIX), []).append(value)
+            times.setdefault((case, metric), {}).setdefault(subject.removeprefix(NODE_PREFIX), []).append(value)
     for case, metric, subject, value in rows(plain, "case", "metric", "subject", "value"):
-        if not subject and (case, metric) in found and len(nodes := of_cases.get(case, ())) == 1:
-            found[case, metric].setdefault(nodes[0], []).append(value)
+        if not subject and (case, metric) in times and len(nodes := of_cases.get(case, ())) == 1:
+            times[case, metric].setdefault(nodes[0], []).append(value)
     # A step or call is the better time than the process around it.
     spreads = [
         NodeSpread(case, max(medians) / min(medians) - 1, len(medians))
         for metric in reversed(TIMES)
-        for (case, of_metric), by_node in found.items()
-        if of_metric == metric and len(medians := [statistics.median(own) for own in by_node.values()]) > 1
+        for (case, of_metric), by_node in times.items()
+        if of_metric == metric
+        and len(medians := [statistics.median(node_times) for node_times in by_node.values()]) > 1
         if min(medians) > 0
     ]
     return spreads[-1] if spreads else None
@@ -113,12 +114,12 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
             Status.INTERRUPTED,
             details,
             profilers,
-            tuple(dict.fromkeys(case for _, case in own)),
-            logs=tuple(dict.fromkeys(f"slurm/logs/{task.job}.txt" for task, _ in own if task.attempt)),
+            tuple(dict.fromkeys(case for _, case in task_cases)),
+            logs=tuple(dict.fromkeys(f"slurm/logs/{task.job}.txt" for task, _ in task_cases if task.attempt)),
             task_state=state,
-            nodes=tuple(dict.fromkeys(task.node for task, _ in own if task.node)),
+            nodes=tuple(dict.fromkeys(task.node for task, _ in task_cases if task.node)),
         )
-        for (workload, state, details, profilers), own in lacking.items()
+        for (workload, state, details, profilers), task_cases in lacking.items()
     )
 
 

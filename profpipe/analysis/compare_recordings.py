@@ -94,12 +94,14 @@ class RecordingChange:
         a, b = self.a.kernels, self.b.kernels
         if not self.has_times:
             a, b = (
-                {name: replace(work, ns=0.0) for name, work in own.items() if work.kernel_class not in COPIES}
-                for own in (a, b)
+                {name: replace(work, ns=0.0) for name, work in kernels.items() if work.kernel_class not in COPIES}
+                for kernels in (a, b)
             )
-        found = kernel_differences.compare(self.difference_ns, {0: a}, {0: b})
-        assert found is not None
-        return tuple(sorted(found.kernels, key=lambda own: (-abs(own.part_ns), -abs(own.b.calls - own.a.calls))))
+        comparison = kernel_differences.compare(self.difference_ns, {0: a}, {0: b})
+        assert comparison is not None
+        return tuple(
+            sorted(comparison.kernels, key=lambda kernel: (-abs(kernel.part_ns), -abs(kernel.b.calls - kernel.a.calls)))
+        )
 
     @property
     def is_same(self) -> bool:
@@ -110,9 +112,9 @@ class RecordingChange:
     @property
     def renamed_classes(self) -> Iterator[tuple[str, float, float]]:
         """Yield (class, ns on A, ns on B) of classes with other kernels on both sides that take about the same time."""
-        for name, own in grouped((kernel.kernel_class, kernel) for kernel in self.kernels).items():
-            changes = {kernel.change for kernel in own}
-            a_ns, b_ns = sum(kernel.a.ns for kernel in own), sum(kernel.b.ns for kernel in own)
+        for name, kernels in grouped((kernel.kernel_class, kernel) for kernel in self.kernels).items():
+            changes = {kernel.change for kernel in kernels}
+            a_ns, b_ns = sum(kernel.a.ns for kernel in kernels), sum(kernel.b.ns for kernel in kernels)
             is_renamed = KernelChange.EXCHANGED in changes or changes >= {KernelChange.APPEARED, KernelChange.VANISHED}
             if is_renamed and abs(b_ns - a_ns) <= _ABOUT_EQUAL * max(a_ns, b_ns):
                 yield name, a_ns, b_ns
@@ -156,10 +158,10 @@ def name_of(workload: str, case: str) -> str:
 
 def _profilers(data: Tables) -> dict[Key, list[str]]:
     """Return the profilers that recorded kernels or copies with their times, by workload and case."""
-    own = data.kernels
-    timed = own[own["total_ns"].notna() & (own["profiler"] != "") & (own["kind"] != "cpu_op")]
-    found = timed[["workload", "case", "profiler"]].drop_duplicates()
-    return grouped(((workload, case), name) for workload, case, name in rows(found, "workload", "case", "profiler"))
+    kernels = data.kernels
+    timed = kernels[kernels["total_ns"].notna() & (kernels["profiler"] != "") & (kernels["kind"] != "cpu_op")]
+    recorded = timed[["workload", "case", "profiler"]].drop_duplicates()
+    return grouped(((workload, case), name) for workload, case, name in rows(recorded, "workload", "case", "profiler"))
 
 
 def _match(a: Iterable[Key], b: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
@@ -171,7 +173,7 @@ def _match(a: Iterable[Key], b: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
 
 def _partners(a: Iterable[str], b: Iterable[str]) -> list[tuple[str, str]]:
     """Return the names that both have, and the names that are left where that is one of each."""
-    left_a, left_b = ([name for name in own if name not in other] for own, other in ((a, b), (b, a)))
+    left_a, left_b = ([name for name in names if name not in other] for names, other in ((a, b), (b, a)))
     last = [(left_a[0], left_b[0])] if len(left_a) == len(left_b) == 1 else []
     return [*((name, name) for name in a if name in b), *last]
 
@@ -189,40 +191,42 @@ def _read(run: Run, key: Key, profiler: str) -> tuple[Side, _Held]:
     """Return a case under one profiler without parts, and what the recording holds of each extent."""
     (data, manifest), (workload, case) = run, key
     frames = {table.name: getattr(data, table.name) for table in ALL}
-    own = {n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()}
+    selected_frames = {
+        n: frame[(frame["workload"] == workload) & (frame["profiler"] == profiler)] for n, frame in frames.items()
+    }
     declared = manifest.workload(workload)
-    index = CaseIndex.of(Tables(**own), manifest.is_command(workload))
-    found = steps.find_steps(index, [case], {}, declared)
+    index = CaseIndex.of(Tables(**selected_frames), manifest.is_command(workload))
+    step_findings = steps.find_steps(index, [case], {}, declared)
     place = case, profiler
     whole = index.capture_totals[place].divided_by(1 / index.rank_counts.get(place, 1))
-    own_steps = found.of(case)
+    own_steps = step_findings.of(case)
     held: dict[Extent, tuple[KernelTotals, _Ranks]] = {Extent.KERNELS: (whole, {})}
-    ranks = found.recordings.get(case, {})
+    ranks = step_findings.recordings.get(case, {})
     if own_steps:
         ranks = dict(_whole_ranks(own_steps))
         if own_steps.parts and place in index.step_totals:
             of_steps = {
-                (each.rank, ONE_DEVICE if each.device is None else each.device): each.parts
-                for each in own_steps.ranks
-                if each.parts
+                (rank.rank, ONE_DEVICE if rank.device is None else rank.device): rank.parts
+                for rank in own_steps.ranks
+                if rank.parts
             }
             held[Extent.STEP] = index.step_totals[place], of_steps
     elif number := index.iterations(case, profiler):
         held[Extent.CALL] = whole.divided_by(number), {}
     if ranks:
         held[Extent.RECORDING] = whole.divided_by(len(ranks)), ranks
-    launches = sum(own.calls for own in whole.work.values())
+    launches = sum(work.calls for work in whole.work.values())
     side = Side(workload, case, profiler, launches, whole.total_ns, StepParts({}), {}, {}, own_steps)
     return side, {
-        extent: (totals.by_class, kernel_differences.by_name(totals), dict(sorted(own.items())))
-        for extent, (totals, own) in held.items()
+        extent: (totals.by_class, kernel_differences.by_name(totals), dict(sorted(parts.items())))
+        for extent, (totals, parts) in held.items()
     }
 
 
-def _whole_ranks(own: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
+def _whole_ranks(case_steps: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
     """Yield the parts of the whole recording by rank: the sums of all steps and of what is between."""
-    for rank, place in rows(own.rows[PLACE].drop_duplicates(), *PLACE):
-        parts = own.rows.loc[(own.rows["rank"] == rank) & (own.rows["place"] == place), COLUMNS]
+    for rank, place in rows(case_steps.rows[PLACE].drop_duplicates(), *PLACE):
+        parts = case_steps.rows.loc[(case_steps.rows["rank"] == rank) & (case_steps.rows["place"] == place), COLUMNS]
         if parts.notna().all(axis=None):
             sums = parts.sum()
             yield (rank, place), StepParts({part: float(sums[part.column]) for part in StepPart})
@@ -231,7 +235,7 @@ def _whole_ranks(own: CaseSteps) -> Iterator[tuple[Place, StepParts]]:
 def _compare(a: tuple[Side, _Held], b: tuple[Side, _Held]) -> RecordingChange:
     """Compare what both sides hold of the best extent, over the ranks that both have."""
     (_, held_a), (_, held_b) = a, b
-    extent = next(each for each in Extent if each in held_a and each in held_b)
+    extent = next(extent for extent in Extent if extent in held_a and extent in held_b)
     ranks_a, ranks_b = held_a[extent][-1].keys(), held_b[extent][-1].keys()
     shared = ranks_a & ranks_b
     better = _BETTER.get(extent)
@@ -248,13 +252,13 @@ def _measured(side: Side, held: _Held, extent: Extent, shared: Set[Place], is_di
     Where ``is_divided`` is true, the compute time has the classes of the kernels.
     """
     sums, kernels, ranks = held[extent]
-    known = [ranks[rank] for rank in shared or ranks]
-    mean = {part: sum(own.ns[part] for own in known) / max(len(known), 1) for part in StepPart}
+    rank_parts = [ranks[rank] for rank in shared or ranks]
+    mean = {part: sum(parts.ns[part] for parts in rank_parts) / max(len(rank_parts), 1) for part in StepPart}
     if not ranks:
         mean[StepPart.COMPUTE] = sum(sums.values())
-    ns = {part: on_grid(own) for part, own in mean.items()}
+    ns = {part: on_grid(part_ns) for part, part_ns in mean.items()}
     classes = steps.divide_compute(sums, mean[StepPart.COMPUTE]) if ranks else sums
-    exact = {name: on_grid(own) for name, own in classes.items() if is_divided}
+    exact = {name: on_grid(class_ns) for name, class_ns in classes.items() if is_divided}
     if exact:
         # The largest class takes what rounding left.
         exact[max(exact, key=exact.__getitem__)] += ns[StepPart.COMPUTE] - sum(exact.values())

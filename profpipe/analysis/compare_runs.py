@@ -133,9 +133,9 @@ class Comparison:
             GateCause.CHANGED_PARAMS: self.changed_params,
         }
         # A case that fails the gate decides it, whatever is not known of the others.
-        for own in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
-            if found := {cause: tuple(names) for cause, names in own.items() if names}:
-                return found
+        for names_by_cause in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
+            if decisive := {cause: tuple(names) for cause, names in names_by_cause.items() if names}:
+                return decisive
         return {} if self.changes else {GateCause.NOTHING_TO_JUDGE: ()}
 
     def judge_gate(self, percent: float) -> Gate:
@@ -172,10 +172,10 @@ def compare_runs(
             changed[name] = _differences(before.params, after.params)
         else:
             is_one_device = not _are_devices_different(key, manifest_a, manifest_b)
-            known = noise.get(key, Noise()) if is_one_device else Noise()
-            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
-            inaccurate = tuple(side for side, own in (("A", before), ("B", after)) if own.is_inaccurate)
-            overlaps, holds_drift = before.time.overlaps(after.time), known.between is not None
+            case_noise = noise.get(key, Noise()) if is_one_device else Noise()
+            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), case_noise) if is_one_device else None
+            inaccurate = tuple(side for side, timed in (("A", before), ("B", after)) if timed.is_inaccurate)
+            overlaps, holds_drift = before.time.overlaps(after.time), case_noise.between is not None
             changes.append(Change(name, before.time.ns, after.time.ns, overlaps, inaccurate, limit, holds_drift))
     gpus = (_gpu_names(manifest_a), _gpu_names(manifest_b))
     return Comparison(
@@ -194,12 +194,12 @@ def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> flo
     ``before`` and ``after`` are the times of the processes of each run, where several repeat the case. They show the
     spread too. The medians of several processes get no smaller limit: what a run has in common stays in them.
     """
-    known = [(each.spread, each.degrees) for each in (noise.of_runs,) if each]
-    if own := spread_within(before, after):
-        known.append(own)
-    if not known:
+    spreads = [(recorded.spread, recorded.degrees) for recorded in (noise.of_runs,) if recorded]
+    if within := spread_within(before, after):
+        spreads.append(within)
+    if not spreads:
         return None
-    limits = (quantile(_WITHIN, degrees) * math.log1p(spread) for spread, degrees in known)
+    limits = (quantile(_WITHIN, degrees) * math.log1p(spread) for spread, degrees in spreads)
     return max(math.log1p(LEAST_FLOOR), *limits)
 
 
@@ -240,8 +240,8 @@ def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
 
     That is the time of its calls or steps; for a command without steps the wall time of its process.
     """
-    own = metrics[(metrics["profiler"] == "plain") & (metrics["subject"] == "")]
-    times, walls = own[own["metric"] == "time"], own[own["metric"] == PROCESS_WALL]
+    plain_rows = metrics[(metrics["profiler"] == "plain") & (metrics["subject"] == "")]
+    times, walls = plain_rows[plain_rows["metric"] == "time"], plain_rows[plain_rows["metric"] == PROCESS_WALL]
     timed = set(_keys(times))
     return pd.concat([times, walls[[key not in timed for key in _keys(walls)]]]) if len(walls) else times
 
@@ -255,13 +255,13 @@ def plain_processes(data: Tables) -> dict[Key, list[float]]:
     of_plain = (metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)
     is_single = metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d{{1,19}}")
     single = metrics[of_plain & is_single & metrics["value"].between(*POSSIBLE_NS)]
-    found: dict[Key, dict[str, dict[int, float]]] = {}
+    times: dict[Key, dict[str, dict[int, float]]] = {}
     for workload, case, metric, subject, value in rows(single, "workload", "case", "metric", "subject", "value"):
         if (workload, case) not in failed:
-            by_metric = found.setdefault((workload, case), {}).setdefault(metric, {})
+            by_metric = times.setdefault((workload, case), {}).setdefault(metric, {})
             by_metric[int(subject.removeprefix(PROCESS_PREFIX))] = float(value)
-    best = {key: next(own[name] for name in TIMES if name in own) for key, own in found.items()}
-    return {key: [own[number] for number in sorted(own)] for key, own in best.items()}
+    best = {key: next(by_metric[name] for name in TIMES if name in by_metric) for key, by_metric in times.items()}
+    return {key: [by_number[number] for number in sorted(by_number)] for key, by_number in best.items()}
 
 
 def timed_cases(data: Tables) -> dict[Key, TimedCase]:
@@ -292,9 +292,9 @@ def _keys(frame: pd.DataFrame) -> list[Key]:
 
 def _differences(*params: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:
     """Return which parameters differ, as text in both runs."""
-    texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
-    keys = dict.fromkeys(key for own in params for key in own)
-    differing = [key for key in keys if any(key not in own for own in params) or params[0][key] != params[1][key]]
+    texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in point.items()} for point in params]
+    keys = dict.fromkeys(key for point in params for key in point)
+    differing = [key for key in keys if any(key not in point for point in params) or params[0][key] != params[1][key]]
     return {key: tuple(text.get(key) for text in texts) for key in differing}
 
 
@@ -305,7 +305,9 @@ def _are_devices_different(key: Key, *runs: Manifest) -> bool:
     recorded the device of the case, as for a program without torch, the GPUs of the machines count.
     """
     jobs = [[job for job in run.jobs_of(key[0]) if job.profiler == "plain" and key[1] in job.cases] for run in runs]
-    recorded = {frozenset(device.device for job in own for device in job.devices) for own in jobs} - {frozenset()}
+    recorded = {frozenset(device.device for job in run_jobs for device in job.devices) for run_jobs in jobs} - {
+        frozenset()
+    }
     used = recorded or {frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs} - {frozenset()}
     return len(used) > 1
 

@@ -82,14 +82,14 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
     requests = {case for case, subject in subjects if subject.startswith(schema.PROMPT_PREFIX)}
     for case in workload.cases:
         numbers = workload.recorded.numbers.get((case.id, "plain", ""), {})
-        known = {name: number.value for name, number in numbers.items()}
-        if not case.time or not case.time.ns or not known.get(schema.GPUS):
+        values = {name: number.value for name, number in numbers.items()}
+        if not case.time or not case.time.ns or not values.get(schema.GPUS):
             continue
-        own = workload.steps.of(case.id)
+        case_steps = workload.steps.of(case.id)
         # Which of several processes work on a token is not known.
-        is_priced = case.id not in requests or (own is not None and own.processes == 1)
-        gpus, window_ns = round(known[schema.GPUS]), known.get(schema.ENERGY_WINDOW)
-        token_j, step_j = (known.get(name) for name in schema.ENERGIES)
+        is_priced = case.id not in requests or (case_steps is not None and case_steps.processes == 1)
+        gpus, window_ns = round(values[schema.GPUS]), values.get(schema.ENERGY_WINDOW)
+        token_j, step_j = (values.get(name) for name in schema.ENERGIES)
         cost = Cost(
             case,
             gpus,
@@ -101,27 +101,29 @@ def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
             euros_per_s=workload.price * gpus / _S_PER_HOUR if workload.price and is_priced else None,
             has_requests=case.id in requests,
         )
-        yield cost if cost.has_requests else _with_flops(cost, workload)
+        yield cost if cost.has_requests else _add_flops(cost, workload)
 
 
-def _with_flops(cost: Cost, workload: WorkloadFindings) -> Cost:
+def _add_flops(cost: Cost, workload: WorkloadFindings) -> Cost:
     numbers = workload.recorded.numbers.get((cost.case.id, "torch", ""), {})
-    found = {
-        name.removeprefix(schema.FLOPS): own.value for name, own in numbers.items() if name.startswith(schema.FLOPS)
+    metrics = {
+        name.removeprefix(schema.FLOPS): number.value
+        for name, number in numbers.items()
+        if name.startswith(schema.FLOPS)
     }
-    if not found:
+    if not metrics:
         return cost
-    why = [name.removeprefix("_missing.") for name in found if name.startswith("_missing.")]
-    own = workload.steps.of(cost.case.id)
-    if own and "plain" in own.uneven:
+    why = [name.removeprefix("_missing.") for name in metrics if name.startswith("_missing.")]
+    case_steps = workload.steps.of(cost.case.id)
+    if case_steps and "plain" in case_steps.uneven:
         why.append("uneven")
-    by_type = {name[1:]: flops for name, flops in found.items() if name.startswith(".") and flops}
+    by_type = {name[1:]: flops for name, flops in metrics.items() if name.startswith(".") and flops}
     if not by_type and not why:
         why.append("none")
     if why:
         return replace(cost, missing=why[0])
     most = max(by_type, key=lambda name: by_type[name])
-    unknown = tuple(name.removeprefix("_unknown.") for name in found if name.startswith("_unknown."))
-    cost = replace(cost, flops=sum(by_type.values()), again=found.get("_again", 0.0), unknown=unknown)
+    unknown = tuple(name.removeprefix("_unknown.") for name in metrics if name.startswith("_unknown."))
+    cost = replace(cost, flops=sum(by_type.values()), again=metrics.get("_again", 0.0), unknown=unknown)
     dtype = _DTYPES.get(most) or roofline.dtype_of(most)
     return replace(cost, dtype=dtype, peak=workload.data_sheet[1].get(dtype))

@@ -514,10 +514,10 @@ class Nodes:
 
     def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
         """Return why cases cannot be compared at all: their nodes are unlike."""
-        own = list(cases)
-        if not (found := self.differences(own)):
+        compared = list(cases)
+        if not (differences := self.differences(compared)):
             return None
-        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
+        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in compared), differences=differences)
 
     def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
         """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
@@ -527,10 +527,10 @@ class Nodes:
             yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)
 
 
-def differences_of(every: Sequence[Mapping[str, str]]) -> Differences:
-    names = dict.fromkeys(name for facts in every for name in facts)
-    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
-    return tuple((name, found) for name, found in values if len(found) > 1)
+def differences_of(all_facts: Sequence[Mapping[str, str]]) -> Differences:
+    names = dict.fromkeys(name for facts in all_facts for name in facts)
+    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in all_facts))) for name in names)
+    return tuple((name, distinct) for name, distinct in values if len(distinct) > 1)
 
 
 @dataclass(frozen=True)
@@ -595,10 +595,10 @@ class Shape:
 
         Peaks within 1 % count as the same: allocators round sizes up.
         """
-        known = [case for case in self.timed if case.peak_memory and not case.is_disqualified]
-        lowest = min((case.peak_memory or 0.0 for case in known), default=0.0)
-        found = tuple(case for case in known if (case.peak_memory or 0.0) <= _AS_MUCH * lowest)
-        return found if len(found) < len(known) else ()
+        candidates = [case for case in self.timed if case.peak_memory and not case.is_disqualified]
+        lowest = min((case.peak_memory or 0.0 for case in candidates), default=0.0)
+        lowest_cases = tuple(case for case in candidates if (case.peak_memory or 0.0) <= _AS_MUCH * lowest)
+        return lowest_cases if len(lowest_cases) < len(candidates) else ()
 
     @property
     def baseline(self) -> CaseResult | None:
@@ -700,8 +700,8 @@ class WorkloadFindings(Layout):
     @property
     def ridges(self) -> dict[str, float]:
         """The FLOP per byte by data type above which arithmetic is the limit."""
-        known = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
-        return {name: rate / self.rates.bytes_per_s for name, rate in known.items()} if self.rates.bytes_per_s else {}
+        rates = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
+        return {name: rate / self.rates.bytes_per_s for name, rate in rates.items()} if self.rates.bytes_per_s else {}
 
     @cached_property
     def iteration(self) -> Iteration:
@@ -712,8 +712,14 @@ class WorkloadFindings(Layout):
         if self.is_command:
             return Iteration.PROCESS
         # Kernels outside every case have no iterations, also in a run of calls.
-        own = [found[profiler] for case, found in self.breakdowns.items() if case and profiler in found]
-        return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
+        breakdowns = [
+            by_profiler[profiler] for case, by_profiler in self.breakdowns.items() if case and profiler in by_profiler
+        ]
+        return (
+            Iteration.CALL
+            if breakdowns and all(breakdown.iterations is not None for breakdown in breakdowns)
+            else Iteration.CAPTURE
+        )
 
     @property
     def is_per_call(self) -> bool:
@@ -725,13 +731,13 @@ class WorkloadFindings(Layout):
         """Of each case of a command without steps: the median time of a launch by kernel, grid and block, in order."""
         if self.basis is None or self.basis.quantity != "wall":
             return {}
-        found = {}
+        by_case = {}
         for case in self.cases:
             of_case = self.recorded.step_numbers.get((case.id, self.kernel_profiler or ""), {}).get(CAPTURE_LAUNCH, {})
             launches = [(_CONFIGURATION.fullmatch(name), number.time) for name, number in of_case.items()]
             ordered = sorted(((match, time) for match, time in launches if match), key=lambda pair: pair[1].ns)
-            found[case.id] = {(match[1], match[2], match[3]): time for match, time in ordered}
-        return {case: own for case, own in found.items() if own}
+            by_case[case.id] = {(match[1], match[2], match[3]): time for match, time in ordered}
+        return {case: times for case, times in by_case.items() if times}
 
     @cached_property
     def whole(self) -> tuple[str, str] | None:
@@ -746,7 +752,11 @@ class WorkloadFindings(Layout):
             for value, of_whole in words.items():
                 parts = [of_part for name, of_part in words.items() if name != value]
                 has_parts = len(parts) >= (1 if of_whole & _WHOLES else 2)
-                if has_parts and all(_is_part(each, of_whole) for each in parts) and self._is_longest(axis, value):
+                if (
+                    has_parts
+                    and all(_is_part(part_words, of_whole) for part_words in parts)
+                    and self._is_longest(axis, value)
+                ):
                     return axis, value
         return None
 
@@ -755,8 +765,8 @@ class WorkloadFindings(Layout):
         times = {(shape.axes, case.variant): case.time.ns for shape in self.shapes for case in shape.timed if case.time}
         at_whole = (tuple((name, whole if name == axis else value) for name, value in axes) for axes, _ in times)
         pairs = [(ns, times.get((axes, key[1]))) for axes, (key, ns) in zip(at_whole, times.items(), strict=True)]
-        known = [part <= (1 + CLOSE) * ns for part, ns in pairs if ns is not None]
-        return bool(known) and all(known)
+        are_no_longer = [part <= (1 + CLOSE) * ns for part, ns in pairs if ns is not None]
+        return bool(are_no_longer) and all(are_no_longer)
 
     @cached_property
     def wholes(self) -> tuple[Shape, ...]:
@@ -796,7 +806,7 @@ class Findings:
 
     def cases_of(self, workload: str) -> dict[str, CaseResult]:
         """Return the cases of a workload by id; empty where no workload has this name."""
-        return {case.id: case for each in self.workloads if each.name == workload for case in each.cases}
+        return {case.id: case for candidate in self.workloads if candidate.name == workload for case in candidate.cases}
 
     @property
     def case_count(self) -> int:

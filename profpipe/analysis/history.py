@@ -87,15 +87,15 @@ def analyze(runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) ->
 
 
 def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> PipelineHistory:
-    own = tuple(_run(row) for row in runs if row["name"] == name)
-    ids = {row["run"] for row in own}
+    pipeline_runs = tuple(_run(row) for row in runs if row["name"] == name)
+    ids = {row["run"] for row in pipeline_runs}
     timed = (row for row in times if row["run"] in ids and POSSIBLE_NS[0] <= (row["value"] or 0) <= POSSIBLE_NS[1])
     groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
-    known: dict[tuple[str, str], Model] = {}
+    models: dict[tuple[str, str], Model] = {}
     courses = []
     for (workload, case, device), rows in groups.items():
         driver = rows[-1].get("driver") or ""
-        model = known.setdefault((device, driver), find_noise(name, device, driver))
+        model = models.setdefault((device, driver), find_noise(name, device, driver))
         noise = model.get((workload, str(rows[-1].get("case_id", case))), Noise())
         logs = [math.log(row["value"]) for row in rows]
         sigma, sources = _sigma(logs, noise)
@@ -103,7 +103,7 @@ def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: 
         band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
         points = tuple(_point(row, level, band) for row in rows)
         courses.append(Course(workload, case, device, points, level, band, sources))
-    return PipelineHistory(name, own, tuple(courses))
+    return PipelineHistory(name, pipeline_runs, tuple(courses))
 
 
 def _run(row: Row) -> Row:
@@ -137,11 +137,11 @@ def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[S
     """
     if noise.between:
         return math.log1p(noise.between.spread) / math.sqrt(2), noise.between.counts
-    own = estimate_sigma(logs)
+    sigma = estimate_sigma(logs)
     if noise.within is None:
-        return own, {}
+        return sigma, {}
     within = math.log1p(noise.within.spread) / math.sqrt(2)
-    return (within, noise.within.counts) if own is None or own < within else (own, {})
+    return (within, noise.within.counts) if sigma is None or sigma < within else (sigma, {})
 
 
 def estimate_sigma(values: Sequence[float]) -> float | None:
@@ -187,19 +187,23 @@ def of_processes(source: Source, origin: str, workload: str, case: str, times: S
     return Sample(source, origin, workload, case, len(times), degrees, math.expm1(statistics.median(distances) / _HALF))
 
 
-def of_run(run: str, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> Iterator[Sample]:
-    """Yield what a run that has ended shows of each of its cases. ``found`` are the verdicts of an `ab` run."""
+def of_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | None = None) -> Iterator[Sample]:
+    """Yield what a run that has ended shows of each of its cases. ``verdicts`` are those of an `ab` run."""
     if manifest.ab is None:
         processes = plain_processes(data).items()
         yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
     elif manifest.ab.is_aa:
-        judged = [case for case in (found or pairs.analyze(data, manifest)).cases if case.judgement]
+        judged = [case for case in (verdicts or pairs.analyze(data, manifest)).cases if case.judgement]
         # Processes of further pairs visit a case more often, so they vary less than those of a first block.
         ratios = ((case, case.earlier_ratios or case.log_ratios) for case in judged)
-        yield from (of_pairs(run, case.workload, case.case, own) for case, own in ratios)
+        yield from (of_pairs(run, case.workload, case.case, case_ratios) for case, case_ratios in ratios)
 
 
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
-    known = (of_processes(Source.RUNS, *key, own) for key, own in times.items() if len(own) >= FEWEST_RUNS)
-    return filter(None, known)
+    samples = (
+        of_processes(Source.RUNS, *key, case_times)
+        for key, case_times in times.items()
+        if len(case_times) >= FEWEST_RUNS
+    )
+    return filter(None, samples)

@@ -117,8 +117,8 @@ def compare(difference_ns: float, a: Captures, b: Captures) -> KernelComparison 
     places = {name: name for name in on_a if name in on_b} | dict(_exchanged(vanished, appeared))
     pairs = [*places.items(), *((name, "") for name in vanished if name not in places)]
     pairs += [("", name) for name in appeared if name not in places.values()]
-    found = [_difference(name, b_name, a, b) for name, b_name in pairs]
-    ordered = sorted(found, key=lambda kernel: (-abs(kernel.part_ns), kernel.name))
+    differences = [_difference(name, b_name, a, b) for name, b_name in pairs]
+    ordered = sorted(differences, key=lambda kernel: (-abs(kernel.part_ns), kernel.name))
     variations = {side: sets for side, captures in (("A", a), ("B", b)) if (sets := vary(captures))}
     return KernelComparison(on_grid(difference_ns), tuple(ordered), variations)
 
@@ -138,12 +138,12 @@ def _typical(name: str, captures: Captures) -> ClassTotal:
 def _difference(name: str, b_name: str, a: Captures, b: Captures) -> KernelDifference:
     """Return the difference in the place of a kernel; an empty name stands for no kernel on that side."""
     on_a, on_b = _typical(name, a), _typical(b_name, b)
-    a_ns, b_ns = ({pair: kernels.get(own, _NONE).ns for pair, kernels in side.items()}
-                  for own, side in ((name, a), (b_name, b)))  # fmt: skip
+    a_ns, b_ns = ({pair: kernels.get(kernel_name, _NONE).ns for pair, kernels in side.items()}
+                  for kernel_name, side in ((name, a), (b_name, b)))  # fmt: skip
     pairs = [(a_ns[pair], ns) for pair, ns in b_ns.items() if pair in a_ns]
     differences = [after - before for before, after in pairs] or [on_b.ns - on_a.ns]
     ratios = [math.log(after / before) for before, after in pairs if before > 0 and after > 0]
-    found = KernelDifference(
+    difference = KernelDifference(
         name or b_name,
         b_name or name,
         KernelChange.UNCHANGED,
@@ -155,21 +155,21 @@ def _difference(name: str, b_name: str, a: Captures, b: Captures) -> KernelDiffe
         # By the rule of cases, where there are enough pairs of captures to decide.
         judgement=verdict.judge(ratios) if len(ratios) == len(pairs) >= verdict.FEWEST_PAIRS else None,
     )
-    return replace(found, change=_change(found, list(a_ns.values()), list(b_ns.values())))
+    return replace(difference, change=_change(difference, list(a_ns.values()), list(b_ns.values())))
 
 
-def _change(found: KernelDifference, a_ns: Sequence[float], b_ns: Sequence[float]) -> KernelChange:
+def _change(difference: KernelDifference, a_ns: Sequence[float], b_ns: Sequence[float]) -> KernelChange:
     """Return what differs. The time does if no capture of a side is within those of the other, and beyond the floor."""
-    if not found.a.calls or not found.b.calls:
-        return KernelChange.VANISHED if found.a.calls else KernelChange.APPEARED
-    if found.name != found.b_name:
+    if not difference.a.calls or not difference.b.calls:
+        return KernelChange.VANISHED if difference.a.calls else KernelChange.APPEARED
+    if difference.name != difference.b_name:
         return KernelChange.EXCHANGED
-    if found.a.kernel_class != found.b.kernel_class:
+    if difference.a.kernel_class != difference.b.kernel_class:
         return KernelChange.CLASS
-    if not are_as_many(found.a.calls, found.b.calls):
+    if not are_as_many(difference.a.calls, difference.b.calls):
         return KernelChange.LAUNCHES
     is_apart = max(a_ns) < min(b_ns) or max(b_ns) < min(a_ns)
-    is_large = abs(found.part_ns) > verdict.LEAST_FLOOR * min(found.a.ns, found.b.ns)
+    is_large = abs(difference.part_ns) > verdict.LEAST_FLOOR * min(difference.a.ns, difference.b.ns)
     return KernelChange.TIME if is_apart and is_large else KernelChange.UNCHANGED
 
 
@@ -201,8 +201,8 @@ def _matches(
     left: Kernels, right: Kernels, key: Callable[[str, ClassTotal], tuple[object, ...]]
 ) -> Iterator[tuple[str, str]]:
     on_a, on_b = (grouped((key(name, work), name) for name, work in side.items()) for side in (left, right))
-    for each, names in on_a.items():
-        others = on_b.get(each, [])
+    for match_key, names in on_a.items():
+        others = on_b.get(match_key, [])
         if len(names) == len(others) == 1:
             yield names[0], others[0]
 
@@ -221,18 +221,18 @@ def _variant_key(name: str, work: ClassTotal) -> tuple[object, ...]:
 def vary(captures: Captures) -> list[KernelSet]:
     """Return the sets of kernels that the processes of a side launch; empty where all launch the same ones."""
     names = dict.fromkeys(name for kernels in captures.values() for name in kernels)
-    every = [{name: kernels.get(name, _NONE).calls for name in names} for kernels in captures.values()]
-    differing = [name for name in names if not all(are_as_many(every[0][name], own[name]) for own in every)]
+    launches = [{name: kernels.get(name, _NONE).calls for name in names} for kernels in captures.values()]
+    differing = [name for name in names if not all(are_as_many(launches[0][name], calls[name]) for calls in launches)]
     groups: list[list[dict[str, float]]] = []
-    for calls in every if differing else ():
+    for calls in launches if differing else ():
         alike = (g for g in groups if all(are_as_many(g[0][name], calls[name]) for name in differing))
         group = next(alike, None)
         if group is None:
             groups.append([calls])
         else:
             group.append(calls)
-    sets = [(len(own), {name: own[0][name] for name in differing if own[0][name]}) for own in groups]
-    return sorted(sets, key=lambda each: -each[0])
+    sets = [(len(group), {name: group[0][name] for name in differing if group[0][name]}) for group in groups]
+    return sorted(sets, key=lambda kernel_set: -kernel_set[0])
 
 
 # --- captures of an `ab` run -----------------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ def is_of_capture(source: str) -> bool:
 
 def failed_captures(data: Tables) -> tuple[Any, ...]:
     """Return the rows of `cases` of which a process under the profiler did not end well."""
-    own = data.cases[(data.cases["profiler"] != "plain") & (data.cases["status"] != Status.OK.value)]
-    return tuple(own.itertuples(index=False))
+    failed_rows = data.cases[(data.cases["profiler"] != "plain") & (data.cases["status"] != Status.OK.value)]
+    return tuple(failed_rows.itertuples(index=False))
 
 
 def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dict[_Key, dict[str, Captures]]:
@@ -255,40 +255,46 @@ def read_captures(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dic
     A command that is compared by its step time has the kernels of a steady step, one that is compared by the time of
     its process has those of the whole recording. A capture of the other kind is left out.
     """
-    found: dict[_Key, dict[str, Captures]] = {}
-    for (workload, pair, side), own in _processes(data):
+    captures: dict[_Key, dict[str, Captures]] = {}
+    for (workload, pair, side), process_tables in _processes(data):
         is_command = run.is_command(workload)
-        index = CaseIndex.of(own, is_command)
+        index = CaseIndex.of(process_tables, is_command)
         for case, profiler in index.capture_totals:
             totals = _totals(index, case, profiler, is_command, times.get((workload, case), ""))
             if totals is not None and (kernels := by_name(totals)):
-                sides = found.setdefault((workload, case), {"A": {}, "B": {}})
+                sides = captures.setdefault((workload, case), {"A": {}, "B": {}})
                 sides[side] = {**sides[side], pair: kernels}
-    return found
+    return captures
 
 
 def _processes(data: Tables) -> Iterator[tuple[tuple[str, int, str], Tables]]:
     """Yield the tables of each process that was captured, its metrics without the pair and the side."""
-    kernels, ranges = (dict(_by_process(frame, frame["source"], _SOURCE)) for frame in (data.kernels, data.ranges))
+    kernels, ranges = (
+        dict(_split_by_process(frame, frame["source"], _SOURCE)) for frame in (data.kernels, data.ranges)
+    )
     captured = data.metrics[data.metrics["metric"].isin(schema.CAPTURED_METRICS)]
-    metrics = dict(_by_process(captured, captured["subject"], _SUBJECT))
-    for process, own in kernels.items():
+    metrics = dict(_split_by_process(captured, captured["subject"], _SUBJECT))
+    for process, kernel_rows in kernels.items():
         numbers = metrics.get(process, data.metrics[:0])
         subjects = numbers["subject"].str.extract(_SUBJECT.pattern, flags=re.DOTALL)["subject"].fillna("")
         yield (
             process,
-            Tables(kernels=own, ranges=ranges.get(process, data.ranges[:0]), metrics=numbers.assign(subject=subjects)),
+            Tables(
+                kernels=kernel_rows,
+                ranges=ranges.get(process, data.ranges[:0]),
+                metrics=numbers.assign(subject=subjects),
+            ),
         )
 
 
-def _by_process(
+def _split_by_process(
     frame: pd.DataFrame, texts: pd.Series[str], pattern: re.Pattern[str]
 ) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
     """Yield the rows of each workload, pair and side, as ``pattern`` finds them in ``texts``."""
-    found = texts.str.extract(pattern.pattern, flags=pattern.flags & re.DOTALL)
-    groups = frame.groupby([frame["workload"], found["pair"], found["side"]], sort=False)
-    for (workload, pair, side), own in groups:
-        yield (str(workload), int(str(pair)), str(side)), own
+    matched = texts.str.extract(pattern.pattern, flags=pattern.flags & re.DOTALL)
+    groups = frame.groupby([frame["workload"], matched["pair"], matched["side"]], sort=False)
+    for (workload, pair, side), process_rows in groups:
+        yield (str(workload), int(str(pair)), str(side)), process_rows
 
 
 def _totals(index: CaseIndex, case: str, profiler: str, is_command: bool, metric: str) -> KernelTotals | None:
@@ -312,7 +318,7 @@ def by_name(totals: KernelTotals) -> dict[str, ClassTotal]:
         classes.setdefault(kernel.name, kernel.kernel_class)
     copies = {kernel.name: kernel.kind for kernel in totals.sums if kernel.kind in COPIES}
     return {
-        name: ClassTotal(own.calls, own.ns, kinds[name])
+        name: ClassTotal(total.calls, total.ns, kinds[name])
         for launches, kinds in ((totals.by_name, classes), (totals.by_copy, copies))
-        for name, own in launches.items()
+        for name, total in launches.items()
     }

@@ -102,44 +102,44 @@ class KernelTotals:
     @functools.cached_property
     def kernels(self) -> Mapping[Kernel, ClassTotal]:
         """Kernels and whole graphs. Cached like all that follows, so read it when the sums are complete."""
-        return {kernel: own for kernel, own in self.sums.items() if kernel.kind not in (*COPIES, "cpu_op")}
+        return {kernel: total for kernel, total in self.sums.items() if kernel.kind not in (*COPIES, "cpu_op")}
 
     @functools.cached_property
     def work(self) -> Mapping[Kernel, ClassTotal]:
         """Kernels and whole graphs; without any, the CPU operators."""
-        return self.kernels or {kernel: own for kernel, own in self.sums.items() if kernel.kind == "cpu_op"}
+        return self.kernels or {kernel: total for kernel, total in self.sums.items() if kernel.kind == "cpu_op"}
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, ClassTotal]:
         """``work`` by name of kernel."""
-        return _sum_by((kernel.name, own) for kernel, own in self.work.items())
+        return _sum_by((kernel.name, total) for kernel, total in self.work.items())
 
     @functools.cached_property
     def by_copy(self) -> Mapping[str, ClassTotal]:
         """Copies and sets by name."""
-        return _sum_by((kernel.name, own) for kernel, own in self.sums.items() if kernel.kind in COPIES)
+        return _sum_by((kernel.name, total) for kernel, total in self.sums.items() if kernel.kind in COPIES)
 
     @property
     def total_ns(self) -> float:
-        return sum(own.ns for own in self.work.values())
+        return sum(total.ns for total in self.work.values())
 
     @property
     def by_class(self) -> dict[str, float]:
         """The ns of kernels by class."""
-        times = _sum_by((kernel.kernel_class, own) for kernel, own in self.work.items())
-        return {name: own.ns for name, own in times.items()}
+        times = _sum_by((kernel.kernel_class, total) for kernel, total in self.work.items())
+        return {name: total.ns for name, total in times.items()}
 
     def divided_by(self, number: float) -> KernelTotals:
         """Return the totals of one of ``number`` ranks or iterations: their mean."""
-        sums = {kernel: own / number for kernel, own in self.sums.items()}
-        return KernelTotals(sums, self.streams, {phase: own / number for phase, own in self.phases.items()})
+        sums = {kernel: total / number for kernel, total in self.sums.items()}
+        return KernelTotals(sums, self.streams, {phase: total / number for phase, total in self.phases.items()})
 
 
 def _sum_by(pairs: Iterable[tuple[str, ClassTotal]]) -> dict[str, ClassTotal]:
-    found: dict[str, ClassTotal] = {}
-    for name, own in pairs:
-        found[name] = found[name] + own if name in found else own
-    return found
+    sums: dict[str, ClassTotal] = {}
+    for name, total in pairs:
+        sums[name] = sums[name] + total if name in sums else total
+    return sums
 
 
 @dataclass
@@ -177,21 +177,21 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
         most=timed["max_ns"].fillna(single).fillna(math.inf),
     )
     key, named = ["case", "profiler"], ["kernel", "kernel_class", "kernel_family", "kind"]
-    found = {(case, profiler): KernelTotals() for case, profiler in rows(timed.drop_duplicates(key), *key)}
+    totals = {(case, profiler): KernelTotals() for case, profiler in rows(timed.drop_duplicates(key), *key)}
     # By kernel and by phase apart: a capture of a million launches has 60,000 combinations of the two.
     how = {"calls": "sum", "total_ns": "sum", "squares": "sum", "least": "min", "most": "max"}
     sums = timed.groupby([*key, *named], sort=False, dropna=False).agg(how).reset_index()
     for case, profiler, name, cls, family, kind, calls, ns, squares, least, most in rows(sums, *key, *named, *how):
-        own = ClassTotal(calls, ns, squares=squares, least=least, most=most)
-        found[case, profiler].sums[Kernel(name, cls, family, kind)] = own
+        total = ClassTotal(calls, ns, squares=squares, least=least, most=most)
+        totals[case, profiler].sums[Kernel(name, cls, family, kind)] = total
     work = timed[~timed["kind"].isin(COPIES)]
     sums = work.groupby([*key, "phase"], sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
     for case, profiler, phase, calls, ns in rows(sums, *key, "phase", "calls", "total_ns"):
-        found[case, profiler].phases[phase] = ClassTotal(calls, ns)
+        totals[case, profiler].phases[phase] = ClassTotal(calls, ns)
     streams = work[[*key, "stream"]].dropna().drop_duplicates()
     for case, profiler, stream in rows(streams, *key, "stream"):
-        found[case, profiler].streams.add(int(stream))
-    return found
+        totals[case, profiler].streams.add(int(stream))
+    return totals
 
 
 def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
@@ -200,11 +200,13 @@ def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
     ncu may run a program several times, so only its devices count.
     """
     key = ["case", "profiler"]
-    own = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
+    kernel_rows = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
     # Only the device of ncu's launches distinguishes ranks.
-    apart = own["profiler"] != "ncu"
-    own = own.assign(source=own["source"].where(apart, ""), process=own["process"].where(apart))
-    sums = own.groupby([*key, "source", "process", "device"], sort=False, dropna=False)["total_ns"].sum()
+    apart = kernel_rows["profiler"] != "ncu"
+    kernel_rows = kernel_rows.assign(
+        source=kernel_rows["source"].where(apart, ""), process=kernel_rows["process"].where(apart)
+    )
+    sums = kernel_rows.groupby([*key, "source", "process", "device"], sort=False, dropna=False)["total_ns"].sum()
     largest = sums.groupby(key).transform("max")
     counts = sums[sums >= _LEAST_RANK * largest].groupby(key, sort=False).size()
     return {(str(case), str(profiler)): int(n) for (case, profiler), n in counts.items()}
@@ -213,11 +215,13 @@ def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
 def case_ranges(ranges: pd.DataFrame) -> dict[Key, CaseRange]:
     """Return the range of each case; several processes are summed."""
     names, values = ["case", "profiler"], ["instances", "wall_ns", "busy_ns", "span_ns"]
-    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
+    case_rows = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
     # A wall time without a busy time gives no idle share, and the reverse.
-    is_partial = own["wall_ns"].isna() | own["busy_ns"].isna()
-    own = own.assign(wall_ns=own["wall_ns"].mask(is_partial), busy_ns=own["busy_ns"].mask(is_partial))
-    sums = own.groupby(names, sort=False)[values].sum().reset_index()
+    is_partial = case_rows["wall_ns"].isna() | case_rows["busy_ns"].isna()
+    case_rows = case_rows.assign(
+        wall_ns=case_rows["wall_ns"].mask(is_partial), busy_ns=case_rows["busy_ns"].mask(is_partial)
+    )
+    sums = case_rows.groupby(names, sort=False)[values].sum().reset_index()
     return {(case, profiler): CaseRange(*numbers) for case, profiler, *numbers in rows(sums, *names, *values)}
 
 
@@ -332,33 +336,33 @@ def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
     return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
 
 
-def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: CaseRange) -> KernelBreakdown | None:
+def break_down(profiler: str, totals: KernelTotals, count: int | None, own_range: CaseRange) -> KernelBreakdown | None:
     """Divide the kernel time of one case, per call where ``count`` iterations are known; None without any time."""
-    if not own.total_ns > 0:
+    if not totals.total_ns > 0:
         return None
-    families = {kernel.family for kernel in own.work if kernel.kernel_class == "attention"}
+    families = {kernel.family for kernel in totals.work if kernel.kernel_class == "attention"}
     smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
     runs, none = count or 1, ClassTotal()
-    every: list[tuple[str, str, ClassTotal]] = []
-    for kernel, launches in own.work.items():
+    parts: list[tuple[str, str, ClassTotal]] = []
+    for kernel, launches in totals.work.items():
         is_helper = smooths and _SMOOTHING in kernel.name
         name = "helpers" if is_helper else _category(kernel.name, kernel.kernel_class, kernel.kind)
-        every.append((name, kernel.kernel_class, ClassTotal(launches.calls / runs, launches.ns / runs)))
+        parts.append((name, kernel.kernel_class, ClassTotal(launches.calls / runs, launches.ns / runs)))
     # The operators of a CPU stand in for kernels that were lost, and with them the time between them.
-    known_range = own_range if own.kernels else CaseRange()
+    known_range = own_range if totals.kernels else CaseRange()
     return KernelBreakdown(
         profiler,
-        "kernel" if own.kernels else "cpu_op",
+        "kernel" if totals.kernels else "cpu_op",
         count,
-        categories=_sum_by((name, part) for name, _, part in every),
-        total=sum((part for *_, part in every), none),
-        classes=_sum_by((kernel_class, part) for _, kernel_class, part in every),
+        categories=_sum_by((name, part) for name, _, part in parts),
+        total=sum((part for *_, part in parts), none),
+        classes=_sum_by((kernel_class, part) for _, kernel_class, part in parts),
         idle_share=known_range.idle_share,
         busy_ns=known_range.per_call(known_range.busy_ns),
         range_ns=known_range.per_call(known_range.wall_ns),
         span_ns=known_range.per_call(known_range.span_ns),
-        other_classes=_sum_by((kernel_class, part) for name, kernel_class, part in every if name == "rest"),
-        copies=sum(own.by_copy.values(), none) / runs if own.kernels else none,
+        other_classes=_sum_by((kernel_class, part) for name, kernel_class, part in parts if name == "rest"),
+        copies=sum(totals.by_copy.values(), none) / runs if totals.kernels else none,
     )
 
 
@@ -393,10 +397,10 @@ def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, 
     return tuple(sorted(reported, key=lambda change: -abs(change[1])))
 
 
-def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> list[KernelRow]:
+def top_kernels(totals: KernelTotals, case: str, count: int | None, limit: int) -> list[KernelRow]:
     """Return the ``limit`` kernels of ``case`` with the most time, over all phases and streams."""
-    total, runs = own.total_ns, count or 1
-    ordered = sorted(own.work.items(), key=lambda item: (-item[1].ns, item[0].name))
+    total, runs = totals.total_ns, count or 1
+    ordered = sorted(totals.work.items(), key=lambda item: (-item[1].ns, item[0].name))
     return [
         KernelRow(case, *kernel[:3], launches.calls / runs, launches.ns / runs, launches.ns / total)
         for kernel, launches in ordered[:limit]
@@ -423,16 +427,16 @@ _SHORTEST_WORD = 4
 _MOST_WORDS = 4
 
 
-def find_variants(own: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
+def find_variants(totals: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
     """Return the groups of kernels that are variants of one, the fastest of a group first.
 
     Their names begin with the same word, as ``transposeNaive`` and ``transposeCoalesced``, and none is launched more
     than twice as often as another. Kernels that differ in a word of ``_OTHER_WORK`` are no variants.
     """
     groups: dict[tuple[str, ...], list[tuple[str, ClassTotal]]] = {}
-    for kernel, launches in own.kernels.items():
-        found = _OWN_NAME.match(kernel.name)
-        words = [word.lower() for word in _WORDS.findall(found[1])] if found else []
+    for kernel, launches in totals.kernels.items():
+        match = _OWN_NAME.match(kernel.name)
+        words = [word.lower() for word in _WORDS.findall(match[1])] if match else []
         is_short = 0 < len(words) <= 1 + _MOST_WORDS
         if is_short and words[0] not in _COMMON_WORDS and launches.calls and launches.ns:
             stem = words[0] if len(words[0]) >= _SHORTEST_WORD else "".join(words[:2])
@@ -440,7 +444,7 @@ def find_variants(own: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
             groups.setdefault((stem, *work), []).append((kernel.name, launches))
     calls = {stem: [launches.calls for _, launches in group] for stem, group in groups.items()}
     return [
-        sorted(group, key=lambda each: each[1].ns / each[1].calls)
+        sorted(group, key=lambda variant: variant[1].ns / variant[1].calls)
         for stem, group in groups.items()
         if len({name for name, _ in group}) > 1 and max(calls[stem]) <= 2 * min(calls[stem])
     ]
@@ -450,13 +454,13 @@ def find_variants(own: KernelTotals) -> list[list[tuple[str, ClassTotal]]]:
 _STEP_NUMBER = re.compile(r"\d+$")
 
 
-def find_phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = False) -> list[Phase]:
+def find_phases(totals: KernelTotals, case: str, count: int | None, joins_steps: bool = False) -> list[Phase]:
     """Return the launches and the kernel time of each user range in ``case``, nested ranges included.
 
     ``joins_steps``: outermost ranges that differ in the number at their end are one: ``ProfilerStep#N``.
     """
     sums: dict[str, ClassTotal] = {}
-    for path, launches in own.phases.items():
+    for path, launches in totals.phases.items():
         steps = path.split(PATH_SEPARATOR) if path else []
         # The ranges of profpipe's own steps hold all that a program does.
         steps = steps[1:] if path.startswith(STEP_PREFIX) else steps
@@ -464,7 +468,7 @@ def find_phases(own: KernelTotals, case: str, count: int | None, joins_steps: bo
             steps[0] = _STEP_NUMBER.sub("N", steps[0])
         for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):
             sums[name] = sums.get(name, ClassTotal()) + launches
-    total, runs = own.total_ns, count or 1
+    total, runs = totals.total_ns, count or 1
     return [Phase(case, name, s.calls / runs, s.ns / runs, s.ns / total) for name, s in sums.items() if s.ns > 0]
 
 

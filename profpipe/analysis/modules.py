@@ -56,44 +56,46 @@ class CaseModules:
 
 def find_modules(table: pd.DataFrame, case: str) -> CaseModules | None:
     """Return the modules of ``case``, None where none were recorded."""
-    own = table[table["case"] == case]
-    if own.empty:
+    case_rows = table[table["case"] == case]
+    if case_rows.empty:
         return None
-    processes = own["source"].nunique()
-    own = own.assign(**{name: own[name].astype(float) / processes for name in ("self_ns", "total_ns", "compiled_ns")})
-    inside, outside = own[own["module"] != ""], own[own["module"] == ""]
+    processes = case_rows["source"].nunique()
+    case_rows = case_rows.assign(
+        **{name: case_rows[name].astype(float) / processes for name in ("self_ns", "total_ns", "compiled_ns")}
+    )
+    inside, outside = case_rows[case_rows["module"] != ""], case_rows[case_rows["module"] == ""]
     optimizer = outside["part"] == Pass.OPTIMIZER.value
     return CaseModules(
         case,
-        int(own["steps"].max()),
+        int(case_rows["steps"].max()),
         processes,
-        float(own["self_ns"].sum()),
+        float(case_rows["self_ns"].sum()),
         _most_first(_sum(str(type), str(type), rows, "self_ns") for type, rows in inside.groupby("type")),
-        _most_first(_of_paths(inside)),
+        _most_first(_join_alike_modules(inside)),
         float(outside.loc[optimizer, "self_ns"].sum()),
         _sum("", "", outside[~optimizer], "self_ns"),
     )
 
 
-def _most_first(found: Iterator[ModuleTime]) -> tuple[ModuleTime, ...]:
-    return tuple(sorted(found, key=lambda each: (-each.ns, each.name)))
+def _most_first(modules: Iterator[ModuleTime]) -> tuple[ModuleTime, ...]:
+    return tuple(sorted(modules, key=lambda module: (-module.ns, module.name)))
 
 
 def _sum(name: str, type: str, rows: pd.DataFrame, column: str) -> ModuleTime:
     is_backward = rows["part"] == Pass.BACKWARD.value
-    own, compiled = float(rows["self_ns"].sum()), float(rows["compiled_ns"].sum())
+    self_ns, compiled = float(rows["self_ns"].sum()), float(rows["compiled_ns"].sum())
     return ModuleTime(
         name,
         type,
         rows.loc[rows["module"] != "", "module"].nunique(),
         float(rows.loc[~is_backward, column].sum()),
         float(rows.loc[is_backward, column].sum()),
-        own,
-        is_compiled=compiled > own / 2,
+        self_ns,
+        is_compiled=compiled > self_ns / 2,
     )
 
 
-def _of_paths(inside: pd.DataFrame) -> Iterator[ModuleTime]:
+def _join_alike_modules(inside: pd.DataFrame) -> Iterator[ModuleTime]:
     """Yield the modules, those that are alike as one."""
     names = inside["module"].map(lambda path: _NUMBER.sub(".*", path))
     for key, rows in inside.groupby([names, inside["type"]]):
@@ -103,5 +105,5 @@ def _of_paths(inside: pd.DataFrame) -> Iterator[ModuleTime]:
             # A path keeps its number where no other one is like it.
             yield _sum(name if len(times) > 1 else str(times.index[0]), type, rows, "total_ns")
         else:
-            for path, own in rows.groupby("module"):
-                yield _sum(str(path), type, own, "total_ns")
+            for path, path_rows in rows.groupby("module"):
+                yield _sum(str(path), type, path_rows, "total_ns")

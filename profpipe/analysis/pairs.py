@@ -112,7 +112,7 @@ class PairFindings:
     @property
     def without_kernels(self) -> tuple[CaseVerdict, ...]:
         """The cases with a verdict that no capture explains, although none of their captures failed."""
-        failed = {(each.workload, each.case) for each in self.failed_captures}
+        failed = {(row.workload, row.case) for row in self.failed_captures}
         judged = (case for case in self.cases if case.judgement and not case.kernels)
         return tuple(case for case in judged if (case.workload, case.case) not in failed)
 
@@ -128,11 +128,16 @@ def _lacks_times(case: CaseVerdict) -> bool:
 def analyze(data: Tables, run: Manifest) -> PairFindings:
     """Return the verdicts of an `ab` run. Pairs of which one process is missing or failed do not count."""
     assert run.ab is not None
-    cases = _with_kernels(tuple(_cases(data, run.ab)), data, run)
+    cases = _add_captures(tuple(_cases(data, run.ab)), data, run)
     percent = run.ab.gate
     # What is decided by further pairs had its chance of a false verdict in the first block too.
-    series = [each for case in cases for each in (case, case.energy) if each]
-    judged = [each for case in series for each in (case.judgement, case.first if case.further_pairs else None) if each]
+    series = [compared for case in cases for compared in (case, case.energy) if compared]
+    judged = [
+        judgement
+        for case in series
+        for judgement in (case.judgement, case.first if case.further_pairs else None)
+        if judgement
+    ]
     return PairFindings(
         cases,
         verdict.expected_false(judged),
@@ -200,18 +205,18 @@ def _is_decided_by_further_pairs(case: CaseVerdict) -> bool:
 
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
     """Return the table `verdicts`."""
-    found = []
+    table_rows = []
     for case in findings.cases:
         if (judged := case.judgement) is None:
             continue
         key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
         times = {"a_ns": case.a_ns, "b_ns": case.b_ns, "part_ns": kernel_differences.on_grid(case.difference_ns)}
-        found.append({**key, **times, **figures(judged), "further_pairs": case.further_pairs})
+        table_rows.append({**key, **times, **figures(judged), "further_pairs": case.further_pairs})
         if case.kernels:
-            found += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
+            table_rows += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
             rest = {"cause": str(KernelChange.NOT_IN_KERNELS), "part_ns": case.kernels.not_in_kernels_ns}
-            found.append({**key, "kernel": NOT_IN_KERNELS, **rest})
-    return schema.frame(schema.VERDICTS, found)
+            table_rows.append({**key, "kernel": NOT_IN_KERNELS, **rest})
+    return schema.frame(schema.VERDICTS, table_rows)
 
 
 def figures(judged: Judgement) -> dict[str, Any]:
@@ -305,7 +310,7 @@ def _judged(
     )
 
 
-def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
+def _add_captures(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
     """Return the cases with the difference by kernel of those that have a verdict and a capture on both sides."""
     metrics = {(case.workload, case.case): case.metric for case in cases if case.judgement}
     captures = kernel_differences.read_captures(data, run, metrics)
@@ -315,13 +320,13 @@ def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -
 def _add_kernels(case: CaseVerdict, captures: Mapping[str, Captures]) -> CaseVerdict:
     if not case.judgement or not captures:
         return case
-    found = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])
-    if not found or not found.variations:
-        return replace(case, kernels=found)
-    return replace(case, kernels=found, flags=json.dumps([*json.loads(case.flags or "[]"), Flag.KERNELS_VARY]))
+    comparison = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])
+    if not comparison or not comparison.variations:
+        return replace(case, kernels=comparison)
+    return replace(case, kernels=comparison, flags=json.dumps([*json.loads(case.flags or "[]"), Flag.KERNELS_VARY]))
 
 
-def _of_pairs(metrics: pd.DataFrame) -> Iterator[tuple[tuple[str, str], str, int, str, float]]:
+def _read_pair_rows(metrics: pd.DataFrame) -> Iterator[tuple[tuple[str, str], str, int, str, float]]:
     """Yield the case, the metric, the pair, the side and the value of the rows of single processes."""
     for workload, case, metric, subject, value in rows(metrics, "workload", "case", "metric", "subject", "value"):
         if match := _SUBJECT.fullmatch(subject):
@@ -334,13 +339,13 @@ def _values(data: Tables, metrics: Sequence[str]) -> dict[tuple[str, str], tuple
     Where the other side lacks it, nothing is compared.
     """
     is_wanted = data.metrics["metric"].isin(metrics) & (data.metrics["profiler"] == "plain")
-    found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
-    for key, metric, pair, side, value in _of_pairs(
+    values: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
+    for key, metric, pair, side, value in _read_pair_rows(
         data.metrics[is_wanted & data.metrics["value"].between(*POSSIBLE_NS)]
     ):
-        found.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
-    best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in found.items()}
-    return {key: (name, found[key][name]) for key, name in best.items()}
+        values.setdefault(key, {}).setdefault(metric, {}).setdefault(pair, {})[side] = float(value)
+    best = {key: next(name for name in metrics if name in by_metric) for key, by_metric in values.items()}
+    return {key: (name, values[key][name]) for key, name in best.items()}
 
 
 def _log_ratios(pairs: Sequence[Mapping[str, float]]) -> list[float]:
@@ -357,7 +362,7 @@ def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
     is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
     wrong = data.metrics[is_time & ~data.metrics["value"].between(*POSSIBLE_NS).fillna(False)]
     damaged = Failure(Status.FAILED.value, "a recorded time is 0, negative or no number", is_of_b_alone=False)
-    return {key: damaged for key, *_ in _of_pairs(wrong)} | {
+    return {key: damaged for key, *_ in _read_pair_rows(wrong)} | {
         (workload, case): Failure(status, reason, sides.get((workload, case)) == {"B"})
         for workload, case, status, reason in rows(failed, "workload", "case", "status", "reason")
     }
@@ -365,7 +370,7 @@ def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
 
 def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
     """Return by case the sides of which a process has the mark ``metric``."""
-    marked = _of_pairs(data.metrics[data.metrics["metric"] == metric])
+    marked = _read_pair_rows(data.metrics[data.metrics["metric"] == metric])
     return {key: set(sides) for key, sides in grouped((key, side) for key, _, _, side, _ in marked).items()}
 
 

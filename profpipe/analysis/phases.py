@@ -30,10 +30,10 @@ def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[P
     """
     timed = ranges[ranges["wall_ns"].notna() & ranges["case"].isin(cases)]
     sums = timed.groupby(["case", "profiler", "range"], sort=False)[["instances", "wall_ns"]].sum().reset_index()
-    for case, own in sums.groupby("case", sort=False):
-        seen = set(own.loc[own["range"] != "", "profiler"])
+    for case, case_rows in sums.groupby("case", sort=False):
+        seen = set(case_rows.loc[case_rows["range"] != "", "profiler"])
         profiler = next(iter(by_preference(seen)), "")
-        figures = {path: (n, ns) for path, n, ns in rows(own[own["profiler"] == profiler], *_FIGURES)}
+        figures = {path: (n, ns) for path, n, ns in rows(case_rows[case_rows["profiler"] == profiler], *_FIGURES)}
         calls, call_ns = figures.pop("", (0, 0.0))
         for path, (instances, wall) in figures.items():
             share, per = wall / call_ns if call_ns else None, calls or 1
@@ -51,8 +51,8 @@ def find_phase_work(
     `plain` writes the work of ranges; under other profilers a subject is a kernel's name.
     """
     declared = grouped(
-        (case, (path, {name: n.value for name, n in own.items() if name in _WORK or name.startswith(OF_TYPE)}))
-        for (case, profiler, path), own in numbers.items()
+        (case, (path, {name: n.value for name, n in metrics.items() if name in _WORK or name.startswith(OF_TYPE)}))
+        for (case, profiler, path), metrics in numbers.items()
         if profiler == "plain" and path and case in cases
     )
     for case, works in declared.items():
@@ -97,13 +97,13 @@ def read_memory(
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
 ) -> Iterator[Memory]:
     """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
-    plain = ((case, subject, found) for (case, profiler, subject), found in numbers.items() if profiler == "plain")
-    own = grouped((case, (subject, found)) for case, subject, found in plain if subject)
+    plain = ((case, subject, metrics) for (case, profiler, subject), metrics in numbers.items() if profiler == "plain")
+    by_case = grouped((case, (subject, metrics)) for case, subject, metrics in plain if subject)
     for case in cases:
-        subjects = dict(own.get(case, ()))
-        with_peak = {name: found for name, found in subjects.items() if "peak_allocated" in found}
+        subjects = dict(by_case.get(case, ()))
+        with_peak = {name: metrics for name, metrics in subjects.items() if "peak_allocated" in metrics}
         if phases := tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak)):
-            kept = {name: found["kept"].value for name, found in subjects.items() if "kept" in found}
+            kept = {name: metrics["kept"].value for name, metrics in subjects.items() if "kept" in metrics}
             files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
             yield Memory(case, phases, tuple(_allocations(subjects)), files)
 
@@ -116,20 +116,20 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
     return (path for path in dict.fromkeys(around) if path in names)
 
 
-def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
-    start = found["allocated_at_start"].value if "allocated_at_start" in found else None
-    points = ((match, number.value) for metric, number in found.items() if (match := _POINT.fullmatch(metric)))
+def _phase(name: str, metrics: Mapping[str, Number]) -> PhaseMemory:
+    start = metrics["allocated_at_start"].value if "allocated_at_start" in metrics else None
+    points = ((match, number.value) for metric, number in metrics.items() if (match := _POINT.fullmatch(metric)))
     course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, found["peak_allocated"].value, tuple(course))
+    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(course))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:
     """Return the allocations in the order of their ranks: the largest first."""
     ranked: dict[int, Allocation] = {}
-    for place, found in subjects.items():
-        for metric, number in found.items():
+    for place, metrics in subjects.items():
+        for metric, number in metrics.items():
             if match := _RANKED.fullmatch(metric):
-                held = _count(found.get(f"held:{match[1]}"))
+                held = _count(metrics.get(f"held:{match[1]}"))
                 ranked[int(match[1])] = Allocation(place, number.value, _count(number), held)
     return [ranked[rank] for rank in sorted(ranked)]
 

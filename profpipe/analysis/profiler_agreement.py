@@ -101,19 +101,19 @@ class Conditions:
         The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under
         load.
         """
-        found: dict[str, tuple[float, float]] = {}
+        longest: dict[str, tuple[float, float]] = {}
         for case, row in ((case, row) for case, measured in counters.items() for row in measured):
             reference = next(
                 (name for name in self.recorded.profilers if name != "ncu" and (case, name) in self.recorded.totals), ""
             )
             totals = self.recorded.totals.get((case, reference), KernelTotals())
-            own, clock = totals.by_name.get(row.kernel, ClassTotal()), _first_of(row, _NCU_CLOCKS)
-            if clock and own.calls and own.ns and row.mean_ns:
+            total, clock = totals.by_name.get(row.kernel, ClassTotal()), _first_of(row, _NCU_CLOCKS)
+            if clock and total.calls and total.ns and row.mean_ns:
                 seen = self.clocks(case, reference)
                 slowdown = min(1.0, seen[1] / self.highest_hz) if seen and self.highest_hz else 1.0
-                if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (own.mean_ns, slowdown * own.mean_ns)):
-                    found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
-        return found
+                if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (total.mean_ns, slowdown * total.mean_ns)):
+                    longest[row.kernel] = max(longest.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
+        return longest
 
 
 def _has_flag(argv: Sequence[str], flag: str, value: str) -> bool:
@@ -154,8 +154,8 @@ def compare_profilers(
             is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.calls * _JITTER_NS
             short = _reason("short kernels", limit_ns=_JITTER_NS) if is_jitter else ()
             figures.append(_figure(case, name, ns, short or _clock_reasons(case, name, ns / case.ns)))
-    known = tuple(figure for figure in figures if figure)
-    return Agreement(point.id, reference, known) if len(known) > 1 else None
+    compared_figures = tuple(figure for figure in figures if figure)
+    return Agreement(point.id, reference, compared_figures) if len(compared_figures) > 1 else None
 
 
 class _ReferenceCase:
@@ -348,17 +348,17 @@ def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
 
     Each GPU waits for as long as it communicates more than the GPU that communicates least, unless it computes then.
     """
-    own = [rank for rank in case.ranks() if rank.profiler == case.profiler and _COMMUNICATION in rank.numbers]
-    if len(own) < 2:
+    ranks = [rank for rank in case.ranks() if rank.profiler == case.profiler and _COMMUNICATION in rank.numbers]
+    if len(ranks) < 2:
         return 0.0, ()
-    least, *_, most = sorted(own, key=lambda rank: rank.numbers[_COMMUNICATION])
+    least, *_, most = sorted(ranks, key=lambda rank: rank.numbers[_COMMUNICATION])
     shortest, longest = least.numbers[_COMMUNICATION], most.numbers[_COMMUNICATION]
     waits = 0.0
-    for rank in own:
+    for rank in ranks:
         busy, overlap = rank.numbers[_COMMUNICATION], rank.numbers.get("communication_overlap", 0.0)
         waits += min(busy - shortest, busy * (1 - overlap / 100))
     reasons = _reason("waiting in communication", slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest)
-    return waits / len(own), reasons
+    return waits / len(ranks), reasons
 
 
 def _why_longer(case: _ReferenceCase, ns: float) -> _Reasons:
@@ -380,15 +380,17 @@ def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
     So it is where the fastest takes no longer than the kernels, and the slowest as long as the call. Processes that
     communicate wait for the slowest one. Where they do not, the mean of their times must be that of their kernels.
     """
-    own = case.ranks()
-    times = sorted((rank.numbers["time"], rank.name) for rank in own if "time" in rank.numbers)
+    ranks = case.ranks()
+    times = sorted((rank.numbers["time"], rank.name) for rank in ranks if "time" in rank.numbers)
     if len(times) < 2:
         return ()
     (least, fast), (most, slow) = times[0], times[-1]
     if least > (1 + CLOSE) * (case.breakdown.busy_ns or case.ns) or ns > (1 + CLOSE) * most:
         return ()
     mean = sum(time for time, _ in times) / len(times)
-    if not any(_COMMUNICATION in rank.numbers for rank in own) and mean - case.ns > max(CLOSE * case.ns, case.gaps_ns):
+    if not any(_COMMUNICATION in rank.numbers for rank in ranks) and mean - case.ns > max(
+        CLOSE * case.ns, case.gaps_ns
+    ):
         return ()
     return _reason("slowest process", slow=slow, slow_ns=most, fast=fast, fast_ns=least)
 
@@ -430,15 +432,15 @@ def _compare_ncu(case: _ReferenceCase, breakdown: KernelBreakdown, counters: Seq
     totals = case.conditions.recorded.totals[case.point.id, "ncu"]
     ours, launches, by_kernel, has_varying = 0.0, 0.0, dict[str, float](), False
     runs, ncu_runs = case.breakdown.iterations or 1, breakdown.iterations or 1
-    for name, own in case.totals.by_name.items():
+    for name, total in case.totals.by_name.items():
         under_ncu = totals.by_name.get(name, ClassTotal())
-        if not own.calls or not under_ncu.calls:
+        if not total.calls or not under_ncu.calls:
             continue
-        if under_ncu.calls / ncu_runs < own.calls / runs and own.has_high_variance:
+        if under_ncu.calls / ncu_runs < total.calls / runs and total.has_high_variance:
             has_varying = True
             continue
-        ours, launches = ours + own.ns / runs, launches + own.calls / runs
-        by_kernel[name] = under_ncu.mean_ns * own.calls / runs
+        ours, launches = ours + total.ns / runs, launches + total.calls / runs
+        by_kernel[name] = under_ncu.mean_ns * total.calls / runs
     if not ours:
         return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
     theirs, covered = sum(by_kernel.values()), ours / case.ns
@@ -528,18 +530,20 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
     One kernel alone must make the difference: that two kernels both happen to be longer is no chance. Its time must lie
     between the reference's shortest and longest launch and, because one odd launch widens that, near the mean.
     """
-    seen, known = ncu.by_name, case.totals.by_name
-    off = {name: seen[name].mean_ns - known[name].mean_ns for name in by_kernel}
-    total = sum(difference * known[name].calls for name, difference in off.items())
+    seen, reference_totals = ncu.by_name, case.totals.by_name
+    off = {name: seen[name].mean_ns - reference_totals[name].mean_ns for name in by_kernel}
+    total = sum(difference * reference_totals[name].calls for name, difference in off.items())
     deciding = [name for name, difference in off.items() if difference * total > 0]
-    if len(deciding) != 1 or seen[deciding[0]].calls != 1 or known[deciding[0]].calls == 1:
+    if len(deciding) != 1 or seen[deciding[0]].calls != 1 or reference_totals[deciding[0]].calls == 1:
         return ()
-    ns, own = seen[deciding[0]].ns, known[deciding[0]]
-    span = own.least, own.most
+    ns, launches = seen[deciding[0]].ns, reference_totals[deciding[0]]
+    span = launches.least, launches.most
     # Without both ends some launches are unknown.
-    if not all(map(math.isfinite, span)) or not all(low <= ns <= high for low, high in (span, own.typical_range)):
+    if not all(map(math.isfinite, span)) or not all(low <= ns <= high for low, high in (span, launches.typical_range)):
         return ()
-    return _reason("single launch", ns=ns, low=own.least, high=own.most, launches=own.calls, reference=case.profiler)
+    return _reason(
+        "single launch", ns=ns, low=launches.least, high=launches.most, launches=launches.calls, reference=case.profiler
+    )
 
 
 # --- launches: a profiler may lose events, and warns only that it might have ------------------------------------------
@@ -556,8 +560,8 @@ def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
     complete = [name for name in by_preference(seen) if (name != "ncu" or (ncu and ncu.kernels == "all"))]
     for other in complete[1:]:
         excluded = ncu.exclude if ncu and other == "ncu" else ""
-        if found := _compare_pair((complete[0], other), counts, data, excluded):
-            yield found
+        if launch_counts := _compare_pair((complete[0], other), counts, data, excluded):
+            yield launch_counts
 
 
 def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
@@ -565,9 +569,9 @@ def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
     sums = table[table["kind"] == "kernel"].groupby(key, sort=False)["calls"].sum().reset_index()
-    found = grouped((tuple(pair), (kernel, int(calls))) for *pair, kernel, calls in rows(sums, *key, "calls"))
+    by_pair = grouped((tuple(pair), (kernel, int(calls))) for *pair, kernel, calls in rows(sums, *key, "calls"))
     graphs = set(rows(table[table["kind"] == "graph"], "case", "profiler"))
-    return {pair: dict(own) for pair, own in found.items() if pair not in graphs}
+    return {pair: dict(launches) for pair, launches in by_pair.items() if pair not in graphs}
 
 
 def _compare_pair(
@@ -577,7 +581,7 @@ def _compare_pair(
     runs: dict[str, tuple[int, int]] = {}
     # Profilers record different parts of a program with steps.
     with_steps = {case for case, _ in data.recorded.step_totals}
-    for case, breakdowns in ((id, own) for id, own in data.breakdowns.items() if id not in with_steps):
+    for case, breakdowns in ((id, by_profiler) for id, by_profiler in data.breakdowns.items() if id not in with_steps):
         n, m = (breakdowns[name].iterations if name in breakdowns else None for name in pair)
         if n and m and all((case, name) in counts for name in pair):
             runs[case] = n, m

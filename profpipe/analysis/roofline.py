@@ -66,7 +66,7 @@ def data_sheet_of(name: str, run: Manifest) -> tuple[str, Mapping[str, float]]:
     devices = {entry.device for job in run.jobs_of(name) for entry in job.devices}
     gpus = [gpu for gpu in run.machine.gpus or () if not devices or gpu.name in devices]
     rates = [(gpu.name, machine.data_sheet_flops(asdict(gpu))) for gpu in gpus]
-    return rates[0] if rates and all(each == rates[0] for each in rates) else ("", {})
+    return rates[0] if rates and all(rate == rates[0] for rate in rates) else ("", {})
 
 
 def flops_rate(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
@@ -75,7 +75,7 @@ def flops_rate(rates: PeakRates, params: Mapping[str, Any], work: Mapping[str, f
     That is the rate of the data type that the case names. Where ``work`` has FLOPs by data type, it is their sum over
     the least time that they take one after the other.
     """
-    parts = _by_type(work) or {_named_type(params): 1.0}
+    parts = _read_flops_by_type(work) or {_named_type(params): 1.0}
     of_types = [rates.flops.get(name) for name in parts]
     if len(of_types) == 1:
         return of_types[0]
@@ -100,10 +100,10 @@ def dtype_of(name: str) -> str:
     return _DTYPES.get(name.lower(), name.lower())
 
 
-def _by_type(work: Mapping[str, float]) -> dict[str, float]:
+def _read_flops_by_type(work: Mapping[str, float]) -> dict[str, float]:
     """Return FLOPs by data type, from metrics such as ``flops.int8``; empty where a workload declares one number."""
-    found = {name.removeprefix(OF_TYPE): flop for name, flop in work.items() if name.startswith(OF_TYPE) and flop > 0}
-    return {_DTYPES.get(name, name): flop for name, flop in found.items()}
+    flops = {name.removeprefix(OF_TYPE): flop for name, flop in work.items() if name.startswith(OF_TYPE) and flop > 0}
+    return {_DTYPES.get(name, name): flop for name, flop in flops.items()}
 
 
 def limit(recorded: CaseIndex, case: CaseResult, rates: PeakRates, counters: Iterable[Counters]) -> Limit:
@@ -128,7 +128,7 @@ def limit(recorded: CaseIndex, case: CaseResult, rates: PeakRates, counters: Ite
         limited_by = Limiter.HOST
     elif intensity and ridge and (dram_bytes or max(flops_share or 0.0, bandwidth_share or 0.0) >= FAR_BELOW):
         limited_by = Limiter.COMPUTE if intensity > ridge else Limiter.MEMORY
-    types = tuple(_by_type(case.values))
+    types = tuple(_read_flops_by_type(case.values))
     dtypes = () if types == (_named_type(case.params),) else types
     return Limit(limited_by, flops_share, issue, gpu_ns, intensity, dram_bytes, bandwidth_share, dtypes, ridge)
 
@@ -174,11 +174,11 @@ def _dram(recorded: CaseIndex, case: CaseResult, counters: Iterable[Counters]) -
     totals = recorded.totals[case.id, case.breakdown.profiler].by_name
     moved = seconds = 0.0
     for row in counters:
-        own, rate = totals.get(row.kernel), row.values.get(_DRAM_RATE)
-        if own and rate and row.mean_ns:
-            launches = own.calls / case.breakdown.iterations
+        total, rate = totals.get(row.kernel), row.values.get(_DRAM_RATE)
+        if total and rate and row.mean_ns:
+            launches = total.calls / case.breakdown.iterations
             # ncu may have profiled one launch of many, which represents the others only if all do the same work.
-            if row.calls >= launches or not own.has_high_variance:
+            if row.calls >= launches or not total.has_high_variance:
                 kernel_s = row.mean_ns / 1e9 * launches
                 seconds += kernel_s
                 moved += rate[0] * kernel_s
@@ -199,33 +199,38 @@ def collect_counters(
     recorded: CaseIndex, cases: Iterable[str], targets: Mapping[str, float]
 ) -> dict[str, list[Counters]]:
     """Return ncu's metrics of each kernel by case, most time first; ``targets`` are in % by throughput."""
-    found: dict[str, list[Counters]] = {case: [] for case in cases}
+    counters: dict[str, list[Counters]] = {case: [] for case in cases}
     for (case, profiler, kernel), numbers in recorded.numbers.items():
-        if profiler == "ncu" and kernel and case in found:
+        if profiler == "ncu" and kernel and case in counters:
             totals = recorded.totals.get((case, "ncu"), KernelTotals())
-            found[case].append(_counters(case, kernel, numbers, totals, targets))
-    return {case: sorted(own, key=lambda row: -(row.mean_ns or 0) * row.calls) for case, own in found.items()}
+            counters[case].append(_counters(case, kernel, numbers, totals, targets))
+    return {
+        case: sorted(case_counters, key=lambda row: -(row.mean_ns or 0) * row.calls)
+        for case, case_counters in counters.items()
+    }
 
 
 def _counters(
     case: str, kernel: str, numbers: Mapping[str, Number], totals: KernelTotals, targets: Mapping[str, float]
 ) -> Counters:
-    own = totals.by_name.get(kernel, ClassTotal())
+    total = totals.by_name.get(kernel, ClassTotal())
     values = {name: (number.value, number.unit) for name, number in numbers.items() if not name.startswith(RULE)}
     # A throughput that was not measured misses no target.
-    known = {name: values[metric][0] for name, metric in THROUGHPUT.items() if metric in values}
-    missed = tuple(name for name, target in targets.items() if name in known and known[name] < target)
-    return Counters(case, kernel, int(own.calls), own.mean_ns if own.calls else None, values, _rules(numbers), missed)
+    throughputs = {name: values[metric][0] for name, metric in THROUGHPUT.items() if metric in values}
+    missed = tuple(name for name, target in targets.items() if name in throughputs and throughputs[name] < target)
+    return Counters(
+        case, kernel, int(total.calls), total.mean_ns if total.calls else None, values, _rules(numbers), missed
+    )
 
 
 def _rules(numbers: Mapping[str, Number]) -> tuple[Rule, ...]:
     """Return the rules that estimate a speed-up, of the whole or of a part, and then those that never do."""
-    found: list[Rule] = []
+    rules: list[Rule] = []
     for metric, number in numbers.items():
         if metric.startswith(RULE):
             is_local = number.unit == LOCAL
             name = metric.removeprefix(RULE).removesuffix(f" {LOCAL}" if is_local else "")
-            found.append(Rule(name, None if pd.isna(number.value) else float(number.value), is_local))
-    estimates = [rule for rule in found if rule.speedup is not None]
-    silent = dict.fromkeys(rule.name for rule in found if rule.speedup is None)
+            rules.append(Rule(name, None if pd.isna(number.value) else float(number.value), is_local))
+    estimates = [rule for rule in rules if rule.speedup is not None]
+    silent = dict.fromkeys(rule.name for rule in rules if rule.speedup is None)
     return (*estimates, *(Rule(name) for name in silent if all(name != rule.name for rule in estimates)))

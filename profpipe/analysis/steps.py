@@ -266,11 +266,11 @@ class CaseSteps:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """The steps of ``profiler`` by place, and the time that each steady one waits for others, ``waiting_ns``."""
-        own = self.table[self.table["profiler"] == self.profiler]
-        waits = _waiting(_steady(own), self.transfer_ns).unstack().rename("waiting_ns")
+        profiler_rows = self.table[self.table["profiler"] == self.profiler]
+        waits = _waiting(_steady(profiler_rows), self.transfer_ns).unstack().rename("waiting_ns")
         if waits.empty:
-            return own.assign(waiting_ns=np.nan)
-        joined = own.join(waits, on=[*PLACE, "step"])
+            return profiler_rows.assign(waiting_ns=np.nan)
+        joined = profiler_rows.join(waits, on=[*PLACE, "step"])
         return joined.assign(waiting_ns=joined["waiting_ns"].where(joined["state"] == StepState.STEADY.value))
 
     @property
@@ -289,8 +289,8 @@ class CaseSteps:
         kinds = self.rows[is_other & self.rows["compute_ns"].notna()].groupby("kind", sort=False)
         steps = {"", *self.rows.loc[~is_other, "kind"]}
         return {
-            str(kind): (len(own), StepParts(dict(zip(StepPart, own[COLUMNS].mean().astype(float), strict=True))))
-            for kind, own in kinds
+            str(kind): (len(calls), StepParts(dict(zip(StepPart, calls[COLUMNS].mean().astype(float), strict=True))))
+            for kind, calls in kinds
             if kind not in steps
         }
 
@@ -300,8 +300,10 @@ class CaseSteps:
 
     def _rows_of_one(self, profiler: str) -> pd.DataFrame:
         """Return the rows of the first rank and device in the order of time."""
-        own = self.table[self.table["profiler"] == profiler]
-        return own[own[PLACE].eq(own[PLACE].iloc[0]).all(axis=1)].sort_values("start_ns", kind="stable")
+        profiler_rows = self.table[self.table["profiler"] == profiler]
+        return profiler_rows[profiler_rows[PLACE].eq(profiler_rows[PLACE].iloc[0]).all(axis=1)].sort_values(
+            "start_ns", kind="stable"
+        )
 
     def shares(self, profiler: str) -> pd.DataFrame:
         """Return what a rank does from its first steady step on: the number ``n``, the median ``ns`` and two shares.
@@ -310,35 +312,43 @@ class CaseSteps:
         they are of what is longer than a steady step. The index is the kind of calls that are no steps, else
         ``steady``, ``outlier`` or ``other``.
         """
-        own = self._rows_of_one(profiler)
-        own = own.iloc[int((own["state"] == StepState.STEADY.value).to_numpy().argmax()) :]
-        steps = set(_steady(own)["kind"])
-        label = own["state"].where(~own["state"].isin([StepState.LAST.value, StepState.UNMATCHED.value]), "steady")
-        label = label.where((own["state"] != StepState.OTHER.value) | (own["kind"] == ""), own["kind"])
-        label = label.where(~own["kind"].isin(steps - {""}) | (own["state"] == StepState.OUTLIER.value), "steady")
-        wall, kernels = own["wall_ns"].astype(float), own["kernel_ns"].astype(float)
-        found = wall.groupby(label, sort=False).agg(n="size", ns="median", wall="sum")
-        found["kernels"] = kernels.groupby(label, sort=False).sum(min_count=1)
-        if (outliers := StepState.OUTLIER.value) in found.index:
+        rank_rows = self._rows_of_one(profiler)
+        rank_rows = rank_rows.iloc[int((rank_rows["state"] == StepState.STEADY.value).to_numpy().argmax()) :]
+        steps = set(_steady(rank_rows)["kind"])
+        label = rank_rows["state"].where(
+            ~rank_rows["state"].isin([StepState.LAST.value, StepState.UNMATCHED.value]), "steady"
+        )
+        label = label.where(
+            (rank_rows["state"] != StepState.OTHER.value) | (rank_rows["kind"] == ""), rank_rows["kind"]
+        )
+        label = label.where(
+            ~rank_rows["kind"].isin(steps - {""}) | (rank_rows["state"] == StepState.OUTLIER.value), "steady"
+        )
+        wall, kernels = rank_rows["wall_ns"].astype(float), rank_rows["kernel_ns"].astype(float)
+        shares = wall.groupby(label, sort=False).agg(n="size", ns="median", wall="sum")
+        shares["kernels"] = kernels.groupby(label, sort=False).sum(min_count=1)
+        if (outliers := StepState.OUTLIER.value) in shares.index:
             # What an outlier has of a steady step is no rest.
             usual = pd.Series(
                 {"wall": wall[label == "steady"].median(), "kernels": kernels[label == "steady"].median()}
             )
-            in_steps = found.loc[outliers, usual.index].clip(upper=found.loc[outliers, "n"] * usual)
-            found.loc["steady", usual.index] += in_steps
-            found.loc[outliers, usual.index] -= in_steps
+            in_steps = shares.loc[outliers, usual.index].clip(upper=shares.loc[outliers, "n"] * usual)
+            shares.loc["steady", usual.index] += in_steps
+            shares.loc[outliers, usual.index] -= in_steps
         rest_ns, kernels_ns = self.after[profiler]
-        if profiler == "plain" and own["rule"].iloc[0] == StepRule.MARKER.value:
+        if profiler == "plain" and rank_rows["rule"].iloc[0] == StepRule.MARKER.value:
             # Only marked steps have pauses between them. Recordings have rows of what lies there.
-            rest_ns += max(float((own["start_ns"] + wall).max() - own["start_ns"].min()) - wall.sum(), 0.0)
+            rest_ns += max(float((rank_rows["start_ns"] + wall).max() - rank_rows["start_ns"].min()) - wall.sum(), 0.0)
         between = {"n": 1, "wall": rest_ns, "kernels": kernels_ns}
-        found = found.add(pd.DataFrame(between, index=[StepState.OTHER.value]), fill_value=0)
-        return found.assign(wall=found["wall"] / found["wall"].sum(), kernels=found["kernels"] / found["kernels"].sum())
+        shares = shares.add(pd.DataFrame(between, index=[StepState.OTHER.value]), fill_value=0)
+        return shares.assign(
+            wall=shares["wall"] / shares["wall"].sum(), kernels=shares["kernels"] / shares["kernels"].sum()
+        )
 
     def calls_before(self, profiler: str) -> Mapping[str, int]:
         """Return how many calls, by their kind, a rank makes before the first step."""
-        own = self._rows_of_one(profiler)
-        kinds = own["kind"].iloc[: int((own["state"] != StepState.OTHER.value).to_numpy().argmax())]
+        rank_rows = self._rows_of_one(profiler)
+        kinds = rank_rows["kind"].iloc[: int((rank_rows["state"] != StepState.OTHER.value).to_numpy().argmax())]
         return dict(kinds[~kinds.isin(["", PREFILL])].value_counts())
 
     def request(self, profiler: str) -> tuple[float, int, Mapping[str, tuple[int, float]]] | None:
@@ -348,17 +358,17 @@ class CaseSteps:
         prefill. Unless the steps decode, it holds equal numbers of calls. None without two requests that are whole, and
         where calls of several threads overlap.
         """
-        own = self._rows_of_one(profiler)
-        own = own[own["kind"] != ""]
-        is_step = own["kind"].isin(set(_steady(own)["kind"])).to_numpy()
-        own = own.assign(kind=own["kind"].mask(is_step, self.module))
+        rank_rows = self._rows_of_one(profiler)
+        rank_rows = rank_rows[rank_rows["kind"] != ""]
+        is_step = rank_rows["kind"].isin(set(_steady(rank_rows)["kind"])).to_numpy()
+        rank_rows = rank_rows.assign(kind=rank_rows["kind"].mask(is_step, self.module))
         begins = np.flatnonzero(~is_step[:-1] & is_step[1:])
-        if len(begins) < 3 or own["kind"].iloc[begins].nunique() > 1:
+        if len(begins) < 3 or rank_rows["kind"].iloc[begins].nunique() > 1:
             return None
-        wall_ns, start_ns = own["wall_ns"].to_numpy(dtype=float), own["start_ns"].to_numpy(dtype=float)
+        wall_ns, start_ns = rank_rows["wall_ns"].to_numpy(dtype=float), rank_rows["start_ns"].to_numpy(dtype=float)
         if wall_ns.sum() > _OVERLAP * ((start_ns + wall_ns).max() - start_ns.min()):
             return None
-        whole = own.iloc[begins[0] : begins[-1]]
+        whole = rank_rows.iloc[begins[0] : begins[-1]]
         number = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
         counts = pd.crosstab(number, whole["kind"].to_numpy())
         usual = counts.median().round().astype(int)
@@ -374,8 +384,8 @@ class CaseSteps:
 
     def count(self, state: StepState) -> tuple[int, int]:
         """Return the fewest and the most steps in ``state`` of a rank."""
-        own = self._counts.get(state.value)
-        return (0, 0) if own is None else (int(own.min()), int(own.max()))
+        counts = self._counts.get(state.value)
+        return (0, 0) if counts is None else (int(counts.min()), int(counts.max()))
 
     @property
     def steps(self) -> int:
@@ -384,13 +394,13 @@ class CaseSteps:
 
     def all_steps(self, profiler: str) -> int:
         """Return the number of different steps under ``profiler``, whatever their state."""
-        own = self.table[(self.table["profiler"] == profiler) & (self.table["state"] != StepState.OTHER.value)]
-        return int(own["step"].nunique())
+        step_rows = self.table[(self.table["profiler"] == profiler) & (self.table["state"] != StepState.OTHER.value)]
+        return int(step_rows["step"].nunique())
 
     def steady_walls(self, profiler: str) -> pd.Series[float]:
         """Return the times of the steady steps under ``profiler`` by their number, each the mean over the ranks."""
-        own = _steady(self.table[self.table["profiler"] == profiler]).dropna(subset="wall_ns")
-        return own.groupby("step")["wall_ns"].mean().astype(float)
+        steady_rows = _steady(self.table[self.table["profiler"] == profiler]).dropna(subset="wall_ns")
+        return steady_rows.groupby("step")["wall_ns"].mean().astype(float)
 
     @property
     def processes(self) -> int:
@@ -400,13 +410,13 @@ class CaseSteps:
     @property
     def parts_without_profiler(self) -> StepParts | None:
         """Return ``parts`` without the time that the profiler adds, where the step without a profiler is known."""
-        without = self._without_profiler(self.profiler)
+        without = self._find_plain_ns(self.profiler)
         return self.parts if self.parts is None or without is None else self.parts.at(without)
 
     @property
     def overheads(self) -> dict[str, float]:
         """Return what each profiler adds to a step, as a share of the step without a profiler."""
-        without = {name: self._without_profiler(name) for name in self.times if name != "plain"}
+        without = {name: self._find_plain_ns(name) for name in self.times if name != "plain"}
         return {
             name: (self.same_steps[name].ns if self.uneven else self.times[name].ns) / ns - 1
             for name, ns in without.items()
@@ -419,7 +429,7 @@ class CaseSteps:
             return profiler in self.same_steps and self.same_steps[profiler].differs
         return "plain" in self.times and not self.times["plain"].overlaps(self.times[profiler])
 
-    def _without_profiler(self, profiler: str) -> float | None:
+    def _find_plain_ns(self, profiler: str) -> float | None:
         """Return the time in ns, without a profiler, of steps like those that ``profiler`` recorded, if it is known.
 
         Even steps are all alike. Uneven steps are not: the first ones of a program may be short.
@@ -434,17 +444,17 @@ class CaseSteps:
 
         A profiler is left out where another rule found its steps, or where ``plain`` lacks one of them.
         """
-        known = self.table[(self.table["state"] != StepState.OTHER.value) & self.table["wall_ns"].notna()]
-        is_plain = known["profiler"] == "plain"
-        found: dict[str, SameSteps] = {}
-        for name, own in _steady(known[~is_plain]).groupby("profiler", sort=False):
-            both = own.merge(known[is_plain], on=["rank", "step", "rule"], suffixes=("", "_plain"))
-            if len(both) == len(own):
+        timed_steps = self.table[(self.table["state"] != StepState.OTHER.value) & self.table["wall_ns"].notna()]
+        is_plain = timed_steps["profiler"] == "plain"
+        by_profiler: dict[str, SameSteps] = {}
+        for name, steady_rows in _steady(timed_steps[~is_plain]).groupby("profiler", sort=False):
+            both = steady_rows.merge(timed_steps[is_plain], on=["rank", "step", "rule"], suffixes=("", "_plain"))
+            if len(both) == len(steady_rows):
                 ns, without_ns = both["wall_ns"].astype(float), both["wall_ns_plain"].astype(float)
                 ends = mean_interval((ns - without_ns).tolist())
                 differs = ends is not None and not ends[0] <= 0 <= ends[1]
-                found[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
-        return found
+                by_profiler[str(name)] = SameSteps(float(ns.mean()), float(without_ns.mean()), differs)
+        return by_profiler
 
 
 @dataclass(frozen=True)
@@ -483,7 +493,7 @@ class StepFindings:
     contradictions: tuple[Contradiction, ...] = ()
 
     def of(self, case: str) -> CaseSteps | None:
-        return next((own for own in self.cases if own.case == case), None)
+        return next((case_steps for case_steps in self.cases if case_steps.case == case), None)
 
     def __bool__(self) -> bool:
         return bool(self.cases)
@@ -501,37 +511,41 @@ def find_steps(
     ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline, and ``jobs`` are
     its jobs.
     """
-    table = _with_places(index.tables.steps)
+    table = _add_places(index.tables.steps)
     # The profiler whose partition is shown: that of the most cases, of equals the most trusted.
     counts = table[table["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
     profiler = max(by_preference(counts.index), key=lambda name: counts[name], default="")
     nodes = {(case, job.profiler): job.rank_nodes or {} for job in jobs for case in job.cases}
-    by_case = {str(case): own for case, own in table.groupby("case", sort=False)}
-    found: dict[str, CaseSteps] = {}
-    for case in (each for each in cases if each in by_case):
+    by_case = {str(case): case_rows for case, case_rows in table.groupby("case", sort=False)}
+    steps_by_case: dict[str, CaseSteps] = {}
+    for case in (name for name in cases if name in by_case):
         # The times without a profiler come first.
         seen = set(by_case[case].loc[by_case[case]["state"] != StepState.OTHER.value, "profiler"])
         if shown := next((name for name in (profiler, "plain", *index.profilers) if name in seen), ""):
-            found[case] = _read(index, case, shown, by_case[case], nodes.get((case, shown), {}))
-    without = [case for case in cases if case not in found]
-    recordings = {case: own for case in without if (own := dict(_recordings(index, case)))}
+            steps_by_case[case] = _read(index, case, shown, by_case[case], nodes.get((case, shown), {}))
+    without = [case for case in cases if case not in steps_by_case]
+    recordings = {case: parts_by_place for case in without if (parts_by_place := dict(_recordings(index, case)))}
     # The most trusted profiler that recorded the kernels of a case.
     recorders = {case: next((p for p in index.profilers if (case, p) in index.capture_totals), "") for case in without}
-    totals = {case: index.capture_totals.get((case, own), KernelTotals()) for case, own in recorders.items()}
-    items = {case: items_of(declared.items_per_step if declared else None, own) for case, own in params.items()}
-    strides = {case: own.stride for case, own in found.items() if own.part_ns}
+    totals = {case: index.capture_totals.get((case, recorder), KernelTotals()) for case, recorder in recorders.items()}
+    items = {case: items_of(declared.items_per_step if declared else None, point) for case, point in params.items()}
+    strides = {case: case_steps.stride for case, case_steps in steps_by_case.items() if case_steps.part_ns}
     return StepFindings(
-        cases=tuple(found.values()),
+        cases=tuple(steps_by_case.values()),
         without_steps=tuple(case for case in without if totals[case].total_ns),
         recordings=recordings,
-        copies={case: _by_time(own.by_copy, {}) for case, own in totals.items() if own.by_copy},
+        copies={
+            case: _order_copies(case_totals.by_copy, {}) for case, case_totals in totals.items() if case_totals.by_copy
+        },
         # Kernels have numbers of rocprof only where it read counters.
-        one_by_one=any(subject and recorders.get(case) == own == "rocprof" for case, own, subject in index.numbers),
+        one_by_one=any(
+            subject and recorders.get(case) == recorder == "rocprof" for case, recorder, subject in index.numbers
+        ),
         items={case: number * strides.get(case, 1) for case, number in items.items() if number is not None},
         item_name=declared.item_name if declared else "items",
         waits={
-            case: _by_calls(index.step_numbers.get((case, own), {}).get(CAPTURE_WAIT, {}))
-            for case, own in recorders.items()
+            case: _order_waits(index.step_numbers.get((case, recorder), {}).get(CAPTURE_WAIT, {}))
+            for case, recorder in recorders.items()
         },
         contradictions=tuple(
             Contradiction(case, name, check, subject, number.value, int(number.n))
@@ -543,7 +557,7 @@ def find_steps(
     )
 
 
-def _by_calls(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
+def _order_waits(waits: Mapping[str, Number]) -> dict[str, ClassTotal]:
     """Return the calls in which the host waited, by name, and their time: the longest first."""
     ordered = sorted(waits.items(), key=lambda item: -item[1].value)
     return {name: ClassTotal(float(number.n), number.value) for name, number in ordered}
@@ -561,46 +575,48 @@ def _recordings(index: CaseIndex, case: str) -> Iterator[tuple[Place, StepParts]
     profiler = next((name for name in index.profilers if metrics[0] in index.step_numbers.get((case, name), {})), "")
     numbers = index.step_numbers.get((case, profiler), {})
     for subject in numbers.get(metrics[0], {}):
-        found = (numbers.get(metric, {}).get(subject) for metric in metrics)
-        parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
+        part_numbers = (numbers.get(metric, {}).get(subject) for metric in metrics)
+        parts = dict(zip(StepPart, (number.value if number else 0.0 for number in part_numbers), strict=True))
         if place := _PLACE.fullmatch(subject):
             yield (int(place[1]), int(place[2] or ONE_DEVICE)), StepParts(parts)
 
 
 def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes: Mapping[int, str]) -> CaseSteps:
     """Return the steps of one case, of which ``table`` has the rows and ``profiler`` recorded the parts."""
-    every, times = ("plain", *index.profilers), index.step_times
-    own = table[table["profiler"] == profiler]
-    steady, numbers = _steady(own), index.step_numbers.get((case, profiler), {})
+    profilers, times = ("plain", *index.profilers), index.step_times
+    profiler_rows = table[table["profiler"] == profiler]
+    steady, numbers = _steady(profiler_rows), index.step_numbers.get((case, profiler), {})
     # Where plain finds iterations, the hook marks them for the other profilers.
     of_parts = index.step_numbers.get((case, "plain"), {}) if "plain" in set(table["profiler"]) else numbers
-    transfer_ns = _of_case(numbers, STEP_TRANSFER)
+    transfer_ns = _read_number(numbers, STEP_TRANSFER)
     waits = _waiting(steady, transfer_ns)
     # In a pipeline each rank waits for others in turn.
     of_late = waits if transfer_ns is None else pd.DataFrame()
     parts, totals = _parts_by_place(steady, waits), index.step_totals.get((case, profiler), KernelTotals())
     has_steady = set(_steady(table).dropna(subset="wall_ns")["profiler"])
     spreads = {
-        name: _of_case(index.step_numbers.get((case, name), {}), "step_spread") for name in every if name in has_steady
+        name: _read_number(index.step_numbers.get((case, name), {}), "step_spread")
+        for name in profilers
+        if name in has_steady
     }
-    coverage, pattern_count = (_of_case(numbers, name) for name in ("step_coverage", "step_count_by_pattern"))
+    coverage, pattern_count = (_read_number(numbers, name) for name in ("step_coverage", "step_count_by_pattern"))
     return CaseSteps(
         case=case,
         profiler=profiler,
         table=table,
-        times={name: times[case, name].time for name in every if (case, name) in times},
+        times={name: times[case, name].time for name in profilers if (case, name) in times},
         uneven={name: spread / 100 for name, spread in spreads.items() if spread and spread > UNEVEN_STEPS},
         coverage=None if coverage is None else coverage / 100,
         pattern_count=None if pattern_count is None else round(pattern_count),
         parts=_mean_parts(parts, totals),
-        copies=_by_time(totals.by_copy, numbers.get("step_copy_bytes", {})),
+        copies=_order_copies(totals.by_copy, numbers.get("step_copy_bytes", {})),
         ranks=tuple(_ranks(index, case, steady, parts, of_late, numbers.get("step_time", {}), nodes)),
-        wait_cause=_wait_cause(own, of_late),
-        outliers=tuple(_outliers(own, numbers)),
+        wait_cause=_wait_cause(profiler_rows, of_late),
+        outliers=tuple(_outliers(profiler_rows, numbers)),
         range_name=next(iter(numbers.get(STEP_RANGE, {})), ""),
-        stride=round(_of_case(of_parts, STEP_STRIDE) or 1),
-        part_ns=_of_case(of_parts, STEP_PART),
-        after={name: _after(index.step_numbers.get((case, name), {})) for name in every},
+        stride=round(_read_number(of_parts, STEP_STRIDE) or 1),
+        part_ns=_read_number(of_parts, STEP_PART),
+        after={name: _after(index.step_numbers.get((case, name), {})) for name in profilers},
         decodes=STEP_DECODES in of_parts or bool((table["kind"] == PREFILL).any()),
         call_kernels=numbers.get(CALL_KERNEL_TIME, {}),
         transfer_ns=transfer_ns,
@@ -609,29 +625,29 @@ def _read(index: CaseIndex, case: str, profiler: str, table: pd.DataFrame, nodes
 
 def _after(numbers: _Numbers) -> tuple[float, float]:
     """Return the ns after the last step, and the kernel time in them."""
-    return _of_case(numbers, STEP_AFTER) or 0.0, _of_case(numbers, STEP_AFTER_KERNELS) or 0.0
+    return _read_number(numbers, STEP_AFTER) or 0.0, _read_number(numbers, STEP_AFTER_KERNELS) or 0.0
 
 
-def _of_case(numbers: _Numbers, metric: str) -> float | None:
+def _read_number(numbers: _Numbers, metric: str) -> float | None:
     number = numbers.get(metric, {}).get("")
     return None if number is None else number.value
 
 
-def _with_places(steps: pd.DataFrame) -> pd.DataFrame:
+def _add_places(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with the columns ``PLACE``, by place and in the order of time.
 
     A process that does not know its rank is rank 0. Idle time without a cause is ``idle_other``, whether or not the
     tool recorded the host.
     """
-    own = steps.assign(rank=steps["rank"].fillna(0).astype(int))
-    has_several = own.groupby(["case", "profiler", "rank"])["device"].transform("nunique") > 1
-    causes = own[[part.column for part in IDLE_PARTS[:-1]]].fillna(0.0)
-    own = own.assign(
-        place=own["device"].where(has_several).fillna(ONE_DEVICE).astype(int),
+    placed = steps.assign(rank=steps["rank"].fillna(0).astype(int))
+    has_several = placed.groupby(["case", "profiler", "rank"])["device"].transform("nunique") > 1
+    causes = placed[[part.column for part in IDLE_PARTS[:-1]]].fillna(0.0)
+    placed = placed.assign(
+        place=placed["device"].where(has_several).fillna(ONE_DEVICE).astype(int),
         **causes,
-        idle_other_ns=own["idle_ns"] - causes.sum(axis=1),
+        idle_other_ns=placed["idle_ns"] - causes.sum(axis=1),
     )
-    return own.sort_values([*PLACE, "start_ns", "step"], kind="stable")
+    return placed.sort_values([*PLACE, "start_ns", "step"], kind="stable")
 
 
 def _steady(steps: pd.DataFrame) -> pd.DataFrame:
@@ -655,13 +671,13 @@ def _mean_parts(places: Mapping[tuple[int, int], StepParts], kernels: KernelTota
     """Return the mean over ranks and devices, with the time in which a GPU computes divided by the kernels' classes."""
     if not places:
         return None
-    every = list(places.values())
-    ns = {part: sum(own.ns[part] for own in every) / len(every) for part in StepPart}
-    waits = [own.waiting_ns for own in every if own.waiting_ns is not None]
+    place_parts = list(places.values())
+    ns = {part: sum(parts.ns[part] for parts in place_parts) / len(place_parts) for part in StepPart}
+    waits = [parts.waiting_ns for parts in place_parts if parts.waiting_ns is not None]
     return StepParts(
         ns,
         divide_compute(kernels.by_class, ns[StepPart.COMPUTE]) if kernels.kernels else {},
-        sum(own.communication_total_ns or 0.0 for own in every) / len(every),
+        sum(parts.communication_total_ns or 0.0 for parts in place_parts) / len(place_parts),
         sum(waits) / len(waits) if waits else None,
     )
 
@@ -673,24 +689,24 @@ def divide_compute(sums: Mapping[str, float], compute_ns: float) -> dict[str, fl
     return {name: ns / total * compute_ns for name, ns in sorted(computing.items(), key=lambda item: -item[1])}
 
 
-def _by_time(copies: Mapping[str, ClassTotal], sizes: Mapping[str, Number]) -> dict[str, ClassTotal]:
+def _order_copies(copies: Mapping[str, ClassTotal], sizes: Mapping[str, Number]) -> dict[str, ClassTotal]:
     """Return copies and sets with their bytes, those with the most time first."""
     return {
-        name: replace(own, bytes=sizes[name].value if name in sizes else None)
-        for name, own in sorted(copies.items(), key=lambda copy: -copy[1].ns)
+        name: replace(total, bytes=sizes[name].value if name in sizes else None)
+        for name, total in sorted(copies.items(), key=lambda copy: -copy[1].ns)
     }
 
 
-def _outliers(own: pd.DataFrame, numbers: _Numbers) -> Iterator[StepOutlier]:
+def _outliers(profiler_rows: pd.DataFrame, numbers: _Numbers) -> Iterator[StepOutlier]:
     """Yield the outliers, the longest first, without the ranks that took no other time than in steady steps."""
-    typical = _steady(own).groupby(PLACE)["wall_ns"].agg(["min", "median", "max"]).astype(float)
+    typical = _steady(profiler_rows).groupby(PLACE)["wall_ns"].agg(["min", "median", "max"]).astype(float)
     excess = grouped(
         ((int(match[1]), int(match[2] or ONE_DEVICE), int(match[3])), (cause, number.value))
         for cause in OutlierCause
         for subject, number in numbers.get(f"step_outlier_{cause.value}", {}).items()
         if (match := _OUTLIER.fullmatch(subject))
     )
-    outliers = own[own["state"] == StepState.OUTLIER.value].sort_values("wall_ns", ascending=False)
+    outliers = profiler_rows[profiler_rows["state"] == StepState.OUTLIER.value].sort_values("wall_ns", ascending=False)
     for rank, place, step, wall in rows(outliers, *PLACE, "step", "wall_ns"):
         if (rank, place) in typical.index:
             least, median, most = typical.loc[(rank, place)].tolist()
@@ -718,13 +734,13 @@ def _ranks(
     waited_for, slowest = _waited_for(steady, waits).value_counts(), _slowest(steady).value_counts()
     seen: set[int] = set()
     for rank, place in rows(steady[PLACE].drop_duplicates(), *PLACE):
-        own = steady[(steady["rank"] == rank) & (steady["place"] == place)]
+        rank_rows = steady[(steady["rank"] == rank) & (steady["place"] == place)]
         name, at = f"{RANK_PREFIX}{rank}", (rank, place)
         is_lone = place == ONE_DEVICE and name in times
         yield RankSteps(
             rank=rank,
             device=_device(place),
-            time=times[name].time if is_lone else Measure(own["wall_ns"].median(), len(own)),
+            time=times[name].time if is_lone else Measure(rank_rows["wall_ns"].median(), len(rank_rows)),
             parts=parts.get(at),
             waited_for=int(waited_for.get(at, 0)),
             slowest_in=int(slowest.get(at, 0)),
@@ -737,13 +753,13 @@ def _ranks(
 
 def _peak_memory(index: CaseIndex, case: str, rank: int) -> float | None:
     """Return the peak of the memory that torch allocated in the process ``rank`` without a profiler."""
-    own = index.by_rank.get((case, "plain"), {}).get(f"{RANK_PREFIX}{rank}", {})
-    if not own and rank == 0:
-        own = index.numbers.get((case, "plain", ""), {})
-    return own["peak_allocated"].value if "peak_allocated" in own else None
+    numbers = index.by_rank.get((case, "plain"), {}).get(f"{RANK_PREFIX}{rank}", {})
+    if not numbers and rank == 0:
+        numbers = index.numbers.get((case, "plain", ""), {})
+    return numbers["peak_allocated"].value if "peak_allocated" in numbers else None
 
 
-def _by_place(steps: pd.DataFrame, column: str) -> pd.DataFrame:
+def _pivot_by_place(steps: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the values of the steps that all places have: a row for each step, a column for each place."""
     return steps.pivot_table(index="step", columns=PLACE, values=column, aggfunc="mean").astype(float).dropna()
 
@@ -756,7 +772,7 @@ def _waiting(steady: pd.DataFrame, transfer_ns: float | None) -> pd.DataFrame:
     """
     if steady["communication_ns"].isna().any() or not steady["communication_ns"].any():
         return pd.DataFrame()
-    exposed = _by_place(steady, "communication_ns")
+    exposed = _pivot_by_place(steady, "communication_ns")
     if len(exposed.columns) < 2 and transfer_ns is None:
         return pd.DataFrame()
     return exposed.sub(exposed.min(axis=1).clip(upper=transfer_ns), axis=0)
@@ -772,28 +788,28 @@ def _waited_for(steady: pd.DataFrame, waits: pd.DataFrame) -> pd.Series[Any]:
 
 def _slowest(steady: pd.DataFrame) -> pd.Series[Any]:
     """Return the place that takes the longest by step, without exposed communication where the parts are known."""
-    own = steady["wall_ns"] - steady["communication_ns"].fillna(0)
-    times = _by_place(steady.assign(own_ns=own), "own_ns")
+    busy_ns = steady["wall_ns"] - steady["communication_ns"].fillna(0)
+    times = _pivot_by_place(steady.assign(busy_ns=busy_ns), "busy_ns")
     if len(times.columns) < 2:
         return pd.Series(dtype=object)
     differs = times.max(axis=1) - times.min(axis=1) > _DIFFERENT * steady["wall_ns"].mean()
     return times[differs].idxmax(axis=1)
 
 
-def _wait_cause(own: pd.DataFrame, waits: pd.DataFrame) -> StepPart | None:
+def _wait_cause(profiler_rows: pd.DataFrame, waits: pd.DataFrame) -> StepPart | None:
     """Return what explains at least half of the time that ranks wait for others.
 
     The place that is waited for computes or copies longer than the others by at least half of what they wait. Else its
     host was late or blocked for at least half of that time, in this step or before its first operation, which is idle
     time at the end of the step before.
     """
-    late = _waited_for(_steady(own), waits)
+    late = _waited_for(_steady(profiler_rows), waits)
     if late.empty:
         return None
     idle = [part.column for part in IDLE_PARTS[:2]]
     # The idle time of the step before counts too.
-    before = own.groupby(PLACE)[idle].shift(1).fillna(0.0)
-    steady = _steady(own.assign(**(own[idle] + before)))
+    before = profiler_rows.groupby(PLACE)[idle].shift(1).fillna(0.0)
+    steady = _steady(profiler_rows.assign(**(profiler_rows[idle] + before)))
     others = len(waits.columns) - 1
     waited = (waits.loc[late.index].sum(axis=1) / others).to_numpy()
     at = np.arange(len(late)), waits.columns.get_indexer(pd.Index(late))
@@ -801,7 +817,7 @@ def _wait_cause(own: pd.DataFrame, waits: pd.DataFrame) -> StepPart | None:
     time: dict[StepPart, float] = {}
     for parts in ((StepPart.COMPUTE, StepPart.COPY), IDLE_PARTS[:2]):
         # By part, the time of the place that is waited for, of work over the mean of the others, by step.
-        tables = (_by_place(steady, part.column).loc[late.index, waits.columns].to_numpy() for part in parts)
+        tables = (_pivot_by_place(steady, part.column).loc[late.index, waits.columns].to_numpy() for part in parts)
         of_late = np.stack([
             table[at] if parts[0] in IDLE_PARTS else table[at] - (table.sum(axis=1) - table[at]) / others
             for table in tables

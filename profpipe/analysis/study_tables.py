@@ -52,11 +52,11 @@ def fill_studies(
     entries: Iterable[Table | Plot], workloads: Sequence[WorkloadFindings], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
-    found = []
+    studies = []
     for entry in entries:
         if chosen := [data for data in workloads if data.name in entry.workload or not entry.workload]:
-            found.append(_fill(_read_request(entry, chosen), chosen, results_on))
-    return tuple(found)
+            studies.append(_fill(_read_request(entry, chosen), chosen, results_on))
+    return tuple(studies)
 
 
 def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) -> Study:
@@ -91,8 +91,8 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
         basis = profiler = None
     else:
         readers = [_Reader(data, request, results_on(data, basis), profiler) for data in workloads]
-    every = _read_frame(request, readers)
-    frame = every[~every[_MISSING_AXES].astype(bool)]
+    records = _read_frame(request, readers)
+    frame = records[~records[_MISSING_AXES].astype(bool)]
     cases = frame.drop_duplicates(_CASE)
     rows, columns = _varying(frame, request.row_axes) or request.row_axes[:1], _varying(frame, request.column_axes)
     dividing = _dividing_axes(frame, rows)
@@ -127,8 +127,8 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
         is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
         compare=compare,
         baselines=tuple(dict.fromkeys(baselines)),
-        cases_without_axis=Counter(every.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
-        tolerance=dict(pair for pair in limits[0] if all(pair in own for own in limits)),
+        cases_without_axis=Counter(records.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
+        tolerance=dict(pair for pair in limits[0] if all(pair in tolerances for tolerances in limits)),
         has_sparse_cases=any(result.is_sparse for result in cases[_RESULT]),
     )
 
@@ -137,16 +137,16 @@ def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
     """Return the flags of all cases that ran, where there are several."""
     first = next((value.name for value in request.values if value.source is Source.CALL), None)
     ran = [cell.flags for cell in frame.loc[frame[VALUE] == first, _CELL] if cell.flags or cell.value is not None]
-    return tuple(flag for flag in ran[0] if all(flag in own for own in ran)) if len(ran) > 1 else ()
+    return tuple(flag for flag in ran[0] if all(flag in flags for flags in ran)) if len(ran) > 1 else ()
 
 
 def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
-    if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
+    if any("time" in numbers for (_, *key), numbers in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
     for name in data.recorded.profilers:
-        if (found := _any_breakdown([data], name)) is not None:
-            yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
+        if (breakdown := _any_breakdown([data], name)) is not None:
+            yield _Reader(data, request, results_on(data, Basis(name, breakdown.kind)), name, name)
 
 
 def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basis | None:
@@ -154,16 +154,16 @@ def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basi
     if request.entry.profiler is None:
         return next((data.basis for data in workloads if data.basis), None)
     if request.entry.profiler == "plain":
-        known = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
-        return next(known, Basis("plain", "time"))
-    found = _any_breakdown(workloads, request.entry.profiler)
-    return Basis(found.profiler, found.kind) if found else None
+        bases = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
+        return next(bases, Basis("plain", "time"))
+    breakdown = _any_breakdown(workloads, request.entry.profiler)
+    return Basis(breakdown.profiler, breakdown.kind) if breakdown else None
 
 
 def _any_breakdown(workloads: Sequence[WorkloadFindings], profiler: str | None) -> KernelBreakdown | None:
     """Return the breakdown of any case under ``profiler``: all of them share their kind."""
-    found = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.params)
-    return next(filter(None, found), None)
+    breakdowns = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.params)
+    return next(filter(None, breakdowns), None)
 
 
 def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadFindings]) -> str:
@@ -267,12 +267,12 @@ def _colliding_axes(frame: pd.DataFrame, placed: Sequence[str]) -> list[str]:
 
 def _pivot(request: Study, part: pd.DataFrame, left: Sequence[str], axes: tuple[Sequence[str], Sequence[str]]) -> Grid:
     """Return the cells by row and column; a table leaves out those that hold skipped cases alone."""
-    keys = [pd.Series(list(map(tuple, part[list(each)].to_numpy())), index=part.index) for each in axes]
+    keys = [pd.Series(list(map(tuple, part[list(names)].to_numpy())), index=part.index) for names in axes]
     is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
     lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
     order = {VALUE: [value.name for value in request.values], PHASE: list(request.entry.phase) or [""]}
     rows, columns = (
-        _in_order(key[~is_lost], part, each, order) for key, is_lost, each in zip(keys, lost, axes, strict=True)
+        _order_places(key[~is_lost], part, names, order) for key, is_lost, names in zip(keys, lost, axes, strict=True)
     )
     cells = dict(zip(zip(*keys, strict=True), part[_CELL], strict=True))
     return Grid(
@@ -284,7 +284,7 @@ def _pivot(request: Study, part: pd.DataFrame, left: Sequence[str], axes: tuple[
     )
 
 
-def _in_order(
+def _order_places(
     places: Iterable[tuple[Any, ...]], part: pd.DataFrame, axes: Sequence[str], order: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[Any, ...], ...]:
     """Return each place once: axis by axis, numbers by size, and words as they were planned or requested."""
@@ -315,13 +315,13 @@ def _read_ranges(data: WorkloadFindings, phase: str) -> dict[Key, dict[str, floa
     within = [path for path in ranges["range"].unique() if _is_within(path, phase)]
     paths = [p for p in within if not _is_within(p.rpartition(PATH_SEPARATOR)[0], phase)] if phase else [""]
     figures = {"instances": "calls", "wall_ns": "time", "busy_ns": "busy"}
-    found: dict[Key, dict[str, float]] = {}
+    sums: dict[Key, dict[str, float]] = {}
     for case, profiler, *numbers in rows(ranges[ranges["range"].isin(paths)], "case", "profiler", *figures):
         # Of several processes, and of several ranges of that name, the sum: missing where one of them is.
-        own = found.setdefault((case, profiler), dict.fromkeys(figures.values(), 0.0))
-        for name, number in zip(own, numbers, strict=True):
-            own[name] += math.nan if pd.isna(number) else float(number)
-    return found
+        case_sums = sums.setdefault((case, profiler), dict.fromkeys(figures.values(), 0.0))
+        for name, number in zip(case_sums, numbers, strict=True):
+            case_sums[name] += math.nan if pd.isna(number) else float(number)
+    return sums
 
 
 def _is_within(path: str, phase: str) -> bool:
@@ -350,14 +350,14 @@ class _Reader:
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
         axes_of_cases = itertools.chain.from_iterable(self._data.params.values())
-        request, known = self._request, {VALUE, PHASE, PROFILER, *axes_of_cases}
+        request, possible_axes = self._request, {VALUE, PHASE, PROFILER, *axes_of_cases}
         for result in self._results.values():
             axes = self._axes(result)
             # A value may come from a case's name.
             if all(as_text(axes.get(axis)) in map(as_text, values) for axis, values in request.entry.where.items()):
                 # A metric that is an axis is missing where the case ended before it was written.
-                missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
-                shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
+                missing = tuple(axis for axis in request.placed if axis not in axes and axis not in possible_axes)
+                shared = {**self._add_options(axes), _RESULT: result, _MISSING_AXES: missing}
                 yield [
                     {**shared, PHASE: phase, VALUE: value.name, _CELL: self._cell(result, value, phase)}
                     for phase in self._phases
@@ -368,13 +368,15 @@ class _Reader:
         """Return the parameters of a case, and the metrics that the table takes for axes."""
         axes: dict[str, Any] = {WORKLOAD: self._data.name}
         axes |= {} if self._axis is None else {PROFILER: self._axis}
-        axes |= {name: own if isinstance(own, Hashable) else as_text(own) for name, own in result.params.items()}
+        axes |= {
+            name: param if isinstance(param, Hashable) else as_text(param) for name, param in result.params.items()
+        }
         for axis in (*self._request.placed, *self._request.entry.where):
             if axis not in axes and (number := self._number(result, axis)):
                 axes[axis] = int(number.value) if float(number.value).is_integer() else number.value
         return axes
 
-    def _with_options(self, axes: dict[str, Any]) -> dict[str, Any]:
+    def _add_options(self, axes: dict[str, Any]) -> dict[str, Any]:
         """Add to the compared value what only some cases set: ``sparge topk=0.5``."""
         compare = self._data.compare
         extra = self._data.options(axes, drop_axes=self._request.placed)
@@ -385,11 +387,11 @@ class _Reader:
     def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> Cell:
         statuses = self._data.recorded.statuses.get(result.id, {})
         if value.source is Source.KERNELS:
-            found = self._kernel_value(result, value, phase)
+            kernel_value = self._kernel_value(result, value, phase)
             status = statuses.get(self._profiler or "", "ok")
-            if isinstance(found, NoValue):
-                return Cell(missing=found)
-            return Cell(found, "" if found is not None else status if status != "ok" else result.outcome)
+            if isinstance(kernel_value, NoValue):
+                return Cell(missing=kernel_value)
+            return Cell(kernel_value, "" if kernel_value is not None else status if status != "ok" else result.outcome)
         if value.source is Source.CALL:
             # A table shows the flags of a case once: its further numbers are of the same measurement.
             first = next(other for other in self._request.values if other.source is Source.CALL)
@@ -425,8 +427,8 @@ class _Reader:
             return None
         if value.subject == "most_launched":
             # Of several kernels with as many launches, the one with the most time.
-            every = [(own.calls, own.ns, name) for name, own in totals.by_name.items()]
-            calls, ns, name = max(every, key=lambda own: own[:2], default=(0.0, 0.0, ""))
+            launched_kernels = [(total.calls, total.ns, name) for name, total in totals.by_name.items()]
+            calls, ns, name = max(launched_kernels, key=lambda kernel: kernel[:2], default=(0.0, 0.0, ""))
             figures: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
             return figures.get(value.figure, ns / totals.total_ns) if name else None
         if breakdown.category("graph").ns and value.subject not in ("kernels", "graph"):
@@ -437,7 +439,7 @@ class _Reader:
             part = breakdown.total
         elif value.subject.startswith(BY_NAME):
             text = value.subject.removeprefix(BY_NAME)
-            part = sum((own for name, own in totals.by_name.items() if text in name), ClassTotal()) / runs
+            part = sum((total for name, total in totals.by_name.items() if text in name), ClassTotal()) / runs
         elif value.subject in CATEGORIES:
             part = breakdown.category(value.subject)
         else:

@@ -143,20 +143,20 @@ def find_timelines(
 
     The events of a case are those of the profiler that its kernel times come from.
     """
-    own = timeline[["case", "profiler"]].drop_duplicates()
-    recorded = grouped((case, profiler) for case, profiler in rows(own, "case", "profiler"))
+    pairs = timeline[["case", "profiler"]].drop_duplicates()
+    recorded = grouped((case, profiler) for case, profiler in rows(pairs, "case", "profiler"))
     place = {case: number for number, case in enumerate(order)}
     cases = sorted(recorded, key=lambda case: place.get(case, len(place)))[:MOST_TIMELINES]
     walls = steps[steps["case"].isin(cases) & (steps["state"] != StepState.OTHER.value)].dropna(subset="wall_ns")
     whole = {tuple(step): float(wall) for *step, wall in rows(_plain(walls), *_STEP, "wall_ns")}
     most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
-    found = []
+    timelines = []
     for case in cases:
         profiler = by_preference(recorded[case])[0]
-        own = timeline[(timeline["case"] == case) & (timeline["profiler"] == profiler)]
-        if own_timeline := _of_case(case, profiler, own, whole, most):
-            found.append(own_timeline)
-    return tuple(found)
+        case_rows = timeline[(timeline["case"] == case) & (timeline["profiler"] == profiler)]
+        if own_timeline := _build_timeline(case, profiler, case_rows, whole, most):
+            timelines.append(own_timeline)
+    return tuple(timelines)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -201,18 +201,20 @@ class _Events:
         return cls(start - first, duration, launched - first, size, kind, lane, name, key, *numbers)
 
 
-def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, float], most: int) -> CaseTimeline | None:
+def _build_timeline(
+    case: str, profiler: str, case_rows: pd.DataFrame, whole: Mapping[Any, float], most: int
+) -> CaseTimeline | None:
     """Return the timeline of a case; None where no process has one window, as in an altered file.
 
     Neighbours that are shorter than a pixel of a wide page are merged, until at most ``most`` boxes are left. A lane of
     width w has at most w / r events longer than r, and w / r groups of shorter ones.
     """
-    own = own.sort_values("start_ns", kind="stable").reset_index(drop=True)
+    case_rows = case_rows.sort_values("start_ns", kind="stable").reset_index(drop=True)
     # Without steps the processes of a case may have no ranks. Each process and device is one.
-    code = own.groupby(["rank", "source", "process", "device"], dropna=False, sort=False).ngroup().to_numpy()
-    windows: Iterator[Any] = _plain(own[own["kind"].isin(_WINDOWS)]).itertuples()
+    code = case_rows.groupby(["rank", "source", "process", "device"], dropna=False, sort=False).ngroup().to_numpy()
+    windows: Iterator[Any] = _plain(case_rows[case_rows["kind"].isin(_WINDOWS)]).itertuples()
     by_place = grouped((code[row.Index], row) for row in windows)
-    shown = [found[0] for found in by_place.values() if len(found) == 1]
+    shown = [place_windows[0] for place_windows in by_place.values() if len(place_windows) == 1]
     if not shown:
         return None
     shown.sort(key=lambda row: [(v is None, v or 0) for v in (row.rank, row.source, row.process, row.device)])
@@ -222,7 +224,7 @@ def _of_case(case: str, profiler: str, own: pd.DataFrame, whole: Mapping[Any, fl
         ns for window in shown
         if (ns := whole.get(tuple(getattr(window, name) for name in _STEP), 0.0)) > window.duration_ns
     ]  # fmt: skip
-    events = _Events.of(own, first)
+    events = _Events.of(case_rows, first)
     places = [np.flatnonzero(code == code[window.Index]) for window in shown]
     early = [_early_ns(events, rows) for rows in places]
     shifts = [ns if is_systematic and ns < duration else 0.0 for ns, is_systematic in early]
@@ -267,22 +269,26 @@ def _lanes(events: _Events, rows: Ints) -> Iterator[tuple[LaneKind, int | None, 
     """
 
     def divided(kind: LaneKind, number: Ints) -> list[tuple[int, Ints]]:
-        own = rows[events.lane[rows] == kind.value]
-        return [(code, own[number[own] == code]) for code in pd.unique(number[own]).tolist()]
+        kind_rows = rows[events.lane[rows] == kind.value]
+        return [(code, kind_rows[number[kind_rows] == code]) for code in pd.unique(number[kind_rows]).tolist()]
 
-    for thread, own in sorted(divided(LaneKind.HOST, events.thread), key=lambda each: -len(each[1])):
-        yield LaneKind.HOST, events.threads[thread], own, 0
+    for thread, thread_rows in sorted(divided(LaneKind.HOST, events.thread), key=lambda lane: -len(lane[1])):
+        yield LaneKind.HOST, events.threads[thread], thread_rows, 0
     if len(idle := rows[events.lane[rows] == LaneKind.IDLE.value]):
         yield LaneKind.IDLE, None, idle, 0
     streams = divided(LaneKind.STREAM, events.stream)
-    time = {stream: float(events.duration[own].sum()) for stream, own in streams}
-    streams.sort(key=lambda each: -time[each[0]])
+    time = {stream: float(events.duration[stream_rows].sum()) for stream, stream_rows in streams}
+    streams.sort(key=lambda lane: -time[lane[0]])
     small = {stream for stream, _ in streams[1:] if time[stream] < _SMALL_STREAM * sum(time.values())}
     if len(small) < 2:
         small = set()
-    yield from ((LaneKind.STREAM, events.streams[stream], own, 0) for stream, own in streams if stream not in small)
+    yield from (
+        (LaneKind.STREAM, events.streams[stream], stream_rows, 0)
+        for stream, stream_rows in streams
+        if stream not in small
+    )
     if small:
-        others = np.sort(np.concatenate([own for stream, own in streams if stream in small]))
+        others = np.sort(np.concatenate([stream_rows for stream, stream_rows in streams if stream in small]))
         yield LaneKind.STREAM, None, others, len(small)
 
 
@@ -306,13 +312,13 @@ def _lane(events: _Events, shortest: float, kind: LaneKind, number: int | None, 
     order = np.lexsort((at, -np.bincount(of_cell, weights=duration), cell // len(keys)))
     chosen = at[order[np.unique(cell[order] // len(keys), return_index=True)[1]]]
     lasts = np.maximum.reduceat(start + duration, heads) - start[heads]
-    known = events.launched[rows[heads]], events.bytes[rows[heads]]
+    details = events.launched[rows[heads]], events.bytes[rows[heads]]
     columns = (
         start[heads],
         np.where(count == 1, duration[heads], lasts),
         events.name[rows[chosen]],
         events.key[rows[chosen]],
-        *(np.where((count == 1) & ~np.isnan(own), own.astype(object), np.array(None)) for own in known),
+        *(np.where((count == 1) & ~np.isnan(detail), detail.astype(object), np.array(None)) for detail in details),
         count,
         np.add.reduceat(duration, heads),
     )

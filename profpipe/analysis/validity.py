@@ -40,13 +40,13 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 
     Cases that ran out of memory are one group, although their allocations differ.
     """
-    every: dict[str, set[str]] = {}
+    all_cases: dict[str, set[str]] = {}
     ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     names = ("workload", "case", "profiler", "status", "reason")
     # Such a case is among those that `pending` returns.
     unfinished = {(task.workload, case) for task in cluster.open_tasks(run) for case in task.cases}
     for workload, case, profiler, status, reason in rows(tables.cases, *names):
-        every.setdefault(workload, set()).add(case)
+        all_cases.setdefault(workload, set()).add(case)
         is_pending = status == Status.INTERRUPTED and (workload, case) in unfinished
         if status not in ("ok", "") and not is_pending:
             key = workload, status, "" if status == Status.OOM else reason
@@ -59,7 +59,7 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     seen = set(rows(tables.cases, "workload", "profiler"))
     jobs = [job for job in run.jobs if not (job.interrupted and not unfinished.isdisjoint(_cases_of(job)))]
     return (
-        *(_group(key[0], Status(key[1]), own, every[key[0]], run) for (key, _), own in groups.items()),
+        *(_group(key[0], Status(key[1]), reasons, all_cases[key[0]], run) for (key, _), reasons in groups.items()),
         *(
             NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, tuple(filter(None, [job.log])),
                    is_after_cases=_key(job) in seen)
@@ -70,13 +70,13 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
 
 
 def _group(
-    workload: str, status: Status, reasons: Mapping[str, Mapping[str, str]], every: set[str], run: Manifest
+    workload: str, status: Status, reasons: Mapping[str, Mapping[str, str]], all_cases: set[str], run: Manifest
 ) -> NotRun:
-    """Return the cases of a group; ``reasons`` are by case and profiler, ``every`` has all cases of the workload."""
+    """Return the cases of a group; ``reasons`` are by case and profiler, ``all_cases`` are those of the workload."""
     profilers, reason = zip(*next(iter(reasons.values())).items(), strict=True)
     jobs = [job for job in run.jobs_of(workload) if job.profiler in profilers and job.log]
     logs = tuple(dict.fromkeys(job.log for job in jobs if not job.cases or not reasons.keys().isdisjoint(job.cases)))
-    is_whole = reasons.keys() == every
+    is_whole = reasons.keys() == all_cases
     return NotRun(workload, status, reason[0], profilers, tuple(reasons), is_whole, logs)
 
 
@@ -97,15 +97,15 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     done: dict[tuple[str, str], set[str]] = {}
     for job in run.jobs:
         done.setdefault(_key(job), set()).update(job.cases)
-    found: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
     for planned in run.planned:
-        known = done.get((planned.workload, planned.profiler))
-        absent = () if known is None else tuple(case for case in planned.cases if case not in known)
-        if known is None or absent:
-            found.setdefault((planned.workload, absent, planned.cut_off), []).append(planned.profiler)
+        done_cases = done.get((planned.workload, planned.profiler))
+        absent = () if done_cases is None else tuple(case for case in planned.cases if case not in done_cases)
+        if done_cases is None or absent:
+            groups.setdefault((planned.workload, absent, planned.cut_off), []).append(planned.profiler)
     return tuple(
         NotRun(workload, Status.INTERRUPTED, "", tuple(profilers), cases, is_whole_workload=not cases, is_cut_off=cut)
-        for (workload, cases, cut), profilers in found.items()
+        for (workload, cases, cut), profilers in groups.items()
     )
 
 
@@ -125,9 +125,9 @@ def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
     sums = kernels.groupby(names, sort=False)["total_ns"].sum().reset_index()
     recorded: dict[tuple[str, str], dict[str, list[_AttentionKernel]]] = {}
     for workload, case, profiler, kernel, kernel_class, family, ns in rows(sums, *names, "total_ns"):
-        own = recorded.setdefault((workload, case), {}).setdefault(profiler, [])
+        attention_kernels = recorded.setdefault((workload, case), {}).setdefault(profiler, [])
         if kernel_class == "attention":
-            own.append((kernel, family or "unnamed", ns))
+            attention_kernels.append((kernel, family or "unnamed", ns))
     return tuple(
         _expectation(workload, case, family, next((seen[name] for name in by_preference(seen)), []))
         for workload, requested in run.expects.items()
@@ -149,36 +149,40 @@ def _expectation(workload: str, case: str, requested: str, attention: Collection
 def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
     """Return the classified share of each workload's kernel time, from the profiler that represents it."""
     minimum = run.pipeline.coverage.min_classified if run.pipeline else None
-    found = []
+    coverages = []
     for workload, recorded in tables.kernels.groupby("workload", sort=False):
         if (profiler := preferred(recorded)) is not None:
-            own = recorded[recorded["profiler"] == profiler]
-            inside = own[own["case"] != ""]
+            profiler_rows = recorded[recorded["profiler"] == profiler]
+            inside = profiler_rows[profiler_rows["case"] != ""]
             # An ingested file may have no case at all.
-            own = device_rows(inside if len(inside) else own)
-            kind = str(own["kind"].iloc[0])
+            profiler_rows = device_rows(inside if len(inside) else profiler_rows)
+            kind = str(profiler_rows["kind"].iloc[0])
             # Only a switch of attention's implementation rests on attention's share.
-            is_compared = any(each and each not in _UNFUSED for each in run.expects.get(str(workload), {}).values())
-            attention = float(own.loc[own["kernel_class"] == "attention", "total_ns"].sum())
-            share = attention / (float(own["total_ns"].sum()) or 1.0) if is_compared else None
-            found.append(Coverage(str(workload), profiler, kind, *unclassified(own, limit=5), minimum, share))
-    return tuple(found)
+            is_compared = any(
+                family and family not in _UNFUSED for family in run.expects.get(str(workload), {}).values()
+            )
+            attention = float(profiler_rows.loc[profiler_rows["kernel_class"] == "attention", "total_ns"].sum())
+            share = attention / (float(profiler_rows["total_ns"].sum()) or 1.0) if is_compared else None
+            coverages.append(
+                Coverage(str(workload), profiler, kind, *unclassified(profiler_rows, limit=5), minimum, share)
+            )
+    return tuple(coverages)
 
 
 def unattributed(tables: Tables, run: Manifest) -> tuple[Unattributed, ...]:
     """Return the kernel time outside every case, of captures that have cases."""
     ours = {_key(job) for job in run.jobs if job.cases}
-    found = []
+    outside_times = []
     for (workload, profiler), recorded in tables.kernels.groupby(["workload", "profiler"], sort=False):
-        own = device_rows(recorded)
-        outside = own[own["case"] == ""]
+        kernel_rows = device_rows(recorded)
+        outside = kernel_rows[kernel_rows["case"] == ""]
         ns = float(outside["total_ns"].sum())
-        if ns and len(outside) < len(own):
+        if ns and len(outside) < len(kernel_rows):
             flush = float(outside.loc[outside["kernel"].str.contains(_HARNESS_KERNELS), "total_ns"].sum())
-            share = ns / float(own["total_ns"].sum())
+            share = ns / float(kernel_rows["total_ns"].sum())
             has_setup = (workload, profiler) in ours and profiler not in _ITERATIONS_ONLY
-            found.append(Unattributed(str(workload), str(profiler), ns, share, flush, has_setup))
-    return tuple(found)
+            outside_times.append(Unattributed(str(workload), str(profiler), ns, share, flush, has_setup))
+    return tuple(outside_times)
 
 
 def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -189,12 +193,12 @@ def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
     key = ["workload", "profiler"]
     seen = {pair: set(cases) - {""} for pair, cases in tables.kernels.groupby(key)["case"].unique().items()}
     ended = tables.cases[(tables.cases["status"] == "ok") & (tables.cases["profiler"] != "ncu")]
-    found = {}
+    missing_cases = {}
     for pair, cases in ended.groupby(key, sort=False)["case"]:
         missing = tuple(case for case in cases if case not in seen.get(pair, ()))
         if seen.get(pair) and missing:
-            found[str(pair[0]), str(pair[1])] = missing
-    return found
+            missing_cases[str(pair[0]), str(pair[1])] = missing
+    return missing_cases
 
 
 # --- duplicate cases --------------------------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedC
     several = workloads if len(workloads) > 1 else ()
     unlike = []
     for same in grouped((key, (case, time)) for data in several for key, case, time in _timed(data)).values():
-        for pair in itertools.combinations(sorted(same, key=lambda found: -found[0].ns), 2):
+        for pair in itertools.combinations(sorted(same, key=lambda timed: -timed[0].ns), 2):
             (longer, long), (shorter, short) = pair
             is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low
             if longer.workload != shorter.workload and is_apart and longer.ns > _LEAST_RATIO * shorter.ns:
