@@ -110,23 +110,23 @@ class Paths:
 
     def notes(self) -> list[str]:
         """Return what a report says about ranges that share a node."""
-        found = []
+        notes = []
         if self._is_too_deep:
-            found.append(
+            notes.append(
                 f"ranges nest more than {bounds.DEEPEST} deep, as where a program pushes without popping; deeper ones "
                 "count in the range around them"
             )
         if bounds.OTHER_RANGES in self.name:
-            found.append(f"ranges beyond {bounds.MOST_PATHS:,} different ones are rows named {bounds.OTHER_RANGES}")
-        return found
+            notes.append(f"ranges beyond {bounds.MOST_PATHS:,} different ones are rows named {bounds.OTHER_RANGES}")
+        return notes
 
     def ancestors(self, node: int) -> list[int]:
         """Return the nodes from the outermost range to ``node``."""
-        found = []
+        nodes = []
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self.parent[node]
-        return found[::-1]
+        return nodes[::-1]
 
     def names_of(self, node: int) -> list[str]:
         return [self.name[n] for n in self.ancestors(node)]
@@ -150,8 +150,8 @@ class Attribution:
     @functools.cached_property
     def in_case(self) -> Bools:
         """Return for each launch whether it lies in a case."""
-        found: Bools = np.array(self.paths.in_case)[self.path]
-        return found
+        is_in_case: Bools = np.array(self.paths.in_case)[self.path]
+        return is_in_case
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ def _timeline(ranges: Spans, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]
     opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
     start, end = ranges.start[rows][opening], ranges.end[rows][opening]
     name = [ranges.names[code] for code in ranges.name[rows][opening].tolist()]
-    since, path, until, opened, own = _sweep(start, end, name, paths)
+    since, path, until, opened, swept_path = _sweep(start, end, name, paths)
     range_path = np.zeros(len(rows), dtype=np.int32)
-    range_path[opening] = own
+    range_path[opening] = swept_path
     process = int(ranges.process[rows[0]])
     return _Timeline(process, since, path, until, opened, start, end, name), range_path
 
@@ -223,7 +223,7 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
     opens = np.repeat([0, 1], count)
     order = np.lexsort((np.concatenate([-rank, rank]), opens, when))
     starts, ends = start.tolist(), end.tolist()
-    own = [0] * count
+    node = [0] * count
     path, until, opened = [0], [_NEVER], [_NEVER]
     stack: list[int] = []
     open_path, open_until = [0], [_NEVER]
@@ -249,7 +249,7 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
             while open_until[-1] <= starts[r]:
                 close(next(other for other in reversed(stack) if ends[other] <= starts[r]))
             push(r)
-            own[r] = open_path[-1]
+            node[r] = open_path[-1]
         elif stack and stack[-1] == step:
             # As ``close``: nearly all ranges end in the order of their nesting.
             del stack[-1], open_path[-1], open_until[-1]
@@ -260,7 +260,7 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
         until.append(open_until[-1])
         opened.append(starts[stack[-1]] if stack else _NEVER)
     since = np.concatenate([[np.iinfo(np.int64).min], when[order]]).astype(np.int64)
-    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), np.array(own, dtype=np.int32)
+    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), np.array(node, dtype=np.int32)
 
 
 def _place_by_time(
@@ -292,22 +292,22 @@ def _move(
     moved: Bools,
     paths: Paths,
 ) -> None:
-    start, end, own = launches.start[rows], launches.end[rows], path[rows]
+    start, end, launch_path = launches.start[rows], launches.end[rows], path[rows]
     best = np.zeros(len(rows), dtype=np.int32)
     best_rank = np.full(len(rows), -1)
     best_opened = np.full(len(rows), np.iinfo(np.int64).min)
     for thread, (timeline, works) in hosts.items():
-        found, opened = timeline.at(start, end, paths)
-        cased = np.array(paths.in_case)[found]
+        thread_path, opened = timeline.at(start, end, paths)
+        cased = np.array(paths.in_case)[thread_path]
         # Several threads may have a range around the launch. A case comes first: its whole process works for it. Then a
         # thread that launches kernels: a data loader's range is no cause of a backward kernel. Then the range that was
         # opened last, as by a thread that waits for the launch. Then the lowest id, which is the first thread's.
         rank = 2 * cased + works
-        usable = (found != 0) & (cased | (own == 0)) & (launches.thread[rows] != thread)
+        usable = (thread_path != 0) & (cased | (launch_path == 0)) & (launches.thread[rows] != thread)
         better = usable & ((rank > best_rank) | ((rank == best_rank) & (opened > best_opened)))
-        best[better], best_rank[better], best_opened[better] = found[better], rank[better], opened[better]
-    found_rows = np.flatnonzero(best)
-    code, firsts = combine(own[found_rows], best[found_rows])
-    grafts = [paths.graft(int(best[i]), int(own[i])) for i in found_rows[firsts]]
-    path[rows[found_rows]] = np.array(grafts, dtype=np.int32)[code]
-    moved[rows[found_rows]] = True
+        best[better], best_rank[better], best_opened[better] = thread_path[better], rank[better], opened[better]
+    moved_rows = np.flatnonzero(best)
+    code, firsts = combine(launch_path[moved_rows], best[moved_rows])
+    grafts = [paths.graft(int(best[i]), int(launch_path[i])) for i in moved_rows[firsts]]
+    path[rows[moved_rows]] = np.array(grafts, dtype=np.int32)[code]
+    moved[rows[moved_rows]] = True

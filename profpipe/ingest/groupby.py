@@ -185,6 +185,6 @@ def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[n
     np.maximum(start[1:], reached[:-1], out=start[1:])
     end -= start
     heads = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    found = np.zeros(groups)
-    found[group[heads]] = np.add.reduceat(np.maximum(end, 0, out=end), heads)
-    return found
+    lengths = np.zeros(groups)
+    lengths[group[heads]] = np.add.reduceat(np.maximum(end, 0, out=end), heads)
+    return lengths

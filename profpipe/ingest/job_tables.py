@@ -49,7 +49,7 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
     ``written`` are the `cases` rows of the log of the job; a crash or timeout that the runner saw replaces
     them. A case that was never reached has the outcome of the job.
     """
-    job, known = outcome.job, set(written["case"])
+    job, written_cases = outcome.job, set(written["case"])
     ended = {case: (end.status.value, end.reason) for case, end in outcome.case_outcomes.items()}
     # With the defaults of PARAMS, where the process got that far.
     begun = {
@@ -59,7 +59,7 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
     }
     rows = []
     for case in job.cases:
-        if case.id in known and case.id not in ended:
+        if case.id in written_cases and case.id not in ended:
             continue
         status, reason = ended.get(case.id, (outcome.status.value, outcome.reason))
         if status == "ok" and job.script is not None:
@@ -105,13 +105,14 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     kinds = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
     of_kind = [{address for one, address in zip(machines, addresses, strict=True) if one == kind} for kind in kinds]
     return [
-        kind if None in known else {**kind, "count": len(known)} for kind, known in zip(kinds, of_kind, strict=True)
+        kind if None in pci_addresses else {**kind, "count": len(pci_addresses)}
+        for kind, pci_addresses in zip(kinds, of_kind, strict=True)
     ]
 
 
 def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
     """Return the node of each rank, from the first lines of the records of the start-up hook."""
-    found: dict[int, str] = {}
+    node_of_rank: dict[int, str] = {}
     for path in records:
         with path.open(encoding="utf-8", errors="replace") as stream:
             line = stream.readline()
@@ -121,8 +122,8 @@ def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
         except (ValueError, AttributeError):  # a killed process has not written its first line
             continue
         if type(rank) is int and isinstance(node, str) and node:
-            found[rank] = node
-    return dict(sorted(found.items()))
+            node_of_rank[rank] = node
+    return dict(sorted(node_of_rank.items()))
 
 
 def replace_cases(stored: Tables, fresh: Tables) -> Tables:
@@ -193,9 +194,9 @@ def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
 
     The interval is that of the time: the shortest time gives the highest rate.
     """
-    own = fresh.metrics
-    is_time = own["metric"].isin(["step_time", "time"]) & (own["profiler"] == "plain") & (own["subject"] == "")
-    times = own[is_time & own["case"].isin(items.keys()) & (own["value"] > 0)]
+    rows = fresh.metrics
+    is_time = rows["metric"].isin(["step_time", "time"]) & (rows["profiler"] == "plain") & (rows["subject"] == "")
+    times = rows[is_time & rows["case"].isin(items.keys()) & (rows["value"] > 0)]
     times = times.sort_values("metric", kind="stable").drop_duplicates("case", keep="last")
     if not len(times):
         return fresh
@@ -207,7 +208,7 @@ def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
         ci_low=per_s / times["ci_high"],
         ci_high=per_s / times["ci_low"],
     )
-    return replace(fresh, metrics=pd.concat([own, rates[list(METRICS.names)]], ignore_index=True))
+    return replace(fresh, metrics=pd.concat([rows, rates[list(METRICS.names)]], ignore_index=True))
 
 
 def add_up_costs(fresh: Tables) -> Tables:
@@ -216,20 +217,20 @@ def add_up_costs(fresh: Tables) -> Tables:
     The energy of a step is known where that of each process with a GPU is. Tokens are those of one process: where
     several have GPUs, which of them works on a token is unknown.
     """
-    own = fresh.metrics
-    of_energy = own["metric"].isin([schema.GPUS, schema.ENERGY_WINDOW, *schema.ENERGIES])
-    costs = own[of_energy | own["metric"].str.startswith(schema.FLOPS)]
+    metrics = fresh.metrics
+    of_energy = metrics["metric"].isin([schema.GPUS, schema.ENERGY_WINDOW, *schema.ENERGIES])
+    costs = metrics[of_energy | metrics["metric"].str.startswith(schema.FLOPS)]
     if not len(costs):
         return fresh
-    found = []
+    summed_rows = []
     for _, rows in costs.groupby(_KEY, sort=False):
         processes = int((rows["metric"] == schema.GPUS).sum())
-        for metric, each in rows.groupby("metric", sort=False):
-            value = each["value"].min() if metric == schema.ENERGY_WINDOW else each["value"].sum()
-            is_whole = len(each) == processes and (metric != schema.ENERGIES[0] or processes == 1)
+        for metric, metric_rows in rows.groupby("metric", sort=False):
+            value = metric_rows["value"].min() if metric == schema.ENERGY_WINDOW else metric_rows["value"].sum()
+            is_whole = len(metric_rows) == processes and (metric != schema.ENERGIES[0] or processes == 1)
             if is_whole or str(metric).startswith((schema.GPUS, schema.FLOPS)):
-                found.append({**each.iloc[0].to_dict(), "subject": "", "value": float(value)})
-    return replace(fresh, metrics=_append(own.drop(costs.index), schema.frame(METRICS, found)))
+                summed_rows.append({**metric_rows.iloc[0].to_dict(), "subject": "", "value": float(value)})
+    return replace(fresh, metrics=_append(metrics.drop(costs.index), schema.frame(METRICS, summed_rows)))
 
 
 #: Outliers are steps of one process: the same number names another step in the next process.
@@ -244,36 +245,36 @@ def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> T
     ``stored`` holds the other processes. Process ``number`` of ``count`` has its own numbers under the subject
     ``process 2``; each case has the medians of its processes, and the worst of their errors and memory peaks.
     """
-    own_prefix = f"{PROCESS_PREFIX}{number}"
-    own = fresh.metrics.assign(subject=(own_prefix + " " + fresh.metrics["subject"]).str.rstrip())
+    prefix = f"{PROCESS_PREFIX}{number}"
+    fresh_rows = fresh.metrics.assign(subject=(prefix + " " + fresh.metrics["subject"]).str.rstrip())
     keys = pd.MultiIndex.from_frame(pd.concat([fresh.cases[_KEY], fresh.metrics[_KEY]]))
-    known = stored.metrics[stored.metrics["subject"].str.startswith(PROCESS_PREFIX)]
-    others = known[pd.MultiIndex.from_frame(known[_KEY]).isin(keys)]
+    stored_rows = stored.metrics[stored.metrics["subject"].str.startswith(PROCESS_PREFIX)]
+    others = stored_rows[pd.MultiIndex.from_frame(stored_rows[_KEY]).isin(keys)]
     others = others[others["subject"].str.split().str[1] != str(number)]
-    every = pd.concat([others, own], ignore_index=True) if len(others) else own
-    merged = schema.frame(METRICS, [_merge_rows(rows) for rows in _group(every)])
-    walls = every[(every["metric"] == PROCESS_WALL) & (every["value"].notna())].groupby("case")["value"].sum() / 1e9
+    both = pd.concat([others, fresh_rows], ignore_index=True) if len(others) else fresh_rows
+    merged = schema.frame(METRICS, [_merge_rows(rows) for rows in _group(both)])
+    walls = both[(both["metric"] == PROCESS_WALL) & (both["value"].notna())].groupby("case")["value"].sum() / 1e9
     cases = fresh.cases.assign(
         reason=[f"process {number} of {count}: {reason}" if reason else "" for reason in fresh.cases["reason"]],
         seconds=fresh.cases["case"].map(walls).astype("Float64").fillna(fresh.cases["seconds"]),
         flags=_merge_flags(stored.cases, fresh.cases),
     )
-    return replace(fresh, cases=cases, metrics=pd.concat([merged, every], ignore_index=True))
+    return replace(fresh, cases=cases, metrics=pd.concat([merged, both], ignore_index=True))
 
 
 def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
     """Return for each case the flags of all its processes so far."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    flags: dict[tuple[str, ...], list[str]] = {}
     for frame in (stored, fresh):
         for *key, text in frame[[*_KEY, "flags"]].itertuples(index=False):
-            found.setdefault(tuple(key), []).extend(json.loads(text or "[]"))
-    return [json.dumps(list(dict.fromkeys(found[key]))) for key in fresh[_KEY].itertuples(index=False, name=None)]
+            flags.setdefault(tuple(key), []).extend(json.loads(text or "[]"))
+    return [json.dumps(list(dict.fromkeys(flags[key]))) for key in fresh[_KEY].itertuples(index=False, name=None)]
 
 
-def _group(every: pd.DataFrame) -> Iterable[list[dict[str, Any]]]:
+def _group(rows: pd.DataFrame) -> Iterable[list[dict[str, Any]]]:
     """Yield the rows of each case, metric and subject, one of each process."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    records: list[dict[str, Any]] = every.to_dict("records")  # type: ignore[assignment]
+    records: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
     for row in records:
         subject = " ".join(row["subject"].split(" ")[2:])
         if not row["metric"].startswith(_OF_ONE_PROCESS):

@@ -128,11 +128,11 @@ class _Text:
         self.expect("]")
 
     def separate(self, closer: str) -> None:
-        found = self.peek()
-        if found == ",":
+        peeked = self.peek()
+        if peeked == ",":
             self._at += 1
-        elif found != closer:
-            raise ValueError(f"',' or {closer!r} expected, {found!r} found")
+        elif peeked != closer:
+            raise ValueError(f"',' or {closer!r} expected, {peeked!r} found")
 
     def value(self) -> Any:
         while True:
@@ -182,9 +182,9 @@ class _Text:
                 return ""
 
     def expect(self, char: str) -> None:
-        found = self.peek()
-        if found != char:
-            raise ValueError(f"{char!r} expected, {found!r} found" if found else f"the text ends before its {char!r}")
+        peeked = self.peek()
+        if peeked != char:
+            raise ValueError(f"{char!r} expected, {peeked!r} found" if peeked else f"the text ends before its {char!r}")
         self._at += 1
 
     def _more(self) -> bool:

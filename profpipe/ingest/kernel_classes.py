@@ -61,13 +61,13 @@ def user_rules(entries: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
     Raises ``ValueError`` with the index of a rule with an unknown class or an empty pattern.
     """
     classes = plugins.kernel_classes()["classes"]
-    found = tuple(map(_rule, entries))
-    for index, rule in enumerate(found):
+    parsed = tuple(map(_rule, entries))
+    for index, rule in enumerate(parsed):
         if rule.kernel_class not in classes:
             raise ValueError(f"rule {index}: unknown class '{rule.kernel_class}'. Known: {', '.join(classes)}.")
         if not rule.expression:
             raise ValueError(f"rule {index}: the pattern must be a text, not ''")
-    return found
+    return parsed
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:
@@ -91,19 +91,19 @@ def rules() -> tuple[Rule, ...]:
     return tuple(map(_rule, plugins.kernel_classes()["rules"]))
 
 
-def first_rules(names: Iterable[str], own: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
-    """Return for each of ``names`` the first rule that finds it in either spelling; ``own`` rules go first.
+def first_rules(names: Iterable[str], preferred: tuple[Rule, ...] = ()) -> dict[str, Rule | None]:
+    """Return for each of ``names`` the first rule that finds it in either spelling; ``preferred`` go first.
 
     Many names at once take a tenth of the time.
     """
-    found = {name: _FIRST_RULES.get((name, own), _UNKNOWN) for name in names}
-    texts = {name: _both_spellings(name) for name, rule in found.items() if rule is _UNKNOWN}
+    rule_of = {name: _FIRST_RULES.get((name, preferred), _UNKNOWN) for name in names}
+    texts = {name: _both_spellings(name) for name, rule in rule_of.items() if rule is _UNKNOWN}
     for (name, text), possible in zip(texts.items(), _possible_rules(list(texts.values())), strict=True):
-        found[name] = next((rule for rule in (*own, *possible) if rule.pattern.search(text)), None)
+        rule_of[name] = next((rule for rule in (*preferred, *possible) if rule.pattern.search(text)), None)
     if len(_FIRST_RULES) + len(texts) > _MOST_CACHED:
         _FIRST_RULES.clear()
-    _FIRST_RULES.update(((name, own), found[name]) for name in texts)
-    return found
+    _FIRST_RULES.update(((name, preferred), rule_of[name]) for name in texts)
+    return rule_of
 
 
 def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
@@ -123,8 +123,8 @@ def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
     patterns = [f"(?:(?m){_LOOK_AROUND.sub('', rule.expression)})" for rule in rules()]
 
     def search(pattern: str, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        found = pyarrow.compute.match_substring_regex(column.take(pa.array(rows)), pattern)
-        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)
+        matches = pyarrow.compute.match_substring_regex(column.take(pa.array(rows)), pattern)
+        return np.asarray(matches.to_numpy(zero_copy_only=False), dtype=bool)
 
     can_find = np.ones((len(rules()), len(texts)), dtype=bool)
     for first in range(0, len(patterns), _TOGETHER):
@@ -148,8 +148,8 @@ def _both_spellings(name: str) -> str:
 
 def classes(names: Sequence[str]) -> list[str]:
     """Return the class of each of ``names`` by the engine's rules."""
-    found = first_rules(names)
-    return [rule.kernel_class if (rule := found[name]) else OTHER for name in names]
+    rule_of = first_rules(names)
+    return [rule.kernel_class if (rule := rule_of[name]) else OTHER for name in names]
 
 
 def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.DataFrame:
@@ -164,42 +164,42 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
 
     names = frame["kernel"].astype(object)
     codes, distinct = pd.factorize(names)
-    found = first_rules(distinct, rules or ())
+    rule_of = first_rules(distinct, rules or ())
 
     def spread(values: Iterable[Any]) -> pd.Series[Any]:
         # A map over a hundred thousand rows takes longer than all rules over the distinct names.
         return pd.Series(np.array([*values, ""], dtype=object)[codes], index=frame.index, dtype=object)
 
     result = frame.assign(
-        kernel=spread(normalise(name) for name in found),
-        kernel_class=spread(rule.kernel_class if rule else OTHER for rule in found.values()),
-        kernel_family=spread(rule.family if rule else "" for rule in found.values()),
+        kernel=spread(normalise(name) for name in rule_of),
+        kernel_class=spread(rule.kernel_class if rule else OTHER for rule in rule_of.values()),
+        kernel_family=spread(rule.family if rule else "" for rule in rule_of.values()),
     )
     if "kernel_class" in frame.columns and (given := frame["kernel_class"].fillna("")).any():
-        is_own = spread(rule in (rules or ()) for rule in found.values()).astype(bool)
-        launched = (given == CONVOLUTION) & ~is_own & (result["kernel_class"] != CONVOLUTION)
-        kept = launched | ((given != "") & spread(rule is None for rule in found.values()).astype(bool))
+        is_user_rule = spread(rule in (rules or ()) for rule in rule_of.values()).astype(bool)
+        launched = (given == CONVOLUTION) & ~is_user_rule & (result["kernel_class"] != CONVOLUTION)
+        kept = launched | ((given != "") & spread(rule is None for rule in rule_of.values()).astype(bool))
         result.loc[kept, "kernel_class"], result.loc[kept, "kernel_family"] = given[kept], ""
     if "kind" in frame.columns:
         graphs = frame["kind"] == "graph"
         result.loc[graphs, ["kernel_class", "kernel_family"]] = ["graph", ""]
-    for rows, family in _by_company(frame, codes, found):
+    for rows, family in _choose_families(frame, codes, rule_of):
         result.iloc[rows, result.columns.get_loc("kernel_family")] = family
     return result
 
 
-def _by_company(
-    frame: pd.DataFrame, codes: npt.NDArray[np.intp], found: Mapping[str, Rule | None]
+def _choose_families(
+    frame: pd.DataFrame, codes: npt.NDArray[np.intp], rule_of: Mapping[str, Rule | None]
 ) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
     """Yield (mask of rows, family) for the ambiguous names whose case holds kernels of just one candidate.
 
-    ``codes`` index the names in ``found``.
+    ``codes`` index the names in ``rule_of``.
     """
     import numpy as np
     import pandas as pd
 
-    names = list(found)
-    ambiguous = {code: rule for code, rule in enumerate(found.values()) if rule and rule.company}
+    names = list(rule_of)
+    ambiguous = {code: rule for code, rule in enumerate(rule_of.values()) if rule and rule.company}
     case = pd.factorize(frame["case"])[0] if "case" in frame.columns else np.zeros_like(codes)
     for number in np.unique(case[np.isin(codes, list(ambiguous))]):
         inside = case == number

@@ -237,7 +237,7 @@ class _Item:
         if not self.depth and pieces[:1] == ["void"]:
             pieces = pieces[1:]
         written = ""
-        for piece in _without_namespaces(pieces, keep_all=not self.depth):
+        for piece in _drop_namespaces(pieces, keep_all=not self.depth):
             spaced = piece == "const" or (_WORD.match(piece) and _NEEDS_SPACE.search(written))
             written += f" {piece}" if spaced and written else piece
         return written.strip()
@@ -264,7 +264,7 @@ def _east_const(pieces: list[str]) -> list[str]:
     return [*pieces[1:end], "const", *pieces[end:]]
 
 
-def _without_namespaces(pieces: Sequence[str], keep_all: bool) -> Sequence[str]:
+def _drop_namespaces(pieces: Sequence[str], keep_all: bool) -> Sequence[str]:
     """Drop PyTorch's ``native``, and all but one namespace before each name unless ``keep_all``."""
     if "::" not in pieces:
         return pieces
@@ -327,9 +327,9 @@ def shorten(name: str) -> str:
     words: list[str] = []
     at = 3 if is_nested else 2
     # Behind a name without a namespace come the types of the parameters.
-    while (is_nested or not words) and (found := _LENGTH.match(name, at)):
-        at = found.end() + int(found[0])
-        words.append(name[found.end() : at])
+    while (is_nested or not words) and (length := _LENGTH.match(name, at)):
+        at = length.end() + int(length[0])
+        words.append(name[length.end() : at])
     if not words or name[at : at + 1] != "I" or not all(map(str.isidentifier, words)):
         return name
     shown = "::".join(_ANONYMOUS if _ANONYMOUS_NAME.fullmatch(word) else word for word in words)
@@ -341,7 +341,7 @@ def _demangled(name: str) -> str:
     # Up to GCC 12 libstdc++ does not know __bf16 (DF16b), and neither knows _Float16 (DF16_). A decimal type replaces
     # them: it is builtin too, so the numbers of substitutions stay right, and no GPU has it.
     spelt = name.replace("DF16b", "Dd").replace("DF16_", "De")
-    text = _by_libstdcpp(spelt) or _by_python(spelt)
+    text = _demangle_with_libstdcpp(spelt) or _demangle_with_python(spelt)
     if text is None:
         return name
     text = re.sub(r"\b_?[Dd]ecimal64\b", "__bf16", text)
@@ -364,7 +364,7 @@ def _longest_demangled(name: str) -> int:
     return size + len(name) - at
 
 
-def _by_libstdcpp(name: str) -> str | None:
+def _demangle_with_libstdcpp(name: str) -> str | None:
     try:
         import cxxfilt
 
@@ -375,7 +375,7 @@ def _by_libstdcpp(name: str) -> str | None:
         return None
 
 
-def _by_python(name: str) -> str | None:
+def _demangle_with_python(name: str) -> str | None:
     try:
         import itanium_demangler
 

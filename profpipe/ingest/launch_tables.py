@@ -137,8 +137,8 @@ def range_rows(
         span_ns = np.full(len(frame), np.nan)
         for level in levels[np.isin(levels, cases).any(axis=1)]:
             called = launches.start[kernels]
-            found = _spans(len(frame), cases, level[combination], called, start_ns, end_ns, opened, ranges.start)
-            span_ns = np.where(np.isnan(span_ns), found, span_ns)
+            spans = _spans(len(frame), cases, level[combination], called, start_ns, end_ns, opened, ranges.start)
+            span_ns = np.where(np.isnan(span_ns), spans, span_ns)
         frame["span_ns"] = span_ns
     first = np.full(len(frame), _NEVER)
     np.minimum.at(first, opened, ranges.start)
@@ -183,8 +183,8 @@ def _busy(combination: Ints, levels: Ints, start_ns: Int64s, end_ns: Int64s, row
     for level in levels:
         row, start, end = level[combination], start_ns, end_ns
         if (level < 0).any():
-            known = np.flatnonzero(row >= 0)
-            row, start, end = row[known], start[known], end[known]
+            placed = np.flatnonzero(row >= 0)
+            row, start, end = row[placed], start[placed], end[placed]
         if is_at_one_depth:
             busy_ns += union(row, start, end, rows)
         else:
@@ -204,7 +204,7 @@ def _spans(
     ``row`` and ``called`` are those of each launch, ``opened`` and ``opened_ns`` those of each range. Instances of a
     case never overlap, so a launch belongs to the last one opened before it. NaN: a row without a kernel.
     """
-    found = np.full(rows, np.nan)
+    span_ns = np.full(rows, np.nan)
     launches, instances = np.argsort(row, kind="stable"), np.lexsort((opened_ns, opened))
     sorted_rows, sorted_opened = row[launches], opened[instances]
     for case in cases:
@@ -216,8 +216,8 @@ def _spans(
             first, last = np.full(len(begun), _NEVER), np.zeros(len(begun), np.int64)
             np.minimum.at(first, instance, start_ns[mine])
             np.maximum.at(last, instance, end_ns[mine])
-            found[case] = float((last - first)[first != _NEVER].sum())
-    return found
+            span_ns[case] = float((last - first)[first != _NEVER].sum())
+    return span_ns
 
 
 # --- communication ---------------------------------------------------------------------------------------------------
@@ -253,12 +253,12 @@ def overlap_rows(
     one, other, either = busy(communicates), busy(~communicates), busy(np.ones(len(rows), dtype=bool))
     columns = {"communicates": one, "computes": other, "both": one + other - either}
     of = {"case": cases[case[firsts]], "device": device[firsts], "process": process[firsts]}
-    found = pd.DataFrame({**of, **columns}).query("communicates > 0")
-    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
-    iterations = own.groupby("case")["instances"].max().to_dict()
+    device_rows = pd.DataFrame({**of, **columns}).query("communicates > 0")
+    case_ranges = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
+    iterations = case_ranges.groupby("case")["instances"].max().to_dict()
     metrics = (
         row
-        for name, devices in found.groupby("case", sort=False)
+        for name, devices in device_rows.groupby("case", sort=False)
         for row in _overlap_rows(str(name), devices.sort_values(["device", "process"]), iterations.get(name) or None)
     )
     return schema.frame(schema.METRICS, metrics)
@@ -349,20 +349,20 @@ def in_order(
 def _iterations(ranges: Spans, placed: Attribution, case: Ints, process: Int64s, when: Int64s) -> Int64s:
     """Return the instance of its case's range that each launch lies in: the last one that its process opened."""
     paths = placed.paths
-    own = [name if not phase else "" for name, phase in zip(paths.case, paths.phase, strict=True)]
-    case_of_range = np.array(own, dtype=object)[placed.range_path]
-    found = np.zeros(len(when), dtype=np.int64)
-    for name in set(own) - {""}:
+    case_of_path = [name if not phase else "" for name, phase in zip(paths.case, paths.phase, strict=True)]
+    case_of_range = np.array(case_of_path, dtype=object)[placed.range_path]
+    iterations = np.zeros(len(when), dtype=np.int64)
+    for name in set(case_of_path) - {""}:
         instances = np.flatnonzero(case_of_range == name)
         opened = {pid: np.sort(ranges.start[instances[of]]) for pid, of in groups(ranges.process[instances])}
         mine = np.flatnonzero(case == name)
         for pid, of in groups(process[mine]):
             if pid in opened:
-                found[mine[of]] = np.searchsorted(opened[pid], when[mine[of]], side="right") - 1
-    found = found.clip(min=0)
+                iterations[mine[of]] = np.searchsorted(opened[pid], when[mine[of]], side="right") - 1
+    iterations = iterations.clip(min=0)
     outside = np.flatnonzero(case == "")
-    found[outside] = _steps(ranges, process[outside], when[outside])
-    return found
+    iterations[outside] = _steps(ranges, process[outside], when[outside])
+    return iterations
 
 
 def _steps(ranges: Spans, process: Int64s, when: Int64s) -> Int64s:
@@ -370,11 +370,11 @@ def _steps(ranges: Spans, process: Int64s, when: Int64s) -> Int64s:
 
     Only the steps count around which the start-up hook or a mark of the program opened a range: ncu records these.
     """
-    found = np.zeros(len(when), dtype=np.int64)
+    steps = np.zeros(len(when), dtype=np.int64)
     for pid, by_sort in windows.find(ranges).items():
-        own = next((sort for sort in by_sort if sort.rule in _MARKED), None)
+        marked_steps = next((sort for sort in by_sort if sort.rule in _MARKED), None)
         mine = np.flatnonzero(process == pid)
-        if own is not None and len(mine) and len(own.begin):
-            at = own.place(when[mine])
-            found[mine] = np.where(at >= 0, own.step[at], -1)
-    return found
+        if marked_steps is not None and len(mine) and len(marked_steps.begin):
+            at = marked_steps.place(when[mine])
+            steps[mine] = np.where(at >= 0, marked_steps.step[at], -1)
+    return steps

@@ -36,9 +36,9 @@ class _Place(NamedTuple):
     is_compiled: bool = False
 
 
-def rows(found: Recording, trace: Trace) -> pd.DataFrame:
+def rows(recording: Recording, trace: Trace) -> pd.DataFrame:
     """Return rows of `modules`: means over the steps of the trace, none without a step."""
-    work, launches, ranges = found.operations, found.launches, found.ranges
+    work, launches, ranges = recording.operations, recording.launches, recording.ranges
     names = [ranges.recorded[name] for name in ranges.name.tolist()]
     begun = [row for row in np.argsort(ranges.start).tolist() if names[row].startswith(schema.MODULES_PREFIX)]
     # The ranges of modules begin inside the first step, and the last one may have no end.
@@ -49,15 +49,15 @@ def rows(found: Recording, trace: Trace) -> pd.DataFrame:
     if not whole:
         return schema.empty(schema.MODULES)
     time = np.where(launches.start == UNKNOWN, work.start, launches.start)
-    is_counted = launches.is_kernel if found.on_gpu else np.ones(len(time), dtype=bool)
+    is_counted = launches.is_kernel if recording.on_gpu else np.ones(len(time), dtype=bool)
     counted = np.flatnonzero(is_counted & Union(ranges.start[whole], ranges.end[whole]).contains(time))
     tree = _Tree(trace, launches.thread[counted], time[counted])
     places = pd.DataFrame(tree.places(), columns=list(_Place._fields))
     places["ns"] = (work.end - work.start)[counted] / len(whole)
     sums: dict[tuple[str, str], dict[str, float]] = {}
-    for place, own in places.groupby(["call", "part", "is_compiled"]):
+    for place, group in places.groupby(["call", "part", "is_compiled"]):
         call, part, is_compiled = place
-        ns, launched = float(own["ns"].sum()), len(own) / len(whole)
+        ns, launched = float(group["ns"].sum()), len(group) / len(whole)
         names = tree.names_around(call)
         for name in dict.fromkeys(names):
             row = sums.setdefault((name, part), dict.fromkeys(("self_ns", "total_ns", "compiled_ns", "launches"), 0.0))
@@ -135,25 +135,25 @@ class _Tree:
 
     def names_around(self, call: int) -> list[str]:
         """Return path and class of a module and of those that called it, the innermost one first."""
-        found = [] if call >= 0 else [":"]
+        names = [] if call >= 0 else [":"]
         while call >= 0:
-            found.append(schema.decoded(self._names[call]).removeprefix(schema.MODULE_PREFIX))
+            names.append(schema.decoded(self._names[call]).removeprefix(schema.MODULE_PREFIX))
             call = self._place(self._around[call]).call
-        return found
+        return names
 
 
 def _around(thread: Int64s, start: Int64s, end: Int64s, opens: Bools) -> list[int]:
     """Return for each event the innermost one that ``opens`` and holds its start on its thread, -1 without one."""
-    found, stack = [-1] * len(start), list[int]()
+    parents, stack = [-1] * len(start), list[int]()
     threads, starts, ends, opening = (values.tolist() for values in (thread, start, end, opens))
     for event in np.lexsort((~opens, -end, start, thread)).tolist():
         while stack and (threads[stack[-1]] != threads[event] or ends[stack[-1]] <= starts[event]):
             stack.pop()
         if stack:
-            found[event] = stack[-1]
+            parents[event] = stack[-1]
         if opening[event]:
             stack.append(event)
-    return found
+    return parents
 
 
 def _forward_operators(events: pd.DataFrame, is_node: Bools) -> Iterator[tuple[int, int]]:

@@ -184,15 +184,15 @@ def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.
         kernels=summed.assign(profiler=origin.tool),
         ranges=_ranges(launches, frame).assign(profiler=origin.tool),
         metrics=_metrics(launches, frame).assign(profiler=origin.tool),
-        origin=replace(_with_sums(origin, frame), attribution=_count_placements(launches, placement)),
+        origin=replace(_add_sums(origin, frame), attribution=_count_placements(launches, placement)),
     )
 
 
 def _count_placements(launches: Sequence[Launch], placement: schema.Placement) -> dict[schema.Placement, int]:
-    found = sum(bool(launch.path) for launch in launches)
-    if not found:
+    placed = sum(bool(launch.path) for launch in launches)
+    if not placed:
         return {schema.Placement.NO_NVTX: len(launches)}
-    counts = {placement: found, schema.Placement.NO_RANGE: len(launches) - found}
+    counts = {placement: placed, schema.Placement.NO_RANGE: len(launches) - placed}
     return {how: count for how, count in counts.items() if count}
 
 
@@ -205,7 +205,7 @@ def _row(launch: Launch) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _with_sums(origin: schema.Origin, frame: pd.DataFrame) -> schema.Origin:
+def _add_sums(origin: schema.Origin, frame: pd.DataFrame) -> schema.Origin:
     kernels = frame[frame["kind"] == "kernel"]
     notes = list(origin.notes)
     if missing := int(kernels["duration_ns"].isna().sum()):
@@ -224,21 +224,21 @@ def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
             places = (schema.split_path(launch.path[: depth + 1]) for depth in range(len(launch.path)))
             for case, path in dict.fromkeys(places):
                 rows.setdefault((launch.process, case, path), []).append(duration)
-    found = [(*place, len(times), math.fsum(times)) for place, times in rows.items()]
+    range_rows = [(*place, len(times), math.fsum(times)) for place, times in rows.items()]
     columns = ["process", "case", "range", "kernels", "kernel_ns"]
-    return schema.frame(schema.RANGES, pd.DataFrame(found, columns=columns))
+    return schema.frame(schema.RANGES, pd.DataFrame(range_rows, columns=columns))
 
 
 def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each case, kernel and metric: the mean over its launches, and their number."""
-    found: dict[tuple[str, str, str, str], list[float]] = {}
+    samples: dict[tuple[str, str, str, str], list[float]] = {}
     for launch, case in zip(launches, frame["case"], strict=True):
         for metric, value, unit in _numbers(launch):
-            found.setdefault((case, launch.name, metric, unit), []).append(value)
+            samples.setdefault((case, launch.name, metric, unit), []).append(value)
     rows = []
-    for (case, subject, metric, unit), values in found.items():
-        known = np.array([value for value in values if not math.isnan(value)])
-        number = {"value": float(known.mean()) if len(known) else None, "n": len(known) or len(values)}
+    for (case, subject, metric, unit), values in samples.items():
+        present = np.array([value for value in values if not math.isnan(value)])
+        number = {"value": float(present.mean()) if len(present) else None, "n": len(present) or len(values)}
         rows.append({"case": case, "subject": subject, "metric": metric, "unit": unit, **number})
     return schema.frame(schema.METRICS, rows)
 
@@ -326,16 +326,16 @@ def select(report: Path, launches: Sequence[Launch], origin: schema.Origin) -> t
     # A report that was made after a crash has only the remaining cases. The range of a case is missing in a command.
     choices = [choice for choice in guide if choice.case in cases or "" in cases]
     matches = [_match(choice, kernels, guide) for choice in choices]
-    found = {id(launch) for launch, _, _ in matches if launch}
-    if not found:
+    selected_ids = {id(launch) for launch, _, _ in matches if launch}
+    if not selected_ids:
         note = f"none of the kernels in {FILE} is in the report: every launch is kept"
         return list(launches), replace(origin, notes=(note, *origin.notes))
     details = [text for _, text, is_expected in matches if is_expected]
-    if more := len(launches) - len(found):
+    if more := len(launches) - len(selected_ids):
         details.append(f"launches left out: {more}, which ncu took with one list of invocations for all kernels")
     notes = [text for _, text, is_expected in matches if not is_expected]
     origin = replace(origin, notes=(*notes, *origin.notes), details=tuple(details), read_with=(FILE,))
-    return [launch for launch in launches if id(launch) in found], origin
+    return [launch for launch in launches if id(launch) in selected_ids], origin
 
 
 def tables_of(
@@ -351,7 +351,9 @@ def tables_of(
 
 def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[Launch | None, str, bool]:
     """Return (the launch of ``choice``, a sentence about it, whether it is the requested launch)."""
-    of_kernel = [each for each in launches if each.name == choice.kernel and _case_of(each) in ("", choice.case)]
+    of_kernel = [
+        launch for launch in launches if launch.name == choice.kernel and _case_of(launch) in ("", choice.case)
+    ]
     half = _NAME_WIDTH // 2
     # Both ends of the name, which distinguish PyTorch's kernels.
     is_long = len(choice.kernel) > _NAME_WIDTH
@@ -362,7 +364,7 @@ def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[La
     counted = of_kernel[rank] if rank < len(of_kernel) else None
     if counted and _has_shape(counted, choice):
         return counted, _describe(choice, name), True
-    alike = next((each for each in of_kernel if _has_shape(each, choice)), None)
+    alike = next((launch for launch in of_kernel if _has_shape(launch, choice)), None)
     taken = alike or counted or of_kernel[-1]
     what = "another launch of its shape" if alike else f"one of grid {taken.grid or '?'}, block {taken.block or '?'},"
     text = (

@@ -44,8 +44,8 @@ class Database:
         self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         with self._opened() as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
-            found = database.execute(bounds.SELECT_TABLES).fetchall()
-            self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({quoted(t)})")] for (t,) in found}
+            tables = database.execute(bounds.SELECT_TABLES).fetchall()
+            self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({quoted(t)})")] for (t,) in tables}
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -57,7 +57,7 @@ class Database:
 
     def columns(self, table: str) -> list[str]:
         """Return the names of ``table``'s columns, none where there is no such table."""
-        return _with_grid(self._columns.get(table, []))
+        return _add_grid(self._columns.get(table, []))
 
     def check_rows(self, table: str, rows: int) -> None:
         """Raise ``DatabaseError`` where ``table`` has not so many rows: a damaged file can hide some.
@@ -102,7 +102,7 @@ class ParquetFolder:
         from pyarrow import parquet
 
         file = self._path / f"{table}.parquet"
-        return _with_grid(list(parquet.read_schema(file).names)) if file.is_file() else []
+        return _add_grid(list(parquet.read_schema(file).names)) if file.is_file() else []
 
     def check_rows(self, table: str, rows: int) -> None:
         """Do nothing: the reader of Parquet counts the rows."""
@@ -115,14 +115,14 @@ class ParquetFolder:
             rows = _BATCH_STRINGS if table == "StringIds" else _BATCH_ROWS
             for batch in file.iter_batches(batch_size=rows, columns=names):
                 budget.check()
-                found = [_grid(batch) if name == GRID else batch.column(name) for name in columns]
-                yield pa.RecordBatch.from_arrays(found, names=list(columns))
+                arrays = [_grid(batch) if name == GRID else batch.column(name) for name in columns]
+                yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 Source = Database | ParquetFolder
 
 
-def _with_grid(columns: list[str]) -> list[str]:
+def _add_grid(columns: list[str]) -> list[str]:
     return [*columns, GRID] if set(_SIZES) <= set(columns) else columns
 
 
@@ -173,8 +173,8 @@ def _signed(column: pa.Array) -> pa.Array:
 
 def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Numbers]:
     """Read the ``wanted`` columns of ``table``."""
-    known = set(source.columns(table))
-    present = [name for name in wanted if name in known]
+    columns = set(source.columns(table))
+    present = [name for name in wanted if name in columns]
     parts: dict[str, list[Numbers]] = {name: [np.zeros(0, wanted[name])] for name in present}
     rows = 0
     if present:
@@ -214,17 +214,17 @@ def read_lookup(source: Source, table: str, key: str, value: str) -> dict[str, s
 
 def read_texts(source: Source, table: str, name: str, rows: int) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return (number of each row's text, the texts). Text 0 is empty and stands for NULL."""
-    known: dict[str, int] = {"": 0}
+    code_of_text: dict[str, int] = {"": 0}
     if name not in source.columns(table):
-        return np.zeros(rows, dtype=np.int64), list(known)
+        return np.zeros(rows, dtype=np.int64), list(code_of_text)
     codes = [np.zeros(0, dtype=np.int64)]
     with closing(source.batches(table, [name])) as batches:
         for batch in batches:
             encoded = pyarrow.compute.dictionary_encode(batch.column(0).cast(pa.binary()).fill_null(b""))
             texts = [text.decode("utf-8", "replace") for text in encoded.dictionary.to_pylist()]
-            number = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
+            number = np.array([code_of_text.setdefault(text, len(code_of_text)) for text in texts], dtype=np.int64)
             codes.append(number[encoded.indices.to_numpy()])
-    return np.concatenate(codes), list(known)
+    return np.concatenate(codes), list(code_of_text)
 
 
 class Strings:
@@ -246,6 +246,6 @@ class Strings:
             return [None] * len(ids)
         at = np.searchsorted(self._ids, ids, sorter=self._order).clip(max=len(self._ids) - 1)
         rows = self._order[at]
-        found = self._values.take(pa.array(rows)).to_pylist()
-        known = (self._ids[rows] == ids).tolist()
-        return [(t or b"").decode("utf-8", "replace") if k else None for t, k in zip(found, known, strict=True)]
+        texts = self._values.take(pa.array(rows)).to_pylist()
+        is_known = (self._ids[rows] == ids).tolist()
+        return [(t or b"").decode("utf-8", "replace") if k else None for t, k in zip(texts, is_known, strict=True)]

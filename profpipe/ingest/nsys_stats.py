@@ -85,8 +85,8 @@ class Table:
     def whole_numbers(self, name: str) -> Floats:
         """Return a column of whole numbers, NaN for missing ones. Raises ``Damaged`` for fractions and beyond 2^53."""
         values = self.numbers(name)
-        known = values[~np.isnan(values)]
-        broken = known[(np.abs(known) > _LARGEST_WHOLE) | (known % 1 != 0)]
+        present = values[~np.isnan(values)]
+        broken = present[(np.abs(present) > _LARGEST_WHOLE) | (present % 1 != 0)]
         if broken.size:
             raise Damaged(f"{broken[0]:g} stands in the column {name!r}, where a whole number up to 2^53 should")
         return values
@@ -177,10 +177,10 @@ def _header(lines: Sequence[str], at: int) -> tuple[Table, _Layout] | None:
 
 def _column(cell: str) -> tuple[str, float | None]:
     """Return (name in one spelling, ns of its unit) of ``Avg (ns)``, ``Time(%)`` or ``Start:ts_ns``."""
-    found = re.fullmatch(r"(.*?)\s*(?:\(([^)]*)\)|:\w+_(\S+))?", cell.strip().strip('"'))
-    assert found is not None
-    name = found[1].lower()
-    return _ALIASES.get(name, name), _UNITS.get(found[2] or found[3] or "")
+    match = re.fullmatch(r"(.*?)\s*(?:\(([^)]*)\)|:\w+_(\S+))?", cell.strip().strip('"'))
+    assert match is not None
+    name = match[1].lower()
+    return _ALIASES.get(name, name), _UNITS.get(match[2] or match[3] or "")
 
 
 def _kind(columns: set[str]) -> str:
@@ -207,7 +207,7 @@ def _kind(columns: set[str]) -> str:
 
 def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
     """Return all tables, and nsys's remarks (``SKIPPED: ...``) about missing ones. Raises ``Damaged`` at a torn row."""
-    found: list[Table] = []
+    tables: list[Table] = []
     remarks: list[str] = []
     made_from, report = "", ""
     current: tuple[Table, _Layout] | None = None
@@ -231,14 +231,14 @@ def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
             # MPI, OpenGL and OpenMP summaries have the columns of kernels and ranges; only their banner differs.
             if not report or report.startswith(("cuda", "gpu", "kern", "nvtx", "apigpu")):
                 header[0].made_from = made_from
-                found.append(header[0])
+                tables.append(header[0])
             continue
         if current and not _append(line, *current, is_last=at == len(lines) - 1):
             current = None
-    found = [table for table in found if table.cells]
+    tables = [table for table in tables if table.cells]
     # The text tables follow the locale, so the numbers of all tables prove one decimal mark.
-    mark = printed.decimal_mark(cell for table in found for row in table.cells[:200] for cell in row)
-    return [replace(table, mark=mark) for table in found], remarks
+    mark = printed.decimal_mark(cell for table in tables for row in table.cells[:200] for cell in row)
+    return [replace(table, mark=mark) for table in tables], remarks
 
 
 def _append(line: str, table: Table, layout: _Layout, is_last: bool) -> bool:

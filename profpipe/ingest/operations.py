@@ -100,12 +100,12 @@ class Operations:
     @cached_property
     def are_collective(self) -> Bools:
         """Return for each name whether it is a communication kernel's."""
-        return np.array([each == _COMMUNICATION for each in self.classes], dtype=bool)
+        return np.array([kernel_class == _COMMUNICATION for kernel_class in self.classes], dtype=bool)
 
     @cached_property
     def are_optimizers(self) -> Bools:
         """Return for each name whether it is an optimizer's kernel's."""
-        return np.array([each == _OPTIMIZER for each in self.classes], dtype=bool)
+        return np.array([kernel_class == _OPTIMIZER for kernel_class in self.classes], dtype=bool)
 
     @cached_property
     def are_peer_copies(self) -> Bools:

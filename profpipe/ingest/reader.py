@@ -80,8 +80,8 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):
         remedy = f"profpipe reads only CSV files and torch traces compressed. Unpack it: {unpack} {path.name}"
         raise UnreadableFile(path, "is compressed", remedy)
-    known = "; ".join(text for parser in parsers for text in parser.FORMATS)
-    raise UnreadableFile(path, "is in no format that profpipe reads", f"It reads: {known}.")
+    formats = "; ".join(text for parser in parsers for text in parser.FORMATS)
+    raise UnreadableFile(path, "is in no format that profpipe reads", f"It reads: {formats}.")
 
 
 def _check_content(path: Path) -> None:
@@ -111,7 +111,7 @@ def parse(parser: ModuleType, path: Path, step_range: str | None = "") -> Tables
     ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps. With None launches
     that recur are no steps.
     """
-    with _blame(parser, path), _without_collector():
+    with _blame(parser, path), _pause_collector():
         finds_steps = step_range != "" and "step_range" in inspect.signature(parser.parse).parameters
         parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
         wrong = _contradiction(parsed)
@@ -121,7 +121,7 @@ def parse(parser: ModuleType, path: Path, step_range: str | None = "") -> Tables
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def _pause_collector() -> Iterator[None]:
     """Keep the garbage collector from visiting the records of a JSON file again and again: they have no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -137,18 +137,18 @@ def launches(parser: ModuleType, path: Path) -> pd.DataFrame:
     if not hasattr(parser, "launches"):
         return launch_tables.no_launches()
     with _blame(parser, path):
-        found: pd.DataFrame = parser.launches(path)
-        wrong = [name for name in launch_tables.COLUMNS if name not in found.columns]
+        frame: pd.DataFrame = parser.launches(path)
+        wrong = [name for name in launch_tables.COLUMNS if name not in frame.columns]
     if wrong:
         raise _wrong(parser, path, f"returns launches without {wrong[0]}")
-    return found
+    return frame
 
 
 def recording(parser: ModuleType, path: Path) -> Recording:
     """Return the single events in the file, for a parser that has ``recording``."""
     with _blame(parser, path):
-        found: Recording = parser.recording(path)
-    return found
+        events: Recording = parser.recording(path)
+    return events
 
 
 def _contradiction(parsed: Tables) -> str:
@@ -257,10 +257,10 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
     ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
     kernel classes.
     """
-    known = reader.parsers(pipeline_dir)
+    parsers = reader.parsers(pipeline_dir)
     for source in sources:
         try:
-            parser = reader.choose(source.path, known)
+            parser = reader.choose(source.path, parsers)
             tables = _complete(reader.parse(parser, source.path, source.step_range), source, rules)
         except UnreadableFile as refused:
             yield Refusal(source, refused.what, refused.remedy)
@@ -281,9 +281,9 @@ def combine(read: Iterable[Tables]) -> Tables:
     tables = schema.concat(_joined_ranks(list(read)))
     is_wait = tables.metrics["metric"] == CAPTURE_WAIT
     if is_wait.any():
-        own = tables.metrics[is_wait]
-        sums = own.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
-        once = own.assign(**sums).drop_duplicates(_METRIC)
+        waits = tables.metrics[is_wait]
+        sums = waits.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
+        once = waits.assign(**sums).drop_duplicates(_METRIC)
         tables = replace(tables, metrics=pd.concat([tables.metrics[~is_wait], once]))
     peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
     smaller = peaks.index[peaks.duplicated(_METRIC)]
@@ -321,7 +321,7 @@ def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
     if source.case:
         placed = _move_into_case(placed, source.case)
     if source.set_aside:
-        placed = _without_cases(placed, source.set_aside)
+        placed = _drop_cases(placed, source.set_aside)
     if rules:
         placed = replace(placed, kernels=kernel_classes.annotate(placed.kernels, rules))
         placed = replace(placed, timeline=_reclassified(placed.timeline, rules))
@@ -334,8 +334,8 @@ def _reclassified(timeline: pd.DataFrame, rules: Any) -> pd.DataFrame:
     if not has_class.any():
         return timeline
     named = timeline.loc[has_class, ["kind", "name", "kernel_class"]].rename(columns={"name": "kernel"})
-    found = kernel_classes.annotate(named, rules)["kernel_class"]
-    return timeline.assign(kernel_class=found.reindex(timeline.index).fillna(""))
+    classes = kernel_classes.annotate(named, rules)["kernel_class"]
+    return timeline.assign(kernel_class=classes.reindex(timeline.index).fillna(""))
 
 
 def _move_into_case(placed: Tables, case: str) -> Tables:
@@ -346,7 +346,7 @@ def _move_into_case(placed: Tables, case: str) -> Tables:
     return Tables(**moved, origin=origin)
 
 
-def _without_cases(placed: Tables, cases: frozenset[str]) -> Tables:
+def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
     """Drop ranges and metrics of ``cases``. Their kernels stay, outside every case, because they did run."""
     kernels_aside = placed.kernels["case"].isin(cases)
     device = kernels_aside & (placed.kernels["kind"] == "kernel")

@@ -65,15 +65,15 @@ class Recording:
         return attribution.attribute(self.ranges, self.launches)
 
 
-def corrected(found: Recording) -> Recording:
+def corrected(recording: Recording) -> Recording:
     """Correct the ends of kernels that are recorded too late, in place, and note them; fold names beyond the bound.
 
     Any negative number of a device or stream is the unknown one.
     """
-    work, origin = found.operations, found.origin
+    work, origin = recording.operations, recording.origin
     work = replace(work, device=np.maximum(work.device, -1), stream=np.maximum(work.stream, -1))
     rows = np.flatnonzero(work.kind == _KERNEL)
-    place = [values[rows] for values in (found.launches.process, work.device, work.stream)]
+    place = [values[rows] for values in (recording.launches.process, work.device, work.stream)]
     end = work.end[rows]
     late, removed = reconcile.clip_late_ends(work.start[rows], end, place, work.correlation[rows].astype(np.int64))
     work.end[rows[late]] = end[late]
@@ -83,26 +83,27 @@ def corrected(found: Recording) -> Recording:
         origin = replace(origin, notes=(*origin.notes, bounds.note_of_names(folded)))
     # The ids of the launches are not needed any more: of ten million kernels 40 MB.
     done = replace(work, name=name, names=names, checks=checks, correlation=_NOTHING)
-    return replace(found, operations=done, origin=origin)
+    return replace(recording, operations=done, origin=origin)
 
 
-def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
+def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
     """Return the tables. ``step_range`` is that of ``reader.Source``."""
-    work, launches, ranges, waits, pids = found.operations, found.launches, found.ranges, found.waits, found.pids
-    latest, finds_steps, on_gpu, read_shapes = found.latest, found.finds_steps, found.on_gpu, found.read_shapes
+    work, launches, ranges = recording.operations, recording.launches, recording.ranges
+    waits, pids, latest = recording.waits, recording.pids, recording.latest
+    finds_steps, on_gpu, read_shapes = recording.finds_steps, recording.on_gpu, recording.read_shapes
     with ThreadPoolExecutor(max_workers=1) as executor:
         # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
         # takes the least memory: what a thread frees, glibc does not give to the others.
         classes = executor.submit(kernel_classes.classes, work.names)
-        placed = found.placed
+        placed = recording.placed
         # Not in the other thread, which would go on after a refusal of this one.
         range_rows = launch_tables.range_rows(ranges, launches, placed, work.start, work.end, pids, on_gpu)
         # After the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, launches.process, placed, pids)
         # What needs no classes is done before them.
-        origin = _origin(found)
+        origin = _origin(recording)
         # A gigabyte of ten million kernels, which nothing needs any more.
-        del found, launches
+        del recording, launches
         work = _classified(work, classes.result(), placed)
         steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
         if finds_steps and on_gpu:
@@ -129,23 +130,23 @@ def tables(found: Recording, step_range: str | None = "") -> schema.Tables:
             if len(configured) > len(name) and len(steps.steps):
                 steps = search.find(work, ranges, waits, pids, latest, None)
                 metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
-    found_tables = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
-    return found_tables.with_columns(profiler=origin.tool)
+    filled = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
+    return filled.with_columns(profiler=origin.tool)
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:
     stated = work.classes or [""] * len(classes)
-    together = [own or found for own, found in zip(stated, classes, strict=True)]
+    together = [stated_class or rule_class for stated_class, rule_class in zip(stated, classes, strict=True)]
     return replace(work, classes=together, in_case=placed.in_case)
 
 
 def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: Callable[[Any], Any]) -> pd.DataFrame:
     """Return rows of `kernels`."""
 
-    def numbered(column: Ints, known: Callable[[Any], Any] = lambda values: values) -> Any:
+    def numbered(column: Ints, to_ids: Callable[[Any], Any] = lambda values: values) -> Any:
         codes, values = factorize(column)
         # Negative numbers stand for NULL.
-        return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
+        return labelled(codes, [int(number) if number >= 0 else None for number in to_ids(values)])
 
     # Without a name for the launches, which ``kernel_rows`` frees as soon as it can.
     rows = launch_tables.kernel_rows(
@@ -167,47 +168,47 @@ def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: C
     return kernel_classes.annotate(rows)
 
 
-def _origin(found: Recording) -> schema.Origin:
+def _origin(recording: Recording) -> schema.Origin:
     """Return the origin with the sums of all kernels, how they were placed, and what makes them doubtful."""
-    work, placed = found.operations, found.placed
+    work, placed = recording.operations, recording.placed
     is_kernel = work.kind == _KERNEL
     duration = work.end - work.start
     total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
     return replace(
-        found.origin,
+        recording.origin,
         launches=int(is_kernel.sum()),
         total_ns=float(total),
         attributed_ns=float(attributed),
         unattributed_ns=float(total - attributed),
-        attribution=found.count(placed),
-        notes=(*found.origin.notes, *placed.paths.notes()),
+        attribution=recording.count(placed),
+        notes=(*recording.origin.notes, *placed.paths.notes()),
     )
 
 
-def launches(found: Recording) -> pd.DataFrame:
+def launches(recording: Recording) -> pd.DataFrame:
     """Return the single kernels in the order of their calls (``launch_tables.COLUMNS``), none without shapes."""
-    work, shapes = found.operations, found.read_shapes()
+    work, shapes = recording.operations, recording.read_shapes()
     if shapes is None:
         return launch_tables.no_launches()
     rows = np.flatnonzero(work.kind == _KERNEL)
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_tables.in_order(found.ranges, found.launches, found.placed, rows, seen, work.start[rows])
+    return launch_tables.in_order(recording.ranges, recording.launches, recording.placed, rows, seen, work.start[rows])
 
 
-def traced(found: Recording) -> Recording:
+def traced(recording: Recording) -> Recording:
     """Return the recording with the classes and cases of the operations, and with all calls."""
-    work = _classified(found.operations, kernel_classes.classes(found.operations.names), found.placed)
-    calls, call = found.read_calls()
-    return replace(found, operations=work, calls=calls, call=call)
+    work = _classified(recording.operations, kernel_classes.classes(recording.operations.names), recording.placed)
+    calls, call = recording.read_calls()
+    return replace(recording, operations=work, calls=calls, call=call)
 
 
 def count_kernels(placed: Attribution, counted: Any) -> dict[schema.Placement, int]:
     """Return how many of the ``counted`` launches lie in a range of their thread, of another one, and in none."""
-    found, by_time = placed.path[counted] != 0, placed.by_time[counted]
+    is_placed, by_time = placed.path[counted] != 0, placed.by_time[counted]
     counts = {
-        schema.Placement.THREAD: found & ~by_time,
-        schema.Placement.OTHER_THREAD: found & by_time,
-        schema.Placement.NO_RANGE: ~found,
+        schema.Placement.THREAD: is_placed & ~by_time,
+        schema.Placement.OTHER_THREAD: is_placed & by_time,
+        schema.Placement.NO_RANGE: ~is_placed,
     }
     return {how: int(rows.sum()) for how, rows in counts.items() if rows.any()}

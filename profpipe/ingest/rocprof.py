@@ -112,24 +112,26 @@ def tables(
     origin = replace(origin, notes=(*origin.notes, *notes))
     known_calls = records(CALL, {}) if calls is None else calls
     joined, how = _join_calls(launches, known_calls)
-    found = _recording(joined, known_ranges, known_calls, how, origin, not has_counters)
-    parsed = events.tables(found, step_range)
-    if not (found.operations.kind == schema.KINDS.index("kernel")).any():
+    recording = _recording(joined, known_ranges, known_calls, how, origin, not has_counters)
+    parsed = events.tables(recording, step_range)
+    if not (recording.operations.kind == schema.KINDS.index("kernel")).any():
         origin = replace(parsed.origin, total_ns=None, attributed_ns=None, unattributed_ns=None)
         parsed = replace(parsed, origin=origin)
     if counted is None or not has_counters:
         return parsed
-    of_launch = joined[list(key)].assign(case=np.array(found.placed.paths.case, dtype=object)[found.placed.path])
+    of_launch = joined[list(key)].assign(
+        case=np.array(recording.placed.paths.case, dtype=object)[recording.placed.path]
+    )
     placed = counted.merge(of_launch.drop_duplicates(list(key)), on=list(key), how="left")
     return replace(parsed, metrics=counters(placed.assign(case=placed["case"].fillna(""))))
 
 
-def refuse_empty(found: schema.Tables, path: Path) -> schema.Tables:
+def refuse_empty(parsed: schema.Tables, path: Path) -> schema.Tables:
     """Return the tables. Raises ``UnreadableFile`` where they have no kernels and no ranges."""
-    if not len(found.kernels) and not len(found.ranges):
+    if not len(parsed.kernels) and not len(parsed.ranges):
         remedy = "Pass --kernel-trace, and check that the program used the GPU."
         raise UnreadableFile(path, "no kernels were recorded", remedy)
-    return found
+    return parsed
 
 
 def count_only(launches: pd.DataFrame, origin: schema.Origin, counted: pd.DataFrame | None = None) -> schema.Tables:
@@ -150,9 +152,9 @@ def counters(values: pd.DataFrame) -> pd.DataFrame:
     ``values`` has one row for each launch and counter: ``subject`` (the kernel's name as in the tables), ``metric``,
     ``value``; ``case`` and ``unit`` where they are known.
     """
-    known = values.assign(value=pd.to_numeric(values["value"], errors="coerce")).dropna(subset=["value"])
-    known = known.assign(**{name: "" for name in ("case", "unit") if name not in known})
-    grouped = known.groupby(["case", "subject", "metric", "unit"], sort=False)["value"]
+    readings = values.assign(value=pd.to_numeric(values["value"], errors="coerce")).dropna(subset=["value"])
+    readings = readings.assign(**{name: "" for name in ("case", "unit") if name not in readings})
+    grouped = readings.groupby(["case", "subject", "metric", "unit"], sort=False)["value"]
     rows = grouped.agg(value="mean", n="size").reset_index()
     rows = rows.assign(unit=rows["unit"].where(rows["unit"] != "", "1"), profiler="rocprof")
     return schema.frame(schema.METRICS, rows)
@@ -160,8 +162,8 @@ def counters(values: pd.DataFrame) -> pd.DataFrame:
 
 def _possible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Return the records that end after they begin, near the others; and how many were dropped."""
-    known = records[["start", "end"]].notna().all(axis=1)
-    kept = records[known & (records["start"] >= 0) & (records["end"] >= records["start"])]
+    has_times = records[["start", "end"]].notna().all(axis=1)
+    kept = records[has_times & (records["start"] >= 0) & (records["end"] >= records["start"])]
     if "kind" in kept:
         # The time stamps of a dispatch that were never written are 0, or equal.
         kept = kept[kept["end"] > kept["start"]]
@@ -222,7 +224,7 @@ def _recording(
         read_calls=lambda rows: (returned[rows], caller[rows]),
     )
     is_kernel = (launches["kind"] == "kernel").to_numpy(dtype=bool)
-    found = events.Recording(
+    recording = events.Recording(
         work,
         attribution.Launches(called, returned, thread_of[0], process_of[0], is_kernel),
         _spans(ranges, thread_of[1], process_of[1]),
@@ -234,7 +236,7 @@ def _recording(
         on_gpu=len(launches) > 0,
         finds_steps=finds_steps and len(launches) > 0,
     )
-    return events.corrected(found)
+    return events.corrected(recording)
 
 
 def _whole(column: pd.Series[Any]) -> Any:

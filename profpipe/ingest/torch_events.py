@@ -32,7 +32,7 @@ _LARGEST_ID: Final = 2**62
 #: Ids of the ranks of a merged trace are made unique by it. CUPTI counts ids in 32 bits, and a double has 53.
 _IDS_OF_A_RANK: Final = 2**36
 #: A process of a merged trace: its rank before or after the number that the process has in the trace of its rank.
-_OF_RANK: Final = re.compile(r"(?P<before>.*\D)(?P<pid>\d+)|(?P<own>\d+)(?P<after>\D.*)")
+_OF_RANK: Final = re.compile(r"(?P<before>.*\D)(?P<pid>\d+)|(?P<first_pid>\d+)(?P<after>\D.*)")
 #: Microseconds (a year): events further apart are damaged.
 _FOREVER: Final = 3.2e13
 
@@ -110,7 +110,9 @@ class Trace:
             self._columns[sort].extend((name, thread, start, dur, *ids))
             return
         # Kineto draws a GPU as a process and a stream as its thread.
-        device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
+        device, stream = (
+            args.get(key, event.get(event_key)) for key, event_key in (("device", "pid"), ("stream", "tid"))
+        )
         place = (KINDS.index(sort), number(device), number(stream))
         grid, block = (launch_tables.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
@@ -139,9 +141,9 @@ class Trace:
 
         SGLang writes ``[TP00-DP00-PP00-EP00] 5000``. Ids and numbers of devices repeat over ranks.
         """
-        if not isinstance(pid, str) or (found := _OF_RANK.fullmatch(pid)) is None:
+        if not isinstance(pid, str) or (match := _OF_RANK.fullmatch(pid)) is None:
             return 0
-        return self._ranks.setdefault(found["before"] or found["after"], len(self._ranks))
+        return self._ranks.setdefault(match["before"] or match["after"], len(self._ranks))
 
     def settle(self) -> None:
         """Drop the events that lie far from the others, and count time from one of the rest.
@@ -189,8 +191,8 @@ class Trace:
         order = {name: rank for rank, name in enumerate(sorted(self._ranks, key=_natural))}
         codes = zip(self.process_codes, self._threads, strict=False)
         named = {int(code): _OF_RANK.fullmatch(str(process)) for code, (process, _) in codes}
-        found = {code: match["before"] or match["after"] for code, match in named.items() if match}
-        return {code: order[name] for code, name in found.items() if name in order} if len(order) > 1 else {}
+        rank_names = {code: match["before"] or match["after"] for code, match in named.items() if match}
+        return {code: order[name] for code, name in rank_names.items() if name in order} if len(order) > 1 else {}
 
     def pids(self, codes: Any) -> Ints:
         """Return the process ids of the numbers of processes, -1 where they are unknown."""
@@ -198,13 +200,13 @@ class Trace:
 
     @cached_property
     def _pids(self) -> Ints:
-        found = dict(
+        pids = dict(
             zip(self.process_codes.tolist(), (_id(_pid(process)) for process, _ in self._threads), strict=False)
         )
-        if len({found[code] for code in self.process_ranks}) < len(self.process_ranks):
+        if len({pids[code] for code in self.process_ranks}) < len(self.process_ranks):
             # Ranks in containers have one process id.
-            found |= self.process_ranks
-        return np.array([*(found.get(code, -1) for code in range(len(self.process_codes))), -1], dtype=np.int64)
+            pids |= self.process_ranks
+        return np.array([*(pids.get(code, -1) for code in range(len(self.process_codes))), -1], dtype=np.int64)
 
     def frame(self, sort: str) -> pd.DataFrame:
         return pd.DataFrame(self._values(sort), columns=list(_FIELDS[sort]))
@@ -255,8 +257,8 @@ def number(value: Any) -> float:
 
 def _pid(value: Any) -> Any:
     """Return the number of a process of a merged trace without the name of its rank."""
-    found = _OF_RANK.fullmatch(value) if isinstance(value, str) else None
-    return (found["pid"] or found["own"]) if found else value
+    match = _OF_RANK.fullmatch(value) if isinstance(value, str) else None
+    return (match["pid"] or match["first_pid"]) if match else value
 
 
 def _natural(name: str) -> list[Any]:
@@ -266,8 +268,8 @@ def _natural(name: str) -> list[Any]:
 
 def _id(value: Any) -> int:
     """Return the number of a process or a thread, -1 where ``value`` is no whole number of 64 bits."""
-    found = number(value)
-    return int(found) if found % 1 == 0 else -1
+    parsed = number(value)
+    return int(parsed) if parsed % 1 == 0 else -1
 
 
 def read(path: Path) -> Trace:
@@ -385,12 +387,12 @@ class _Rows:
             return {**common, "cat": category, "name": name, "args": {**ids, **where, **more}}
         # XLA numbers the hosts itself. The numbers are no process ids.
         common["tid"] = event.get("tid")
-        found = _NUMBERED.fullmatch(name)
-        step = args.get("step_num", found and found[2])
+        match = _NUMBERED.fullmatch(name)
+        step = args.get("step_num", match and match[2])
         if step is None:
             return {**common, "cat": "cuda_driver"} if ids["correlation"] else None
         # The search for steps knows a step by this name. A colon would end the domain before it.
-        label = found[1] if found else name.replace(":", " ") or "step"
+        label = match[1] if match else name.replace(":", " ") or "step"
         numbered = f"{label}:step {step}"
         self.step_names[numbered] = label
         self._steps.append({**common, "cat": "user_annotation", "name": numbered})
@@ -419,7 +421,9 @@ def _work(name: str, args: Event) -> tuple[str, str, Event]:
         name = f"Memcpy {copy[1]}to{copy[2]}"
     category = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
     sizes: Event = {
-        key: [int(size) for size in found.groups()] for key, own in _SHAPE.items() if (found := own.search(details))
+        key: [int(size) for size in match.groups()]
+        for key, pattern in _SHAPE.items()
+        if (match := pattern.search(details))
     }
     if size := _BYTES.search(details):
         sizes["bytes"] = int(size[1])

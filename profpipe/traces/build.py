@@ -142,7 +142,7 @@ class Builder:
         self._origin = int(done.start.min()) if len(done.start) else 0
         given = recording.ranges, recording.waits
         #: Rows of the table `steps`, by the numbers of processes.
-        self.steps = search.find(done, *given, unclosed=recording.latest, own=step_range).steps
+        self.steps = search.find(done, *given, unclosed=recording.latest, step_range=step_range).steps
 
     def processes(
         self, name: Callable[[int | None, list[int]], str], case: str | None = None, step: int | str | None = None

@@ -144,9 +144,9 @@ def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> 
     # A period begins with an operation, so no gap reaches over its ends.
     period = count_up_to(bounds, start) - 1
     periods = len(bounds) - 1
-    known = (period >= 0) & (period < periods)
-    weights = (end - start)[known]
-    sums = np.bincount(period[known] + periods * cause[known], weights=weights, minlength=3 * periods)
+    inside = (period >= 0) & (period < periods)
+    weights = (end - start)[inside]
+    sums = np.bincount(period[inside] + periods * cause[inside], weights=weights, minlength=3 * periods)
     return list(np.rint(sums).astype(np.int64).reshape(3, periods)[1:])
 
 
@@ -158,17 +158,17 @@ def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
 
     The warm-up lasts until the time settles, and at least one step where there are several.
     """
-    found = np.full(len(wall_ns), StepState.STEADY.value, dtype=object)
+    state = np.full(len(wall_ns), StepState.STEADY.value, dtype=object)
     warm = max(count_warmup(wall_ns), least_warmup)
-    found[:warm] = StepState.WARMUP.value
+    state[:warm] = StepState.WARMUP.value
     rest = wall_ns[warm:]
     if len(rest):
         median, deviation = spread(rest)
         is_outlier = np.abs(rest - median) > DEVIATIONS * deviation
         is_other_kind = is_outlier & (np.abs(rest - median) > _OTHER_KIND * median)
         if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
-            found[warm:][is_outlier] = StepState.OUTLIER.value
-    return found
+            state[warm:][is_outlier] = StepState.OUTLIER.value
+    return state
 
 
 def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
@@ -200,8 +200,8 @@ def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
 
 def walls_by_rank(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the time in ns of each step of a case: a row for each number, a column for each rank."""
-    own = (_walls(each).rename(rank) for rank, each in rows.groupby("rank", sort=True))
-    return pd.concat(own, axis=1).sort_index().astype(np.float64)
+    walls = (_walls(rank_rows).rename(rank) for rank, rank_rows in rows.groupby("rank", sort=True))
+    return pd.concat(walls, axis=1).sort_index().astype(np.float64)
 
 
 def _walls(rows: pd.DataFrame) -> pd.Series[Any]:

@@ -69,25 +69,25 @@ class Part:
 def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     """Return the calls of a process as parts, in their order; ``wall_ns`` is the time of each one."""
     module = _module_of_steps(calls, wall_ns)
-    own = [i for i, call in enumerate(calls) if call.module == module]
-    tails = [tuple(call.module for call in calls[i + 1 : end]) for i, end in pairwise([*own, len(calls)])]
+    module_calls = [i for i, call in enumerate(calls) if call.module == module]
+    tails = [tuple(call.module for call in calls[i + 1 : end]) for i, end in pairwise([*module_calls, len(calls)])]
     # The last call may be cut.
     usual = Counter(tails[:-1] or tails).most_common(1)[0][0] if tails else ()
-    whole = [i for i, tail in zip(own, tails, strict=True) if tail[: len(usual)] == usual]
+    whole = [i for i, tail in zip(module_calls, tails, strict=True) if tail[: len(usual)] == usual]
     others = [name for name in dict.fromkeys(usual) if name != module]
     name = " + ".join([module, *others[:_MOST_NAMED]]) + (" + ..." if len(others) > _MOST_NAMED else "")
     prompts = _prompts([calls[i] for i in whole])
     kinds = {i: PREFILL if is_prompt else name for i, is_prompt in zip(whole, prompts, strict=True)}
     if module == REPLAY:
-        kinds |= dict.fromkeys(_prompts_before_replays(calls, own, usual), PREFILL)
-    found, at = [], 0
+        kinds |= dict.fromkeys(_prompts_before_replays(calls, module_calls, usual), PREFILL)
+    parts, at = [], 0
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
         kind = kinds.get(at, calls[at].module if calls[at].module not in (module, *usual) else "")
-        found.append(Part(at, last, kind, at in kinds and kind != PREFILL))
+        parts.append(Part(at, last, kind, at in kinds and kind != PREFILL))
         at = last + 1
-    ends = [after.is_step or (calls[after.first].module == module and not after.kind) for after in found[1:]]
-    return [replace(part, is_step=part.is_step and end) for part, end in zip(found, [*ends, True], strict=False)]
+    ends = [after.is_step or (calls[after.first].module == module and not after.kind) for after in parts[1:]]
+    return [replace(part, is_step=part.is_step and end) for part, end in zip(parts, [*ends, True], strict=False)]
 
 
 def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
@@ -105,7 +105,7 @@ def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:
     least = max(min(2, most_calls), _LEAST_OFTEN * most_calls)
     if len(times.get(REPLAY, ())) >= least:
         return REPLAY
-    total = {name: len(own) * statistics.median_low(own) for name, own in times.items() if len(own) >= least}
+    total = {name: len(walls) * statistics.median_low(walls) for name, walls in times.items() if len(walls) >= least}
     most = max(total, key=lambda module: total[module], default="")
     often, long = _AS_OFTEN * len(times.get(most, ())), _AS_LONG * total.get(most, 0.0)
     return next((name for name in total if len(times[name]) >= often and total[name] >= long), most)
@@ -136,7 +136,7 @@ def _prompts(calls: Sequence[Call]) -> list[bool]:
     # A recording may begin in the middle of a sequence that grows.
     decodes = [call.length == 1 or has_grown for call, has_grown in zip(calls, [any(grows[:1]), *grows], strict=False)]
     is_decoding = 2 * sum(decodes) >= len(calls)
-    return [is_decoding and bool(call.length) and not each for call, each in zip(calls, decodes, strict=True)]
+    return [is_decoding and bool(call.length) and not is_decode for call, is_decode in zip(calls, decodes, strict=True)]
 
 
 def _prompts_of_joined(lengths: Sequence[int]) -> list[bool]:
@@ -146,7 +146,7 @@ def _prompts_of_joined(lengths: Sequence[int]) -> list[bool]:
     """
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
     beside = [*(length for length, _ in runs[1:]), runs[-2][0] if len(runs) > 1 else runs[-1][0]]
-    found: list[bool] = []
+    prompts: list[bool] = []
     for (length, count), other in zip(runs, beside, strict=True):
-        found += [count <= _MOST_IN_A_ROW and length > _MORE_TOKENS * other] * count
-    return found if sum(found) <= _MOST_PROMPTS * len(found) else [False] * len(found)
+        prompts += [count <= _MOST_IN_A_ROW and length > _MORE_TOKENS * other] * count
+    return prompts if sum(prompts) <= _MOST_PROMPTS * len(prompts) else [False] * len(prompts)

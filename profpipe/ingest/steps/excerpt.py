@@ -78,7 +78,7 @@ def of_beginning(timeline: Timeline, first: int) -> Window:
     return Window(EventKind.BEGINNING, first, last, first)
 
 
-def _of_iteration(line: Timeline, starts: Int64s, ends: Int64s) -> Window | None:
+def _choose_iteration(line: Timeline, starts: Int64s, ends: Int64s) -> Window | None:
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], ends[order]
     which = int(np.argsort(ends - starts, kind="stable")[len(starts) // 2])
@@ -103,7 +103,7 @@ class Excerpts:
     def __init__(self, operations: Operations, waits: Spans) -> None:
         self._operations = operations
         self._waits = {process: waits.of(rows) for process, rows in groups(waits.process)}
-        self._waiting = {process: Union(own.start, own.end) for process, own in self._waits.items()}
+        self._waiting = {process: Union(spans.start, spans.end) for process, spans in self._waits.items()}
         self._parts: list[Rows] = []
 
     def waiting(self, process: int) -> Union:
@@ -135,7 +135,7 @@ class Excerpts:
             _wait_rows(window, waits, (waits.start < end) & (waits.end > window.begin)),
             _gaps(window, opened, np.minimum(closed, end), cause, end),
         )
-        self._parts += [{**own, **place} for own in rows if len(own["start_ns"])]
+        self._parts += [{**columns, **place} for columns in rows if len(columns["start_ns"])]
 
     def add_cases(self, ranges: Spans) -> None:
         """Add an iteration of each case on each device. An iteration is an instance of the range of its case.
@@ -147,13 +147,13 @@ class Excerpts:
         cases = {code: name for code, name in enumerate(ranges.names) if name.startswith(schema.CASE_PREFIX)}
         instances = np.flatnonzero(np.isin(ranges.name, list(cases)))
         for process, of_process in groups(ranges.process[instances]):
-            own = instances[of_process]
-            by_case = [(cases[code], own[rows]) for code, rows in groups(ranges.name[own])]
+            process_rows = instances[of_process]
+            by_case = [(cases[code], process_rows[rows]) for code, rows in groups(ranges.name[process_rows])]
             rows = in_case[operations.process[in_case] == process]
             for device, of_device in groups(operations.device[rows]):
                 line = timeline(operations, rows[of_device])
                 for name, of_case in by_case:
-                    if window := _of_iteration(line, ranges.start[of_case], ranges.end[of_case]):
+                    if window := _choose_iteration(line, ranges.start[of_case], ranges.end[of_case]):
                         case = name.removeprefix(schema.CASE_PREFIX)
                         self.add(line, window, process=process, device=device, case=case)
 
@@ -163,7 +163,7 @@ class Excerpts:
         for name in dict.fromkeys(key for part in self._parts for key in part):
             missing, dtype = ("", object) if name in texts else (np.nan, np.float64)
             values = (np.broadcast_to(part.get(name, missing), len(part["start_ns"])) for part in self._parts)
-            columns[name] = np.concatenate([each.astype(dtype) for each in values])
+            columns[name] = np.concatenate([part.astype(dtype) for part in values])
             if dtype is np.float64:
                 columns[name] = columns[name].clip(-_LARGEST, _LARGEST)
         return schema.frame(schema.TIMELINE, columns)

@@ -47,57 +47,57 @@ _OUTLIER_PARTS: Final = {
 
 def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int) -> list[dict[str, Any]]:
     """Return the figures of one device. ``steps`` are its rows of the table `steps`, with the states of all ranks."""
-    own = accounts.line
-    duration = own.end - own.start
+    line = accounts.line
+    duration = line.end - line.start
     names, number = operations.table_names
-    name = number[own.name]
+    name = number[line.name]
     is_steady = (steps["state"] == StepState.STEADY.value).to_numpy()
     steady = np.append(is_steady, False)[accounts.row]
     n = int(is_steady.sum())
-    kernels = own.is_kernel
+    kernels = line.is_kernel
     in_steps = kernels & np.append(steps["state"] != StepState.OTHER.value, False)[accounts.row]
     coverage = 100 * duration[in_steps].sum() / max(int(duration[kernels].sum()), 1)
-    found: list[dict[str, Any]] = [{"metric": "step_coverage", "value": float(coverage), "unit": "%"}]
+    figures: list[dict[str, Any]] = [{"metric": "step_coverage", "value": float(coverage), "unit": "%"}]
     if not n:
-        return found
+        return figures
     calls = np.bincount(name[steady], minlength=len(names)) / n
     total = np.bincount(name[steady], weights=duration[steady], minlength=len(names)) / n
-    copied = _copied(operations, own, name, steady, len(names)) / n
+    copied = _copied(operations, line, name, steady, len(names)) / n
     for code in np.flatnonzero(calls).tolist():
         of = {"subject": names[code], "n": n}
-        found.append({**of, "metric": "step_kernel_time", "value": float(total[code]), "unit": "ns"})
-        found.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
+        figures.append({**of, "metric": "step_kernel_time", "value": float(total[code]), "unit": "ns"})
+        figures.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
         if copied[code]:
-            found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
-    found += _transfer(operations, own, steady, n)
-    found += _of_other_calls(accounts, steps, name, names)
+            figures.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
+    figures += _transfer(operations, line, steady, n)
+    figures += _sum_other_calls(accounts, steps, name, names)
     ended = origin + int((steps["start_ns"] + steps["wall_ns"]).max())
-    after = kernels & (accounts.row < 0) & (own.start >= ended)
+    after = kernels & (accounts.row < 0) & (line.start >= ended)
     if after.any():
-        rest = {schema.STEP_AFTER: int(own.end.max()) - ended, schema.STEP_AFTER_KERNELS: int(duration[after].sum())}
-        found += [{"metric": metric, "value": float(ns), "unit": "ns", "n": 1} for metric, ns in rest.items()]
+        rest = {schema.STEP_AFTER: int(line.end.max()) - ended, schema.STEP_AFTER_KERNELS: int(duration[after].sum())}
+        figures += [{"metric": metric, "value": float(ns), "unit": "ns", "n": 1} for metric, ns in rest.items()]
     time = np.where(kernels, duration, 0)
     steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
-    found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
-    return found
+    figures += _outliers(accounts, steps, name, time, steady_time, calls > 0)
+    return figures
 
 
 #: Kernels of NCCL and RCCL that send to one peer and receive from one.
 _POINT_TO_POINT: Final = re.compile("send_?recv", re.IGNORECASE)
 
 
-def _transfer(operations: Operations, own: Timeline, steady: Bools, n: int) -> Iterator[dict[str, Any]]:
+def _transfer(operations: Operations, line: Timeline, steady: Bools, n: int) -> Iterator[dict[str, Any]]:
     """Yield what the transfer of a step takes at most, where kernels send from one rank to another.
 
     In these a rank waits for its peer. The shortest of those with one name and grid hardly waits, and bounds the rest.
     """
-    rows = np.flatnonzero(steady & own.communicates)
-    is_sent = np.array([_POINT_TO_POINT.search(text) is not None for text in operations.names], dtype=bool)[own.name]
+    rows = np.flatnonzero(steady & line.communicates)
+    is_sent = np.array([_POINT_TO_POINT.search(text) is not None for text in operations.names], dtype=bool)[line.name]
     if not is_sent[rows].any():
         return
-    grid = own.name if operations.grid is None else operations.grid[own.rows]
-    duration = own.end - own.start
-    alike = [rows[same] for _, same in groups(combine(own.name[rows], grid[rows])[0])]
+    grid = line.name if operations.grid is None else operations.grid[line.rows]
+    duration = line.end - line.start
+    alike = [rows[same] for _, same in groups(combine(line.name[rows], grid[rows])[0])]
     total = sum(len(same) * duration[same].min() if is_sent[same[0]] else duration[same].sum() for same in alike)
     yield {"metric": schema.STEP_TRANSFER, "value": float(total / n), "unit": "ns", "n": n}
 
@@ -106,7 +106,7 @@ def _transfer(operations: Operations, own: Timeline, steady: Bools, n: int) -> I
 _MOST_KERNELS: Final = 5
 
 
-def _of_other_calls(
+def _sum_other_calls(
     accounts: Accounts, steps: pd.DataFrame, name: Ints, names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the largest kernels of the calls that are no steps, by kind: ``prefill > kernel``."""
@@ -133,11 +133,11 @@ def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
     ]
 
 
-def _copied(operations: Operations, own: Timeline, name: Any, steady: Bools, names: int) -> Any:
+def _copied(operations: Operations, line: Timeline, name: Any, steady: Bools, names: int) -> Any:
     """Return the bytes that the steady steps copied or set, by name."""
-    if not (copies := steady & own.copies).any() or operations.sizes is None:
+    if not (copies := steady & line.copies).any() or operations.sizes is None:
         return np.zeros(names)
-    return np.bincount(name[copies], weights=operations.sizes[own.rows[copies]], minlength=names)
+    return np.bincount(name[copies], weights=operations.sizes[line.rows[copies]], minlength=names)
 
 
 def _outliers(
@@ -172,9 +172,9 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     """
     if tables.steps.empty and tables.step_figures.empty:
         # Cases of the harness have no steps.
-        ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
+        ranked = _number_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
         return replace(tables, timeline=ranked)
-    steps = _with_ranks(_of_loop(tables.steps), schema.STEPS)
+    steps = _number_ranks(_drop_model_calls(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
         steps = steps.assign(state=pd.concat([of_ranks(group) for _, group in by_case]))
@@ -187,12 +187,12 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     for key, group in placed.groupby(_CASE, sort=False):
         rows += _means(_named(key), group, int(devices[key]))
     run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
-    found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
-    metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
+    step_metrics = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
+    metrics = pd.concat([tables.metrics, step_metrics], ignore_index=True) if len(tables.metrics) else step_metrics
     return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
 
 
-def _of_loop(steps: pd.DataFrame) -> pd.DataFrame:
+def _drop_model_calls(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the steps without calls of a model in processes beside one that trains: actors, or a data loader."""
     is_call = steps["rule"] == StepRule.FORWARD.value
     trains = steps["rule"].isin([StepRule.MARKER.value, StepRule.OPTIMIZER.value])
@@ -207,10 +207,10 @@ def _recordings(figures: pd.DataFrame, steps: pd.DataFrame) -> Iterator[dict[str
     with_steps = set(steps[_CASE].itertuples(index=False, name=None))
     for key, group in figures.groupby(_CASE, sort=False):
         if key not in with_steps:
-            places = _in_order(group[_PLACE].drop_duplicates())
+            places = _sort_places(group[_PLACE].drop_duplicates())
             places = places.assign(rank=_combinations(places, _PROCESS)[0])
             ranked = group.drop(columns="subject").merge(places.assign(subject=_subjects(places)), on=_PLACE)
-            yield from map(_of_case, ranked.to_dict("records"))
+            yield from map(_select_metric, ranked.to_dict("records"))
 
 
 def _subjects(places: pd.DataFrame, of: Sequence[str] = ()) -> pd.Series[Any]:
@@ -220,7 +220,7 @@ def _subjects(places: pd.DataFrame, of: Sequence[str] = ()) -> pd.Series[Any]:
     return names.mask(several, names + f" {schema.DEVICE_PREFIX}" + places["device"].astype(str))
 
 
-def _of_case(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _select_metric(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the row of a metric from one of ``schema.STEP_FIGURES``."""
     return {name: row[name] for name in (*_CASE, "subject", "metric", "value", "unit", "n")}
 
@@ -229,7 +229,7 @@ def _checks(figures: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield what recordings contradict themselves in; the subject is a name of a kernel, or the process."""
     for row in figures[figures["metric"].isin(_CHECKS)].to_dict("records"):
         process = "" if pd.isna(row["process"]) else f"process {row['process']}"
-        yield {**_of_case(row), "subject": row["subject"] or process}
+        yield {**_select_metric(row), "subject": row["subject"] or process}
 
 
 def _named(key: Any) -> dict[str, str]:
@@ -245,7 +245,7 @@ def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFram
     kept = timeline["step"].notna().to_numpy() | ~has_steps[code]
     if not kept.all():
         timeline = timeline[kept]
-    return _with_ranks(timeline, schema.TIMELINE)
+    return _number_ranks(timeline, schema.TIMELINE)
 
 
 def _combinations(frame: pd.DataFrame, names: list[str]) -> tuple[Ints, Ints]:
@@ -257,14 +257,14 @@ def _combinations(frame: pd.DataFrame, names: list[str]) -> tuple[Ints, Ints]:
 _TASK: Final = re.compile(r"\.task(\d+)\.\w+$")
 
 
-def _in_order(places: pd.DataFrame) -> pd.DataFrame:
+def _sort_places(places: pd.DataFrame) -> pd.DataFrame:
     """Sort places by the task of srun that their file is of, then by device and process."""
-    tasks = [int(found[1]) if (found := _TASK.search(str(source))) else 0 for source in places["source"]]
+    tasks = [int(task[1]) if (task := _TASK.search(str(source))) else 0 for source in places["source"]]
     ordered = places.assign(_task=tasks).sort_values(["_task", "device", "process", "source"], kind="stable")
     return ordered.drop(columns="_task")
 
 
-def _with_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
+def _number_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
     """Number the processes of each case: by the ranks that the files state, else by device and process."""
     # A merge over the texts of ten thousand rows takes ten times as long as one number for each row.
     code, firsts = _combinations(rows, [*_CASE, *_PLACE, "rank"])
@@ -272,9 +272,11 @@ def _with_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
     places = places.assign(number=_combinations(places, [*_CASE, *_PROCESS])[0])
     if (places.groupby("number")["rank"].nunique(dropna=False) > 1).any():
         raise ValueError("a process of a case has two ranks")
-    own = _in_order(places).drop_duplicates("number").set_index("number")
-    known = own.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
-    rank = own.groupby(_CASE).cumcount().astype("Int64").where(~known, own["rank"])
+    processes = _sort_places(places).drop_duplicates("number").set_index("number")
+    is_stated = (
+        processes.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
+    )
+    rank = processes.groupby(_CASE).cumcount().astype("Int64").where(~is_stated, processes["rank"])
     return schema.frame(table, rows.reset_index(drop=True).assign(rank=rank[places["number"]].array[code]))
 
 
@@ -321,7 +323,7 @@ def _means(of: Mapping[str, str], figures: pd.DataFrame, devices: int) -> Iterat
     """
     of_steps = figures[figures["step"].notna()]
     for row in of_steps.to_dict("records"):
-        yield {**_of_case(row), "subject": f"{row['rank']} step {row['step']}"}
+        yield {**_select_metric(row), "subject": f"{row['rank']} step {row['step']}"}
     of_ranks = figures[figures["step"].isna()]
     keys = ["metric", "subject", "unit"]
     code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))

@@ -100,20 +100,20 @@ def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments
     name, launched = timeline.name[kernels].astype(np.int64), timeline.launched[kernels]
     grids = np.zeros(len(kernels), dtype=np.int64) if grid is None else grid[kernels]
     shapes, _ = pd.factorize(_tokens(name, grids, launched))
-    parts = _by_optimizer(name, shapes, np.flatnonzero(is_optimizer[name]))
+    parts = _cut_by_optimizer(name, shapes, np.flatnonzero(is_optimizer[name]))
     if parts is None:
         order = _graph_order(name, launched)
         kernels, name, grids = kernels[order], name[order], grids[order]
         tokens, shapes = _tokens(name, np.zeros_like(grids), launched), _tokens(name, grids, launched)
-        parts = _by_anchor(tokens, shapes, ~timeline.communicates[kernels], launched) or _by_repetition(shapes)
+        parts = _cut_at_anchors(tokens, shapes, ~timeline.communicates[kernels], launched) or _find_repetitions(shapes)
     if parts is None or len(parts[0]) < LEAST_STEPS:
         return None
-    found = _segments(*parts, launched)
-    place = found.place(launched)
-    inside = (place >= 0) & found.is_step[place]
+    segments = _segments(*parts, launched)
+    place = segments.place(launched)
+    inside = (place >= 0) & segments.is_step[place]
     duration = (timeline.end - timeline.start)[kernels]
-    is_loop = found.steps >= LEAST_STEPS and inside.sum() >= _LEAST_LAUNCHES
-    return found if is_loop and duration[inside].sum() >= LEAST_COVERAGE * duration.sum() else None
+    is_loop = segments.steps >= LEAST_STEPS and inside.sum() >= _LEAST_LAUNCHES
+    return segments if is_loop and duration[inside].sum() >= LEAST_COVERAGE * duration.sum() else None
 
 
 def _segments(begin: Ints, end: Ints, launched: Int64s) -> Segments:
@@ -145,14 +145,14 @@ def _tokens(name: Ints, grid: Ints, launched: Int64s) -> Tokens:
 # --- optimizer kernels -----------------------------------------------------------------------------------------------
 
 
-def _by_optimizer(name: Tokens, shape: Tokens, places: Ints) -> _Parts | None:
+def _cut_by_optimizer(name: Tokens, shape: Tokens, places: Ints) -> _Parts | None:
     """Return steps that each end with an optimizer's last kernel; ``places`` are those of the optimizers' kernels."""
     far = (distance := np.diff(places))[distance > _NEAR]
     if len(far) < LEAST_STEPS - 1:
         return None
     # A long evaluation makes one distance much longer than a step, and an optimizer of many kernels, some of which are
     # not known as such, has short distances inside.
-    tried = [_at_ends(name, shape, places, largest) for largest in (int(far.max()), int(np.median(far)))]
+    tried = [_cut_after_groups(name, shape, places, largest) for largest in (int(far.max()), int(np.median(far)))]
     return max((parts for parts in tried if parts is not None), key=_regularity, default=None)
 
 
@@ -163,7 +163,7 @@ def _regularity(parts: _Parts) -> float:
     return float((np.abs(length - typical) <= _LONGER * typical).mean())
 
 
-def _at_ends(name: Tokens, shape: Tokens, places: Ints, largest: int) -> _Parts | None:
+def _cut_after_groups(name: Tokens, shape: Tokens, places: Ints, largest: int) -> _Parts | None:
     """Cut after each group of optimizer kernels: the next one is further away than a part of ``largest``."""
     last = np.flatnonzero(np.append(np.diff(places) > max(_NEAR, _NEAR_SHARE * largest), True))
     end = places[last] + 1
@@ -218,10 +218,10 @@ def _trimmed(name: Tokens, end: Ints) -> _Parts:
 # --- anchors ---------------------------------------------------------------------------------------------------------
 
 
-def _by_anchor(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s) -> _Parts | None:
+def _cut_at_anchors(tokens: Tokens, shapes: Tokens, computes: Bools, launched: Int64s) -> _Parts | None:
     """Return the shortest steps that each hold one launch of some kernel, and other kernels in equal number."""
     places = np.flatnonzero(computes)
-    tokens, shapes = (pd.factorize(each[places])[0] for each in (tokens, shapes))
+    tokens, shapes = (pd.factorize(codes[places])[0] for codes in (tokens, shapes))
     # A long recording has its steps in its last part too.
     for start in dict.fromkeys((max(len(tokens) - _ENOUGH, 0), 0)):
         last, last_shapes = tokens[start:], shapes[start:]
@@ -244,14 +244,14 @@ def _anchors(tokens: Tokens) -> Iterator[tuple[int, int]]:
 
     Beside each is how near launches count as one, as those of an optimizer by hand do.
     """
-    found: dict[tuple[int, int], tuple[float, int]] = {}
+    anchors: dict[tuple[int, int], tuple[float, int]] = {}
     rows, tokens_known = len(tokens), int(tokens.max()) + 1
     # NumPy sorts 16 bits in linear time.
-    every = np.argsort(tokens.astype(np.uint16) if tokens_known <= 1 << 16 else tokens, kind="stable")
-    is_first = np.diff(tokens[every], prepend=-1) > 0
+    order = np.argsort(tokens.astype(np.uint16) if tokens_known <= 1 << 16 else tokens, kind="stable")
+    is_first = np.diff(tokens[order], prepend=-1) > 0
     for near, least in ((0, _LEAST_MATCH), (_NEAR, 1 - _LONGER)):
         # The first launch of a kernel follows none.
-        places = every[is_first | (np.diff(every, prepend=0) > near)]
+        places = order[is_first | (np.diff(order, prepend=0) > near)]
         token = tokens[places]
         follows = np.flatnonzero(token[1:] == token[:-1])
         # By kernel, and its distances in ascending order.
@@ -263,13 +263,13 @@ def _anchors(tokens: Tokens) -> Iterator[tuple[int, int]]:
         is_near = np.abs(distance - typical[token]) <= _VARIES * typical[token]
         regularity = np.bincount(token, is_near, tokens_known) / np.maximum(number, 1)
         reaches = (typical >= _LEAST_LAUNCHES) & (typical * number >= LEAST_COVERAGE * rows)
-        for each in np.flatnonzero(reaches & (number >= LEAST_STEPS) & (regularity > least)).tolist():
-            key = -int(number[each]), near
-            if regularity[each] > found.get(key, (0.0, 0))[0]:
-                found[key] = float(regularity[each]), each
+        for kernel in np.flatnonzero(reaches & (number >= LEAST_STEPS) & (regularity > least)).tolist():
+            key = -int(number[kernel]), near
+            if regularity[kernel] > anchors.get(key, (0.0, 0))[0]:
+                anchors[key] = float(regularity[kernel]), kernel
     # Of nearly equal numbers a kernel that runs once comes first.
-    for key in sorted(found, key=lambda key: (-round(4 * math.log2(-key[0])), key[1], key[0]))[:_ANCHORS]:
-        yield found[key][1], key[1]
+    for key in sorted(anchors, key=lambda key: (-round(4 * math.log2(-key[0])), key[1], key[0]))[:_ANCHORS]:
+        yield anchors[key][1], key[1]
 
 
 def _launches(tokens: Tokens, token: int, near: int) -> Ints:
@@ -309,7 +309,7 @@ def _around(tokens: Tokens, at: Ints, places: Ints, launched: Int64s) -> _Parts:
     is_step = (joins | whole | holds) & (shares(four, begin, window, usual_fours) >= _LEAST_MATCH)
     end = np.where(joins | ~whole, reach, window)[is_step]
     begin = begin[is_step]
-    return _with_varying(places[begin], places[end - 1] + 1, begin[1:] == end[:-1])
+    return _add_varying(places[begin], places[end - 1] + 1, begin[1:] == end[:-1])
 
 
 def _lead(tokens: Tokens, at: Ints, sequence: Tokens, gap: Int64s) -> int:
@@ -326,7 +326,7 @@ def _lead(tokens: Tokens, at: Ints, sequence: Tokens, gap: Int64s) -> int:
     return max(leads, key=lambda lead: float(np.median(gap[(at - lead)[at >= lead]])))
 
 
-def _with_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
+def _add_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
     """Add the kernels between two steps that follow each other to the second one, as many as there usually are."""
     between = begin[1:] - end[:-1]
     ahead = int(np.median(between[follows])) if follows.any() else 0
@@ -339,7 +339,7 @@ def _with_varying(begin: Ints, end: Ints, follows: Bools) -> _Parts:
 # --- repetitions -----------------------------------------------------------------------------------------------------
 
 
-def _by_repetition(tokens: Tokens) -> _Parts | None:
+def _find_repetitions(tokens: Tokens) -> _Parts | None:
     """Return the repetitions of the shortest sequence that recurs often enough."""
     tokens, _ = pd.factorize(tokens)
     settled = tokens[len(tokens) // 3 :]
@@ -482,9 +482,9 @@ def find_usual(tokens: Tokens, begin: Ints, end: Ints) -> tuple[Ints, float]:
         # More parts count for more than more tokens in each.
         if share**2 * regular.sum() > most**2 * best.sum():
             best, most = regular, share
-    found = np.zeros(len(totals), dtype=np.int64)
-    found[often] = best
-    return found, most
+    usual = np.zeros(len(totals), dtype=np.int64)
+    usual[often] = best
+    return usual, most
 
 
 def fours(tokens: Tokens) -> Tokens:
@@ -516,25 +516,25 @@ def _has_more(tokens: Tokens, length: Ints, least: float, largest: float, most: 
     rare = (size >= _LEAST_PARTS) & (size <= (parts + 1) / 2) & (stride > 1) & (equal >= _STRIDES * (size - 1))
     rare &= (size * stride >= _STRIDES * parts) & (stride <= _MOST_PARTS)
     end = np.cumsum(length)
-    for each in np.unique(stride[rare]).tolist():
-        group = np.flatnonzero(rare & (stride == each))
+    for period in np.unique(stride[rare]).tolist():
+        group = np.flatnonzero(rare & (stride == period))
         one = group[size[group].argmax()]
         odd = np.zeros(parts, dtype=bool)
         odd[place[first[one] : first[one] + size[one]]] = True
-        own = group[np.add.reduceat(odd[place].astype(np.int64), first)[group] >= _REGULAR * size[group]]
+        odd_tokens = group[np.add.reduceat(odd[place].astype(np.int64), first)[group] >= _REGULAR * size[group]]
         held = count(tokens, end - length, end, np.flatnonzero(np.bincount(tokens) >= parts / 2))
         missing = np.maximum(np.floor(np.median(held, axis=0)) - held[odd], 0).sum(axis=1)
-        if 2 * len(own) <= len(group) or np.median(missing) > _LEAST_MORE * typical:
+        if 2 * len(odd_tokens) <= len(group) or np.median(missing) > _LEAST_MORE * typical:
             continue
         # The first of several micro-batches has no gradients to add to.
         since = np.arange(parts) - np.maximum.accumulate(np.where(odd, np.arange(parts), -parts))
         over = length / typical - 1
-        if any(_differ(over[since == phase]) for phase in range(1, each)):
+        if any(_differ(over[since == phase]) for phase in range(1, period)):
             return True
         more = float(np.median(length[odd])) - typical
         # Inputs of other lengths add kernels too, but not to these parts alone.
         if _LEAST_MORE * typical <= more <= most * typical and (length[~odd] - typical > more / 2).mean() <= _MISSING:
-            added = np.add.reduceat(times, first)[own].sum() / odd.sum()
+            added = np.add.reduceat(times, first)[odd_tokens].sum() / odd.sum()
             if least * more <= added <= largest * more:
                 return True
     return False

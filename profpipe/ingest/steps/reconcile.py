@@ -39,7 +39,7 @@ def clip_late_ends(start: Int64s, end: Int64s, place: Sequence[Ints], launch: In
     branches overlap: the next kernel is the first one of the next call.
     """
     stream, recorded = place[-1], end.copy()
-    found = [np.zeros(0, dtype=np.int64)]
+    late_rows = [np.zeros(0, dtype=np.int64)]
     for _, rows in groups(combine(*place)[0]):
         if stream[rows[0]] < 0:
             continue
@@ -51,18 +51,18 @@ def clip_late_ends(start: Int64s, end: Int64s, place: Sequence[Ints], launch: In
         here = rows[: first[-1] if len(first) else 0]
         following = rows[first[count_up_to(first, np.arange(len(here)))]]
         late = (end[here] > end[following]) & (start[following] > start[here])
-        found.append(here[late])
+        late_rows.append(here[late])
         end[here[late]] = start[following[late]]
-    clipped = np.concatenate(found)
+    clipped = np.concatenate(late_rows)
     return clipped, recorded[clipped] - end[clipped]
 
 
 def _are_of_graphs(launch: Ints) -> Bools:
     """Return which kernels share their launch call with others."""
     shared = np.zeros(len(launch), dtype=bool)
-    known = np.flatnonzero(launch >= 0)
-    codes, firsts = combine(launch[known])
-    shared[known] = np.bincount(codes, minlength=len(firsts))[codes] > 1
+    launched = np.flatnonzero(launch >= 0)
+    codes, firsts = combine(launch[launched])
+    shared[launched] = np.bincount(codes, minlength=len(firsts))[codes] > 1
     return shared
 
 
@@ -85,10 +85,10 @@ def are_captured(thread: Ints, time: Ints, begins: tuple[Ints, Ints], ends: tupl
     ``ends`` are the threads and the times of the calls that begin and end a capture.
     """
     captured = np.zeros(len(thread), dtype=bool)
-    for each in np.unique(begins[0]):
-        own = thread == each
-        begun, ended = (np.searchsorted(np.sort(at[of == each]), time[own]) for of, at in (begins, ends))
-        captured[own] = begun > ended
+    for tid in np.unique(begins[0]):
+        on_thread = thread == tid
+        begun, ended = (np.searchsorted(np.sort(at[of == tid]), time[on_thread]) for of, at in (begins, ends))
+        captured[on_thread] = begun > ended
     return captured
 
 
@@ -120,8 +120,8 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
     """
     in_graph = np.flatnonzero((launch >= 0) & (_are_of_graphs(launch) | (graph >= 0)))
     for identity, of_graph in groups(graph[in_graph]):
-        own = in_graph[of_graph]
-        replay, firsts = combine(launch[own])
+        kernels = in_graph[of_graph]
+        replay, firsts = combine(launch[kernels])
         size = np.bincount(replay, minlength=len(firsts))
         sizes, counts = np.unique(size, return_counts=True)
         is_known = counts.max() > 1 and counts.max() >= _MOST_REPLAYS * len(size)
@@ -130,23 +130,23 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
         inner = np.setdiff1d(np.arange(len(size)), [replay[0], replay[-1]])
         fewer = inner[size[inner] < usual]
         if identity < 0 and len(fewer):
-            whole = name[own[replay == int(np.flatnonzero(size == usual)[0])]]
-            fewer = _lacking(name[own], replay, fewer, whole)
+            whole = name[kernels[replay == int(np.flatnonzero(size == usual)[0])]]
+            fewer = _lacking(name[kernels], replay, fewer, whole)
         if len(fewer):
             yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(inner))
 
 
 def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:
     """Return which of the replays ``fewer`` hold a part of the kernels ``whole``, each part less than three times."""
-    parts = {each: np.sort(name[replay == each]).tobytes() for each in fewer.tolist()}
+    parts = {number: np.sort(name[replay == number]).tobytes() for number in fewer.tolist()}
     times = Counter(parts.values())
     counts = Counter(whole.tolist())
-    found = [
-        each
-        for each, part in parts.items()
+    lacking = [
+        number
+        for number, part in parts.items()
         if times[part] < _SAME_REPLAYS and not Counter(np.frombuffer(part, dtype=name.dtype).tolist()) - counts
     ]
-    return np.array(found, dtype=np.int64)
+    return np.array(lacking, dtype=np.int64)
 
 
 def of_windows(accounts: Accounts, origin: int) -> Iterator[Row]:

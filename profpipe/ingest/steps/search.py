@@ -34,7 +34,7 @@ def find(
     waits: Spans,
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
-    own: str | None = "",
+    step_range: str | None = "",
 ) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
 
@@ -43,22 +43,22 @@ def find(
 
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
-    figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of ``windows.find``; where ``own``
-    is None, nothing is a step by pattern.
+    figures are the parts of the whole recording. ``unclosed`` and ``step_range`` are those of ``windows.find``;
+    where ``step_range`` is None, nothing is a step by pattern.
     """
-    by_process = windows.find(ranges, unclosed, own or "")
+    by_process = windows.find(ranges, unclosed, step_range or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
     shown = excerpt.Excerpts(operations, waits)
     accounted: dict[Place, Accounts] = {}
-    found: list[Figure] = []
+    step_figures: list[Figure] = []
     checks: list[Figure] = []
     whole: list[tuple[Place, Timeline]] = []
     for process, rows in operations.processes():
         lines = {device: timeline(operations, of_device) for device, of_device in rows.items()}
         sorts, has_cases = by_process.get(process, ()), process in with_cases
         chosen, more = _choose(
-            operations, ranges, sorts, process, lines, has_cases=has_cases, finds_pattern=own is not None
+            operations, ranges, sorts, process, lines, has_cases=has_cases, finds_pattern=step_range is not None
         )
         uncovered = list(reconcile.of_coverage(chosen, lines.values())) if chosen else []
         if uncovered and chosen and chosen.rule is StepRule.PATTERN:
@@ -82,12 +82,12 @@ def find(
         for device, line in lines.items():
             if own_steps := by_device.get(device):
                 accounted[process, device] = own_steps
-                found += [{**figure, "process": process, "device": device} for figure in more]
+                step_figures += [{**figure, "process": process, "device": device} for figure in more]
             if not has_cases:
                 whole.append(((process, device), line))
     checks += [{"process": -1, "device": -1, **check} for check in operations.checks]
     if any(Check(check["metric"]).forbids_steps for check in checks):
-        accounted, found = {}, []
+        accounted, step_figures = {}, []
     steps = _agreed_steps(accounted)
     window = None
     for (process, device), accounts in accounted.items():
@@ -95,19 +95,19 @@ def find(
         place = {"process": process, "device": device}
         window = excerpt.of_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
-        found += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
+        step_figures += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
             parts = accounting.account(line, windows.everything(line.launched), shown.waiting(process), origin)
-            found += [{**figure, **place} for figure in figures.of_recording(parts)]
+            step_figures += [{**figure, **place} for figure in figures.of_recording(parts)]
             shown.add(line, excerpt.of_beginning(line, origin), **place)
     if with_cases:
         shown.add_cases(ranges)
     return _tables(
         pids,
         steps=steps,
-        step_figures=schema.frame(schema.STEP_FIGURES, [*checks, *found]),
+        step_figures=schema.frame(schema.STEP_FIGURES, [*checks, *step_figures]),
         timeline=shown.table(),
     )
 
@@ -116,18 +116,20 @@ def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
     """Return the rows of all devices, on which a step has the same state."""
     if not accounted:
         return schema.empty(schema.STEPS)
-    every = [own.frame.assign(process=process, device=device) for (process, device), own in accounted.items()]
-    together = pd.concat(every, ignore_index=True)
+    frames = [
+        accounts.frame.assign(process=process, device=device) for (process, device), accounts in accounted.items()
+    ]
+    together = pd.concat(frames, ignore_index=True)
     together["state"] = accounting.of_ranks(together.assign(rank=together["process"]))
     return schema.frame(schema.STEPS, together)
 
 
 def _tables(pids: Callable[[Int64s], Any] | None, **frames: pd.DataFrame) -> schema.Tables:
-    known: dict[str, Any] = {name: _of_processes(own, pids) for name, own in frames.items()} if pids else dict(frames)
-    return replace(schema.Tables(), **known)
+    tables: dict[str, Any] = {name: _fill_pids(frame, pids) for name, frame in frames.items()} if pids else dict(frames)
+    return replace(schema.Tables(), **tables)
 
 
-def _of_processes(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
+def _fill_pids(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
     """Return the rows with the process ids, and without the numbers that are negative where unknown."""
     process = pd.Series(pd.array(pids(frame["process"].to_numpy(dtype=np.int64)), dtype="Int64"), index=frame.index)
     numbers = {name: frame[name].where(frame[name] >= 0) for name in ("device", "stream", "thread") if name in frame}
@@ -146,81 +148,81 @@ def _choose(
 ) -> tuple[Segments | None, list[Figure]]:
     """Return the steps of a process by the first rule that applies, and figures that say more of the rule."""
     launched = np.sort(np.concatenate([line.launched for line in lines.values()]))
-    holding = (each for each in sorts if (each.place(launched) >= 0).any())
-    chosen = next((windows.segments_of(each, launched) for each in holding), None)
+    holding = (segments for segments in sorts if (segments.place(launched) >= 0).any())
+    chosen = next((windows.segments_of(segments, launched) for segments in holding), None)
     if chosen is not None and not chosen.steps:
         # Calls of which none is a step.
         return None, []
     if has_cases:
         return chosen, []
-    found: list[Figure] = []
+    rows: list[Figure] = []
     if chosen is None:
         kernels = [(line.launched[line.is_kernel], (line.end - line.start)[line.is_kernel]) for line in lines.values()]
         recurring = windows.recurring(ranges, process, *map(np.concatenate, zip(*kernels, strict=True)))
         if recurring is not None:
             name, share, sort = recurring
             chosen = windows.segments_of(sort, launched)
-            found.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
+            rows.append({"metric": schema.STEP_RANGE, "subject": name, "value": share, "unit": "%", "n": sort.steps})
     if chosen is not None and chosen.rule in _MAY_BE_PARTS:
-        chosen, more = _without_parts(chosen, lines)
-        found += more
+        chosen, more = _join_parts(chosen, lines)
+        rows += more
     is_sure = chosen is not None and chosen.rule in _SURE
-    by_pattern = _by_pattern(operations, lines) if finds_pattern and not is_sure else None
+    by_pattern = _find_pattern(operations, lines) if finds_pattern and not is_sure else None
     if chosen is None and by_pattern is not None:
-        chosen, more = _without_parts(by_pattern, lines)
-        found += more
+        chosen, more = _join_parts(by_pattern, lines)
+        rows += more
     elif chosen is not None and by_pattern is not None and not _agree(chosen, by_pattern):
-        found.append({"metric": figures.COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
-    return chosen, found
+        rows.append({"metric": figures.COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
+    return chosen, rows
 
 
-def _by_pattern(operations: Operations, lines: Mapping[int, Timeline]) -> Segments | None:
+def _find_pattern(operations: Operations, lines: Mapping[int, Timeline]) -> Segments | None:
     """Return the steps in which the launches of a process recur.
 
     Of several devices the order of the launches on all of them is looked at. Where threads launch on each, it need not
     recur, and the longest steps of a single device are taken: a device may see only equal layers of a model.
     """
-    if len(lines) > 1 and (together := _in_launches(operations, _joined(operations, lines), len(lines))):
+    if len(lines) > 1 and (together := _find_line_pattern(operations, _joined(operations, lines), len(lines))):
         return together
-    found = (_in_launches(operations, line) for line in lines.values())
-    return min((each for each in found if each is not None), key=lambda each: each.steps, default=None)
+    tried = (_find_line_pattern(operations, line) for line in lines.values())
+    return min((steps for steps in tried if steps is not None), key=lambda steps: steps.steps, default=None)
 
 
-def _in_launches(operations: Operations, line: Timeline, devices: int = 1) -> Segments | None:
+def _find_line_pattern(operations: Operations, line: Timeline, devices: int = 1) -> Segments | None:
     grid = None if operations.grid is None else operations.grid[line.rows]
-    found = pattern.find(line, np.tile(operations.are_optimizers, devices), grid)
+    segments = pattern.find(line, np.tile(operations.are_optimizers, devices), grid)
     # So many repetitions, of a kernel or a few, are a loop inside the steps that a user means.
-    return found if found is None or found.steps <= bounds.MOST_PATTERN_STEPS else None
+    return segments if segments is None or segments.steps <= bounds.MOST_PATTERN_STEPS else None
 
 
 def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
     """Return the operations of several devices as one line, on which a name has another number on each device."""
     names = len(operations.names)
     parts = [replace(line, name=line.name + number * names) for number, line in enumerate(lines.values())]
-    columns = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Timeline)}
+    columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Timeline)}
     order = np.argsort(columns["launched"], kind="stable")
     return Timeline(**{name: values[order] for name, values in columns.items()})
 
 
-def _without_parts(found: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:
-    """Return the steps, and figures of how many of ``found`` are one step.
+def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:
+    """Return the steps, and figures of how many of ``segments`` are one step.
 
     Equal layers recur too. Where the time to the next one is longer after each fourth one, say, and always by the same,
     the host begins a step there. By other rules a longer step holds other work at its begin, and begins an iteration.
     """
     line = max(lines.values(), key=lambda line: len(line.rows))
-    at = found.place(line.launched)
+    at = segments.place(line.launched)
     inside = np.flatnonzero((at >= 0) & line.is_kernel)
-    first = np.full(len(found.begin), np.iinfo(np.int64).max)
+    first = np.full(len(segments.begin), np.iinfo(np.int64).max)
     np.minimum.at(first, at[inside], line.start[inside])
-    steps = np.flatnonzero(found.is_step & (first < np.iinfo(np.int64).max))
-    wall_ns, is_pattern = np.diff(first[steps]).astype(np.float64), found.rule is StepRule.PATTERN
+    steps = np.flatnonzero(segments.is_step & (first < np.iinfo(np.int64).max))
+    wall_ns, is_pattern = np.diff(first[steps]).astype(np.float64), segments.rule is StepRule.PATTERN
     stride = (accounting.regular_stride if is_pattern else accounting.find_iteration)(wall_ns)
-    if stride is None or len(steps) != len(found.begin):
-        return found, []
+    if stride is None or len(steps) != len(segments.begin):
+        return segments, []
     offset, length = stride
     last = np.arange(offset if is_pattern else offset + length - 1, len(steps), length)
-    joined = found.joined(last, length)
+    joined = segments.joined(last, length)
     of = {"n": joined.steps, "subject": ""}
     more: list[Figure] = [{**of, "metric": schema.STEP_STRIDE, "value": float(length), "unit": "1"}]
     if not is_pattern:
@@ -238,18 +240,18 @@ def _agree(chosen: Segments, by_pattern: Segments) -> bool:
     return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
 
 
-def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], own: str = "") -> schema.Tables:
+def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], step_range: str = "") -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
-    by_process = windows.find(ranges, own=own)
+    by_process = windows.find(ranges, step_range=step_range)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
-    found = []
+    frames = []
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
         state = np.full(len(wall), StepState.OTHER.value, dtype=object)
         state[first.is_step] = accounting.states(wall[first.is_step].astype(np.float64))
         kind = "" if first.kind is None else first.kind
-        found.append(
+        frames.append(
             pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
         )
-    return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True) if found else {}))
+    return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(frames, ignore_index=True) if frames else {}))

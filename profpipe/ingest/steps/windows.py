@@ -111,18 +111,18 @@ _DIGITS: Final = 18
 _DOMAIN: Final = r"(?:[^:]+:)?"
 
 
-def find(ranges: Spans, unclosed: int | None = None, own: str = "") -> dict[int, list[Segments]]:
+def find(ranges: Spans, unclosed: int | None = None, step_range: str = "") -> dict[int, list[Segments]]:
     """Return the ranges of each process that are steps, by sort: the first that holds launches applies.
 
     A step has the number in the name of its range.
 
-    ``own`` is the user's regular expression for names of ranges. ``unclosed`` is the end that the parser gave to ranges
-    without one: they are no whole steps.
+    ``step_range`` is the user's regular expression for names of ranges. ``unclosed`` is the end that the parser gave to
+    ranges without one: they are no whole steps.
     """
     texts = ranges.recorded or ranges.names
     used = pd.unique(ranges.name).tolist()
-    found: dict[int, list[Segments]] = {}
-    for rule, sort in _sorts(own):
+    by_process: dict[int, list[Segments]] = {}
+    for rule, sort in _sorts(step_range):
         matches = {code: match for code in used if (match := sort.fullmatch(texts[code]))}
         rows = np.flatnonzero(np.isin(ranges.name, list(matches))) if matches else np.zeros(0, dtype=np.int64)
         if unclosed is not None:
@@ -132,8 +132,8 @@ def find(ranges: Spans, unclosed: int | None = None, own: str = "") -> dict[int,
         for process, of in groups(ranges.process[rows]):
             called = [matches[code].groupdict().get("call") or "" for code in ranges.name[rows[of]].tolist()]
             windows = _windows(rule, ranges.start[rows[of]], ranges.end[rows[of]], number[of], called)
-            found.setdefault(process, []).append(windows)
-    return found
+            by_process.setdefault(process, []).append(windows)
+    return by_process
 
 
 def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -> tuple[str, float, Segments] | None:
@@ -150,18 +150,18 @@ def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -
         text = texts[code]
         if not _NO_STEP.match(text):
             by_name.setdefault(re.sub(r"\d+", "#", text), []).extend(rows[of_name].tolist())
-    found: list[tuple[int, str, float, Segments]] = []
+    loops: list[tuple[int, str, float, Segments]] = []
     order = np.argsort(launched, kind="stable")
     launched, duration = launched[order], duration[order]
     total = np.concatenate([[0], np.cumsum(duration)])
     windows_of: dict[str, Segments] = {}
     for name, instances in list(by_name.items())[:_MOST_NAMES]:
-        own = np.array(instances)
-        own = own[np.argsort(ranges.start[own], kind="stable")]
-        counters = _counters(texts, ranges.name[own])
+        name_rows = np.array(instances)
+        name_rows = name_rows[np.argsort(ranges.start[name_rows], kind="stable")]
+        counters = _counters(texts, ranges.name[name_rows])
         if len(set(counters)) == 1 or all(one < following for one, following in pairwise(counters)):
             last = np.array([(counter or (-1,))[-1] for counter in counters], dtype=np.int64)
-            windows_of[name] = _windows(StepRule.RANGE, ranges.start[own], ranges.end[own], last)
+            windows_of[name] = _windows(StepRule.RANGE, ranges.start[name_rows], ranges.end[name_rows], last)
     for name, windows in windows_of.items():
         if len(windows.begin) < _LEAST_INSTANCES:
             continue
@@ -173,17 +173,17 @@ def recurring(ranges: Spans, process: int, launched: Int64s, duration: Int64s) -
             or not _have_one_parent(name, windows, windows_of)
         ):
             continue
-        found.append((int((windows.end - windows.begin).sum()), name, float(100 * held.sum() / total[-1]), windows))
-    if not found:
+        loops.append((int((windows.end - windows.begin).sum()), name, float(100 * held.sum() / total[-1]), windows))
+    if not loops:
         return None
-    _, name, share, windows = max(found, key=lambda each: each[0])
+    _, name, share, windows = max(loops, key=lambda loop: loop[0])
     return name, share, windows
 
 
 def _counters(texts: Sequence[str], codes: Int64s) -> list[tuple[int, ...]]:
     """Return the numbers in each name."""
     used = set(codes.tolist())
-    numbers = {code: tuple(int(each[-_DIGITS:]) for each in re.findall(r"\d+", texts[code])) for code in used}
+    numbers = {code: tuple(int(digits[-_DIGITS:]) for digits in re.findall(r"\d+", texts[code])) for code in used}
     return [numbers[code] for code in codes.tolist()]
 
 
@@ -198,8 +198,8 @@ def _have_one_parent(name: str, windows: Segments, others: Mapping[str, Segments
     """Return True where nearly all instances lie in ranges of the same names: others are cases of a comparison."""
     inside = [
         (other.place(windows.begin) >= 0) & (windows.end <= other.end[other.place(windows.begin)])
-        for each, other in others.items()
-        if each != name and len(other.begin)
+        for other_name, other in others.items()
+        if other_name != name and len(other.begin)
     ]
     if not inside:
         return True
@@ -207,11 +207,11 @@ def _have_one_parent(name: str, windows: Segments, others: Mapping[str, Segments
     return bool(counts.max() >= _ONE_PARENT * len(windows.begin))
 
 
-def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
+def _sorts(step_range: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
     for rule in (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD):
         yield rule, re.compile(rf"{_DOMAIN}{re.escape(schema.STEP_PREFIX)}{rule.value}:(?P<n>\d+)(?: (?P<call>.+))?")
-        if own and rule is StepRule.MARKER:
-            yield rule, re.compile(f"{_DOMAIN}(?:{own})")
+        if step_range and rule is StepRule.MARKER:
+            yield rule, re.compile(f"{_DOMAIN}(?:{step_range})")
     for pattern in _FRAMEWORKS:
         yield StepRule.FRAMEWORK, re.compile(f"{_DOMAIN}{pattern}", re.IGNORECASE)
 
@@ -236,8 +236,8 @@ def _windows(
     step = number if counts_up else np.arange(len(start))
     if rule is not StepRule.FORWARD or called is None or not len(start):
         return Segments(rule, start, end, step, np.ones(len(start), dtype=bool))
-    every = [calls.read(called[i]) for i in order[outer].tolist()]
-    parts = calls.divide(every, (end - start).tolist())
+    module_calls = [calls.read(called[i]) for i in order[outer].tolist()]
+    parts = calls.divide(module_calls, (end - start).tolist())
     first, last = (np.array([getattr(part, name) for part in parts]) for name in ("first", "last"))
     is_step, kind = np.array([part.is_step for part in parts]), np.array([part.kind for part in parts], dtype=object)
     return Segments(rule, start[first], end[last], step[first], is_step, kind=kind)
