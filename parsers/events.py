@@ -63,10 +63,10 @@ class Record:
         A process may start a case several times, so ``case_started`` begins no new attempt.
         """
         fresh = Attempt(self.profiler, str(event["case"]), self.process)
-        known = self.attempts.get((fresh.profiler, fresh.case))
-        if known is None or known.process != fresh.process:
-            self.attempts[fresh.profiler, fresh.case] = known = fresh
-        return known
+        current = self.attempts.get((fresh.profiler, fresh.case))
+        if current is None or current.process != fresh.process:
+            self.attempts[fresh.profiler, fresh.case] = current = fresh
+        return current
 
 
 def sniff(path: Path) -> bool:
@@ -93,7 +93,7 @@ def parse(path: Path) -> schema.Tables:
     return _tables(record)
 
 
-def _on_started(record: Record, event: dict[str, Any]) -> None:
+def _read_start(record: Record, event: dict[str, Any]) -> None:
     record.profiler, record.process = event.get("profiler") or "", record.process + 1
     record.rank = int(event.get("rank") or 0)
     record.torch = str(event.get("torch") or "")
@@ -101,17 +101,17 @@ def _on_started(record: Record, event: dict[str, Any]) -> None:
     record.device = str(machine.get("device") or "") if isinstance(machine, dict) else ""
 
 
-def _on_case_started(record: Record, event: dict[str, Any]) -> None:
+def _read_case_start(record: Record, event: dict[str, Any]) -> None:
     record.attempt(event).params = dict(event.get("params") or {})
 
 
-def _on_samples(record: Record, event: dict[str, Any]) -> None:
+def _read_samples(record: Record, event: dict[str, Any]) -> None:
     factor = event_lines.NS_PER[event["unit"]]
     samples = record.attempt(event).samples_ns.setdefault(str(event.get("metric") or "time"), [])
     samples += [float(value) * factor for value in event["values"]]
 
 
-def _on_metric(record: Record, event: dict[str, Any]) -> None:
+def _read_metric(record: Record, event: dict[str, Any]) -> None:
     attempt, name = record.attempt(event), str(event["metric"])
     try:
         row: dict[str, Any] = {k: float(event[k]) for k in ("value", "ci_low", "ci_high") if event.get(k) is not None}
@@ -123,14 +123,14 @@ def _on_metric(record: Record, event: dict[str, Any]) -> None:
     attempt.metrics[str(event.get("subject") or ""), name] = row
 
 
-def _on_error(record: Record, event: dict[str, Any]) -> None:
+def _read_error(record: Record, event: dict[str, Any]) -> None:
     """Note a function of the workload that failed. The reason of a failed case is in ``case_ended``."""
     if during := event.get("during"):
         cases = record.failed_functions.setdefault((str(during), str(event.get("reason") or "")), [])
         cases.append(str(event["case"]))
 
 
-def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
+def _read_case_end(record: Record, event: dict[str, Any]) -> None:
     attempt = record.attempt(event)
     attempt.status, attempt.reason = event["status"], event.get("reason") or ""
     attempt.seconds = None if event.get("seconds") is None else float(event["seconds"])
@@ -143,12 +143,12 @@ def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
 
 
 _HANDLERS = {
-    "started": _on_started,
-    "case_started": _on_case_started,
-    "samples": _on_samples,
-    "metric": _on_metric,
-    "error": _on_error,
-    "case_ended": _on_case_ended,
+    "started": _read_start,
+    "case_started": _read_case_start,
+    "samples": _read_samples,
+    "metric": _read_metric,
+    "error": _read_error,
+    "case_ended": _read_case_end,
 }
 
 
@@ -159,14 +159,14 @@ def _tables(record: Record) -> schema.Tables:
         key = {"case": attempt.case, "profiler": attempt.profiler}
         texts = {"params": json.dumps(attempt.params), "flags": json.dumps(attempt.flags)}
         cases.append({**key, "status": attempt.status, "reason": attempt.reason, "seconds": attempt.seconds, **texts})
-        own: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for name, samples_ns in attempt.samples_ns.items():
             finite = np.array([value for value in samples_ns if math.isfinite(value)])
             if dropped := len(samples_ns) - len(finite):
                 record.notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
-            own += [{**key, "subject": "", **row} for row in _summary(name, finite)]
-        own += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
-        metrics += own if not record.rank else _of_rank(record.rank, attempt, own)
+            rows += [{**key, "subject": "", **row} for row in _summary(name, finite)]
+        rows += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
+        metrics += rows if not record.rank else _label_rank(record.rank, attempt, rows)
     for (during, reason), named in record.failed_functions.items():
         also = f" and {len(named) - 1} more cases" if len(named) > 2 else f" and {named[-1]}" if named[1:] else ""
         record.notes.append(f"{named[0]}{also}: the workload's {during} failed: {reason}")
@@ -182,10 +182,10 @@ def _tables(record: Record) -> schema.Tables:
     )
 
 
-def _of_rank(rank: int, attempt: Attempt, own: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _label_rank(rank: int, attempt: Attempt, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the numbers of another rank that have no subject yet: phases and places in the code keep theirs."""
     if attempt.status == "ok":
-        yield from ({**row, "subject": f"{schema.RANK_PREFIX}{rank}"} for row in own if not row["subject"])
+        yield from ({**row, "subject": f"{schema.RANK_PREFIX}{rank}"} for row in rows if not row["subject"])
 
 
 def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:

@@ -52,15 +52,15 @@ def parse(path: Path) -> schema.Tables:
     """
     lines: list[dict[str, Any]] = []
     bad: list[BadLine] = []
-    for number, found in event_lines.parse_lines(path.read_bytes().splitlines(), key="hook"):
-        if isinstance(found, BadLine):
-            bad.append(found)
-        elif found["hook"] == "steps" and not (
-            found["rule"] in _RULES and len(found["step"]) == len(found["start_ns"]) == len(found["wall_ns"])
+    for number, line in event_lines.parse_lines(path.read_bytes().splitlines(), key="hook"):
+        if isinstance(line, BadLine):
+            bad.append(line)
+        elif line["hook"] == "steps" and not (
+            line["rule"] in _RULES and len(line["step"]) == len(line["start_ns"]) == len(line["wall_ns"])
         ):
             bad.append(BadLine(number, Damage.WRONG, "steps"))
         else:
-            lines.append(found)
+            lines.append(line)
     try:
         return _tables(lines, event_lines.describe(bad))
     except (TypeError, ValueError, OverflowError) as error:
@@ -70,7 +70,7 @@ def parse(path: Path) -> schema.Tables:
 def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     about = next((line for line in lines if line["hook"] == "started"), {})
     first = max((number for number, line in enumerate(lines) if line["hook"] == "restart"), default=0)
-    written = _by_thread([line for line in lines[first:] if line["hook"] in ("steps", "memory")])
+    written = _join_threads([line for line in lines[first:] if line["hook"] in ("steps", "memory")])
     notes = [*damage, *(str(line["text"]) for line in lines if line["hook"] == "note")]
     notes += [
         f"the start-up hook failed ({line['type']}: {line['message']}, during {line['during']})"
@@ -95,7 +95,7 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
             schema.METRICS,
             [
                 *_memory(written, about),
-                *_of_parts(written, iterations, parts),
+                *_sum_parts(written, iterations, parts),
                 *_requests(requests, steps),
                 *_energy(written, about, steps, parts, requests),
                 *_flops(lines, about),
@@ -127,8 +127,8 @@ def _steps(
         # Iterations have numbers of their own, under each profiler.
         rows = [{**row, "step": number} for number, row in enumerate(rows)]
     is_step = np.array([row.pop("is_step", True) for row in rows])
-    found = np.full(len(rows), StepState.OTHER.value, dtype=object)
-    found[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
+    states = np.full(len(rows), StepState.OTHER.value, dtype=object)
+    states[is_step] = accounting.states(np.array([row["wall_ns"] for row in rows])[is_step])
     origin_ns, warmup = rows[0]["start_ns"], int(about.get("warmup") or 0)
     # The last steps of a process that was killed say no device.
     device = next((line["device"] for line in reversed(written) if "device" in line), None)
@@ -144,7 +144,7 @@ def _steps(
             if number < warmup and len(rows) > warmup and state != StepState.OTHER.value
             else state,
         }
-        for row, number, state in zip(rows, recorded, found, strict=True)
+        for row, number, state in zip(rows, recorded, states, strict=True)
     ]
 
 
@@ -169,8 +169,8 @@ class _Request:
     @property
     def rate(self) -> float:
         """Tokens per second over the batch. The last call ends with the next request, so it counts as the median."""
-        known = self.decode_ns[:-1]
-        return 1e9 * self.batch * self.output / (self.prefill_ns + sum(known) + float(np.median(known)))
+        whole_ns = self.decode_ns[:-1]
+        return 1e9 * self.batch * self.output / (self.prefill_ns + sum(whole_ns) + float(np.median(whole_ns)))
 
 
 def _settled_requests(parts: list[_Part], steps: list[dict[str, Any]]) -> Iterator[_Request]:
@@ -196,17 +196,17 @@ def _requests(requests: list[_Request], steps: list[dict[str, Any]]) -> Iterator
     by_prompt: dict[int, list[_Request]] = {}
     for request in requests:
         by_prompt.setdefault(request.prompt, []).append(request)
-    for prompt, own in sorted(by_prompt.items()):
-        decoded = [wall for request in own for wall in request.decode_ns[:-1]]
+    for prompt, prompt_requests in sorted(by_prompt.items()):
+        decoded = [wall for request in prompt_requests for wall in request.decode_ns[:-1]]
         tokens = decoded if len(by_prompt) > 1 else list(steady.values())
-        found: dict[str, tuple[list[float], str]] = {
-            "request_batch": ([float(request.batch) for request in own], "1"),
-            "request_output": ([float(request.output) for request in own], "1"),
-            "time_to_first_token": ([request.prefill_ns for request in own], "ns"),
+        samples: dict[str, tuple[list[float], str]] = {
+            "request_batch": ([float(request.batch) for request in prompt_requests], "1"),
+            "request_output": ([float(request.output) for request in prompt_requests], "1"),
+            "time_to_first_token": ([request.prefill_ns for request in prompt_requests], "ns"),
             "time_per_output_token": (tokens, "ns"),
-            "tokens_per_s": ([request.rate for request in own], "1/s"),
+            "tokens_per_s": ([request.rate for request in prompt_requests], "1/s"),
         }
-        for metric, (values, unit) in found.items():
+        for metric, (values, unit) in samples.items():
             of = {"subject": f"{schema.PROMPT_PREFIX}{prompt}", "metric": metric, "unit": unit, "n": len(values)}
             middle = np.mean if is_uneven and metric == "time_per_output_token" else np.median
             yield {**of, "value": float(middle(values))}
@@ -214,29 +214,29 @@ def _requests(requests: list[_Request], steps: list[dict[str, Any]]) -> Iterator
 
 def _parts(written: list[dict[str, Any]]) -> list[_Part]:
     """Return the calls of modules of a process as steps and parts between steps; empty where steps are no calls."""
-    own = [line for line in written if line["hook"] == "steps"]
-    if any(line["rule"] != schema.StepRule.FORWARD for line in own):
+    step_lines = [line for line in written if line["hook"] == "steps"]
+    if any(line["rule"] != schema.StepRule.FORWARD for line in step_lines):
         return []
-    numbers = [int(step) for line in own for step in line["step"]]
-    walls = [float(wall) for line in own for wall in line["wall_ns"]]
-    texts = (text for line in own for _, text in itertools.zip_longest(line["step"], line.get("calls", ())))
-    every = [calls.read(text or "") for _, text in zip(numbers, texts, strict=False)]
-    found: list[_Part] = []
-    for thread, rows in itertools.groupby(range(len(every)), key=lambda row: every[row].thread):
-        of, kinds = list(rows), {part.kind for part, *_ in found}
-        for part in calls.divide([every[row] for row in of], [walls[row] for row in of]):
+    numbers = [int(step) for line in step_lines for step in line["step"]]
+    walls = [float(wall) for line in step_lines for wall in line["wall_ns"]]
+    texts = (text for line in step_lines for _, text in itertools.zip_longest(line["step"], line.get("calls", ())))
+    module_calls = [calls.read(text or "") for _, text in zip(numbers, texts, strict=False)]
+    parts: list[_Part] = []
+    for thread, rows in itertools.groupby(range(len(module_calls)), key=lambda row: module_calls[row].thread):
+        of, kinds = list(rows), {part.kind for part, *_ in parts}
+        for part in calls.divide([module_calls[row] for row in of], [walls[row] for row in of]):
             kind = f"{part.kind} (thread {thread})" if part.kind in kinds - {""} else part.kind
             # The calls of the first thread are steps, and those of others are of other kinds.
             part = calls.Part(of[part.first], of[part.last], kind, part.is_step and not kinds)
-            found.append((part, numbers[part.first], every[part.first]))
-    return found
+            parts.append((part, numbers[part.first], module_calls[part.first]))
+    return parts
 
 
 #: A thread with fewer calls has no time of one.
 _FEWEST_CALLS = 3
 
 
-def _by_thread(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_threads(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines so that the calls of each thread are one line, where there are several: the longest first."""
     columns = ("step", "start_ns", "wall_ns", "calls")
     lines = [line for line in written if line["hook"] == "steps"]
@@ -254,8 +254,8 @@ def _by_thread(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _iterations(written: list[dict[str, Any]]) -> list[_Part]:
     """Return the steps of an optimizer as parts that are iterations, of several steps each; empty where one is one."""
-    own = [line for line in written if line.get("rule") == schema.StepRule.OPTIMIZER]
-    walls = np.array([wall for line in own for wall in line["wall_ns"]])
+    step_lines = [line for line in written if line.get("rule") == schema.StepRule.OPTIMIZER]
+    walls = np.array([wall for line in step_lines for wall in line["wall_ns"]])
     first, stride = accounting.find_iteration(walls) or (len(walls), 1)
     return [
         (calls.Part(i, i + stride - 1, "", True), i, calls.Call())
@@ -263,7 +263,7 @@ def _iterations(written: list[dict[str, Any]]) -> list[_Part]:
     ]
 
 
-def _of_parts(written: list[dict[str, Any]], iterations: list[_Part], parts: list[_Part]) -> Iterator[dict[str, Any]]:
+def _sum_parts(written: list[dict[str, Any]], iterations: list[_Part], parts: list[_Part]) -> Iterator[dict[str, Any]]:
     """Yield how many steps are an iteration, and the time of one; and whether calls that are steps decode."""
     walls = np.array([wall for line in written if line["hook"] == "steps" for wall in line["wall_ns"]])
     of, (_, stride) = {"subject": "", "n": len(walls)}, accounting.regular_stride(walls, are_equal=False) or (0, 1)
@@ -283,35 +283,37 @@ def _split(parts: list[_Part], walls: Sequence[float]) -> list[_Request]:
     begins a request. One is left out where it is not sure that it is whole: a prompt may be in several calls, and the
     first calls of a process are not recorded. ``walls`` are the times of the parts.
     """
-    found: list[_Request] = []
+    requests: list[_Request] = []
     last, expected = (0, 0), 0
     names = {part.kind for part, *_ in parts if part.is_step} | {schema.PREFILL}
     for (part, step, call), wall in zip(parts, walls, strict=False):
         is_known = part.kind in names and call.batch > 0 and call.length > 0
         if not is_known or step != expected:
             # A call of another model, or a lost line: the request around it is not whole.
-            if found:
-                found[-1].is_sure = False
+            if requests:
+                requests[-1].is_sure = False
             last = (0, 0)
         expected = step + 1 + part.last - part.first
         if not is_known:
             continue
         batch, length = call.batch, call.length
-        if found and batch == last[0] and length in (1, last[1] + 1):
-            found[-1].decode_ns.append(wall)
-            found[-1].decode.append(step)
+        if requests and batch == last[0] and length in (1, last[1] + 1):
+            requests[-1].decode_ns.append(wall)
+            requests[-1].decode.append(step)
             # Where a sequence grows, the first call of it may have been before the recording.
-            found[0].is_sure = found[0].is_sure and (length == 1 or len(found) > 1 or found[0].step == 0)
+            requests[0].is_sure = requests[0].is_sure and (length == 1 or len(requests) > 1 or requests[0].step == 0)
         else:
-            is_first = not found or bool(found[-1].decode_ns)
+            is_first = not requests or bool(requests[-1].decode_ns)
             if not is_first:
-                found[-1].is_sure = False
-            found.append(_Request(step, batch, length, wall, is_sure=is_first and length > 1))
+                requests[-1].is_sure = False
+            requests.append(_Request(step, batch, length, wall, is_sure=is_first and length > 1))
         last = (batch, length)
-    if found and found[-1].decode_ns:
+    if requests and requests[-1].decode_ns:
         # The end of the process cut the last call.
-        found[-1].decode_ns.append(0.0)
-    return [each for each in found if each.is_sure and each.prefill_ns > 0 and len(each.decode_ns) > 2]
+        requests[-1].decode_ns.append(0.0)
+    return [
+        request for request in requests if request.is_sure and request.prefill_ns > 0 and len(request.decode_ns) > 2
+    ]
 
 
 #: The least share of the time between two readings that the counted steps fill: the rest is other work, or a pause.
@@ -352,10 +354,10 @@ def _energy(
     joules = seconds = counted_s = 0.0
     amount = 0
     for window_j, window_s, walls in _windows(written):
-        own = {step: wall_s for step, wall_s in walls.items() if step in counts}
-        if sum(own.values()) >= _LEAST_FILLED * window_s and window_j > 0 < window_s:
+        step_walls = {step: wall_s for step, wall_s in walls.items() if step in counts}
+        if sum(step_walls.values()) >= _LEAST_FILLED * window_s and window_j > 0 < window_s:
             joules, seconds = joules + window_j, seconds + window_s
-            counted_s, amount = counted_s + sum(own.values()), amount + sum(counts[step] for step in own)
+            counted_s, amount = counted_s + sum(step_walls.values()), amount + sum(counts[step] for step in step_walls)
     if any(line.get("energy") for line in readings):
         yield {**of, "metric": schema.ENERGY_WINDOW, "value": seconds * 1e9, "unit": "ns", "n": amount}
     if amount and seconds >= schema.LEAST_ENERGY_WINDOW_S:
@@ -380,16 +382,16 @@ def _flops(lines: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[
     """Yield the FLOPs of a step under torch by type of data, or why none were counted, in the name of the metric."""
     if about.get("profiler") != "torch" or not any(line["hook"] == "recording" for line in lines):
         return
-    found: dict[str, Any] = next((line for line in lines if line["hook"] == "flops"), {"why": "ended"})
+    counted: dict[str, Any] = next((line for line in lines if line["hook"] == "flops"), {"why": "ended"})
     rank = about.get("rank")
     of = {"subject": "" if rank is None else f"{schema.RANK_PREFIX}{rank}", "unit": "flop", "n": 1}
-    if found.get("why"):
-        yield {**of, "metric": f"{schema.FLOPS}_missing.{found['why']}", "value": 1.0, "unit": "1"}
+    if counted.get("why"):
+        yield {**of, "metric": f"{schema.FLOPS}_missing.{counted['why']}", "value": 1.0, "unit": "1"}
         return
-    for dtype, flops in found.get("by_type", {}).items():
+    for dtype, flops in counted.get("by_type", {}).items():
         yield {**of, "metric": f"{schema.FLOPS}.{dtype}", "value": float(flops)}
-    yield {**of, "metric": f"{schema.FLOPS}_again", "value": float(found.get("again", 0))}
-    for name, number in found.get("unknown", {}).items():
+    yield {**of, "metric": f"{schema.FLOPS}_again", "value": float(counted.get("again", 0))}
+    for name, number in counted.get("unknown", {}).items():
         yield {**of, "metric": f"{schema.FLOPS}_unknown.{name}", "value": float(number), "unit": "1"}
 
 

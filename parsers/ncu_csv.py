@@ -44,8 +44,8 @@ def sniff(path: Path) -> bool:
         return True
     if not any(words in head for words in _KNOWN_BY):
         return False  # Reading a file line by line is slow.
-    known = (is_header, match_kernel)
-    return any(is_it(line) for line in head.splitlines() for is_it in known)
+    matchers = (is_header, match_kernel)
+    return any(matches(line) for line in head.splitlines() for matches in matchers)
 
 
 def parse(path: Path) -> schema.Tables:
@@ -138,7 +138,7 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) < 19 else None
 
 
-def as_number(text: str, mark: str) -> float | None:
+def read_number(text: str, mark: str) -> float | None:
     """Parse a number without the instances in ``5 (2; 3)``; None for ``n/a``, ``nan`` and words."""
     return printed.number(text.partition(" (")[0].strip(), mark)
 
@@ -148,10 +148,10 @@ def add_row(launch: ncu.Launch, cells: dict[str, str], mark: str) -> None:
     if rule := cells.get("Rule Name"):
         if cells.get("Rule Type") in ("OPT", "WRN"):
             is_local = cells.get("Estimated Speedup Type", "").lower() == "local"
-            launch.add_rule(rule, is_local, as_number(cells.get("Estimated Speedup", ""), mark))
+            launch.add_rule(rule, is_local, read_number(cells.get("Estimated Speedup", ""), mark))
         return
     unit = cells.get("Metric Unit", "")
-    name, value = _metric(cells.get("Metric Name", ""), unit), as_number(cells["Metric Value"], mark)
+    name, value = _metric(cells.get("Metric Name", ""), unit), read_number(cells["Metric Value"], mark)
     if name and value is not None:
         launch.values.setdefault(name, (value, unit))
         if cells.get("Section Name") == "Command line profiler metrics":
@@ -275,9 +275,9 @@ def read_csv(path: Path, lines: Sequence[str], first: int) -> Page:
             if segment.is_long:
                 add_row(page.launch(number, cells), cells, mark)
                 continue
-            values = {name: as_number(cells[name], mark) for name in segment.figures}
-            known = {n: (value, segment.units.get(n, "")) for n, value in values.items() if value is not None}
-            page.launch(number, cells, place).values.update(known)
+            values = {name: read_number(cells[name], mark) for name in segment.figures}
+            present = {n: (value, segment.units.get(n, "")) for n, value in values.items() if value is not None}
+            page.launch(number, cells, place).values.update(present)
     return page
 
 
@@ -336,11 +336,11 @@ def _text_rows(lines: Sequence[str]) -> Iterator[dict[str, str]]:
     process, section, number = "", "", 0
     columns: list[slice] = []
     for line in lines:
-        if found := _PROCESS.match(line):
-            process = found[1]
-        elif found := match_kernel(line):
-            kernel = {"ID": str(number), "Process ID": process, "Kernel Name": found["name"]}
-            kernel |= {"Stream": found["stream"], "Device": found["device"] or ""}
+        if match := _PROCESS.match(line):
+            process = match[1]
+        elif match := match_kernel(line):
+            kernel = {"ID": str(number), "Process ID": process, "Kernel Name": match["name"]}
+            kernel |= {"Stream": match["stream"], "Device": match["device"] or ""}
             number, columns = number + 1, []
             yield kernel
         elif _RULER.match(line):

@@ -184,7 +184,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _launch(action: Any) -> ncu.Launch:
     names = action.metric_names()
-    found = {name: _value(action, name) for name in ncu.chosen(names)}
+    values = {name: _value(action, name) for name in ncu.chosen(names)}
     launch = ncu.Launch(
         name=kernel_classes.normalise(_clean(action.name(action.NameBase_DEMANGLED) or action.name())),
         device=_integer(action, "launch__device_id"),
@@ -193,7 +193,7 @@ def _launch(action: Any) -> ncu.Launch:
         kind="kernel" if action.workload_type() == _WORKLOAD_KERNEL else "graph",
         grid=_shape(action, "grid"),
         block=_shape(action, "block"),
-        values={name: value for name, value in found.items() if value is not None},
+        values={name: value for name, value in values.items() if value is not None},
     )
     for result in action.rule_results_as_dicts():
         if result.get("rule_message", {}).get("type") in (_OPTIMIZATION, _WARNING):
@@ -215,8 +215,8 @@ def _value(action: Any, name: str) -> tuple[float, str] | None:
 
 
 def _integer(action: Any, name: str) -> int | None:
-    found = _value(action, name)
-    return None if found is None else int(found[0])
+    metric = _value(action, name)
+    return None if metric is None else int(metric[0])
 
 
 def _shape(action: Any, what: str) -> str:

@@ -67,21 +67,23 @@ def parse(path: Path) -> schema.Tables:
 
 
 def _parse(lines: list[str]) -> schema.Tables:
-    found, remarks = nsys_stats.tables_in(lines)
+    tables, remarks = nsys_stats.tables_in(lines)
     version = next((m for line in lines[:_SNIFFED_LINES] if (m := _VERSION.search(line))), None)
     lines.clear()
     notes: list[str] = []
     chosen = []
-    for capture in dict.fromkeys(table.made_from for table in found):
-        chosen += _choose([table for table in found if table.made_from == capture], notes)
-    ranges = _range_rows(found)
+    for capture in dict.fromkeys(table.made_from for table in tables):
+        chosen += _choose([table for table in tables if table.made_from == capture], notes)
+    ranges = _range_rows(tables)
     if not chosen and ranges.empty:
         remark = f", only nsys' own words ({nsys_stats.printable(remarks[0])})" if remarks else ""
-        raise nsys_stats.Damaged(f"holds no kernels{remark}" if found or remark else "holds only banners, no table")
+        raise nsys_stats.Damaged(f"holds no kernels{remark}" if tables or remark else "holds only banners, no table")
     frame = _merge(chosen)
-    own = frame[frame["kind"] == "kernel"]
-    total = float(own["total_ns"].sum()) if len(own) else None
-    named = {cell for each in found if each.kind == "trace" and each.has("device") for cell in each.column("device")}
+    kernels = frame[frame["kind"] == "kernel"]
+    total = float(kernels["total_ns"].sum()) if len(kernels) else None
+    named = {
+        cell for table in tables if table.kind == "trace" and table.has("device") for cell in table.column("device")
+    }
     return schema.Tables(
         kernels=kernel_classes.annotate(frame).assign(profiler="nsys"),
         ranges=ranges.assign(profiler="nsys"),
@@ -89,23 +91,23 @@ def _parse(lines: list[str]) -> schema.Tables:
             format="nsys stats reports",
             tool="nsys",
             tool_version=version[1] if version else "",
-            launches=int(own["calls"].sum()),
+            launches=int(kernels["calls"].sum()),
             total_ns=total,
             attributed_ns=None if total is None else 0.0,
             unattributed_ns=total,
-            attribution={schema.Placement.NOT_SHOWN: None} if len(own) else {},
+            attribution={schema.Placement.NOT_SHOWN: None} if len(kernels) else {},
             device=", ".join(sorted({nsys_stats.DEVICE_ORDINAL.sub("", name) for name in named} - {""})),
-            notes=(*notes, *_notes(frame, found)),
+            notes=(*notes, *_notes(frame, tables)),
             without_kernels="" if (frame["kind"] == "kernel").any() else "no kernels in this file",
         ),
     )
 
 
-def _choose(found: Sequence[nsys_stats.Table], notes: list[str]) -> list[pd.DataFrame]:
+def _choose(tables: Sequence[nsys_stats.Table], notes: list[str]) -> list[pd.DataFrame]:
     """Choose the tables of one kind, so that no kernel of the capture counts twice."""
-    read = (_kernel_rows(kind, found) for kind in _KERNEL_TABLES)
+    read = (_kernel_rows(kind, tables) for kind in _KERNEL_TABLES)
     offers = [rows for rows in read if len(rows.kernels)]
-    copies = _kernel_rows("memory_sum", found).frame
+    copies = _kernel_rows("memory_sum", tables).frame
     if not offers:
         return [copies] if len(copies) else []
     best = _best(offers, notes)
@@ -132,7 +134,7 @@ def _best(offers: list[_Rows], notes: list[str]) -> _Rows:
     return best
 
 
-def _notes(frame: pd.DataFrame, found: Sequence[nsys_stats.Table]) -> list[str]:
+def _notes(frame: pd.DataFrame, tables: Sequence[nsys_stats.Table]) -> list[str]:
     notes = []
     cut = frame["kernel"].astype(str).str.endswith(_CUT)
     if cut.any():
@@ -140,9 +142,9 @@ def _notes(frame: pd.DataFrame, found: Sequence[nsys_stats.Table]) -> list[str]:
             f"{cut.sum()} kernel names are cut with an ellipsis: kernels that begin alike may share a row, and some "
             "cannot be classified; the CSV format has whole names"
         )
-    if any(table.kind == "range_kernels" for table in found) and not (frame["kind"] == "kernel").any():
+    if any(table.kind == "range_kernels" for table in tables) and not (frame["kind"] == "kernel").any():
         notes.append("nvtx_kern_sum credits a kernel to every range around it, so it gives no total of all kernels")
-    for table in found:
+    for table in tables:
         if table.kind in ("grid_sum", "kernel_sum") and table.has("time"):
             share = float(np.nansum(table.numbers("time")))
             # Each percentage is rounded to a tenth.
@@ -197,24 +199,24 @@ class _Rows:
         return bool(((mine["total_ns"] - theirs["total_ns"]).abs() <= rounded).all())
 
 
-def _kernel_rows(kind: str, found: Iterable[nsys_stats.Table]) -> _Rows:
+def _kernel_rows(kind: str, tables: Iterable[nsys_stats.Table]) -> _Rows:
     """Return rows of ``kernels`` from the tables of ``kind`` of one capture. Raises ``Damaged`` for a contradiction.
 
     A report that was printed twice counts once, at its finest resolution.
     """
-    known: list[_Rows] = []
+    distinct: list[_Rows] = []
     times = _TIMES.get(kind, "total time")
     finest_first = sorted(
-        (table for table in found if table.kind == kind), key=lambda table: table.resolution_ns(times)
+        (table for table in tables if table.kind == kind), key=lambda table: table.resolution_ns(times)
     )
     for table in finest_first:
         frame = _read_launches(table) if kind in _LAUNCHES else _read_summary(table)
         rows = _Rows(kind, frame, table.resolution_ns(times), kind in _TIMES)
-        if not any(rows.repeat(other) for other in known):
-            known.append(rows)
-    if not known:
+        if not any(rows.repeat(other) for other in distinct):
+            distinct.append(rows)
+    if not distinct:
         return _Rows(kind, schema.empty(schema.KERNELS), 0.0)
-    return _Rows(kind, pd.concat([rows.frame for rows in known]), max(rows.resolution_ns for rows in known))
+    return _Rows(kind, pd.concat([rows.frame for rows in distinct]), max(rows.resolution_ns for rows in distinct))
 
 
 def _read_launches(table: nsys_stats.Table) -> pd.DataFrame:
@@ -312,10 +314,10 @@ _INSIDE: Final = ["kernels", "kernel_ns"]
 _VALUES: Final = ["instances", "wall_ns", *_INSIDE]
 
 
-def _range_rows(found: Sequence[nsys_stats.Table]) -> pd.DataFrame:
+def _range_rows(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
     """Return the sum of each range over all captures; a value that one capture lacks is missing."""
-    captures = dict.fromkeys(table.made_from for table in found)
-    parts = [_of_capture([table for table in found if table.made_from == capture]) for capture in captures]
+    captures = dict.fromkeys(table.made_from for table in tables)
+    parts = [_merge_reports([table for table in tables if table.made_from == capture]) for capture in captures]
     if not (parts := [part for part in parts if len(part)]):
         return schema.empty(schema.RANGES)
     rows = pd.concat(parts).reindex(columns=[*_KEYS, *_VALUES])
@@ -323,11 +325,11 @@ def _range_rows(found: Sequence[nsys_stats.Table]) -> pd.DataFrame:
     return schema.frame(schema.RANGES, summed.reset_index())
 
 
-def _of_capture(found: Sequence[nsys_stats.Table]) -> pd.DataFrame:
+def _merge_reports(tables: Sequence[nsys_stats.Table]) -> pd.DataFrame:
     """Return wall times from traces, else from sums; with the kernels where a report has them."""
-    traces = [_of_trace(table) for table in found if table.kind == "range_trace"]
-    sums = [_of_sum(table) for table in found if table.kind == "range_sum"]
-    inside = [table for table in found if table.kind == "range_kernels"]
+    traces = [_read_trace(table) for table in tables if table.kind == "range_trace"]
+    sums = [_read_sum(table) for table in tables if table.kind == "range_sum"]
+    inside = [table for table in tables if table.kind == "range_kernels"]
     # Several reports hold the same ranges, and each may have been printed twice, by its old name and its new one.
     walls = _together(traces or sums).drop_duplicates(_KEYS)
     kernels = _together(_once(inside))
@@ -345,7 +347,7 @@ def _once(inside: Iterable[nsys_stats.Table]) -> list[pd.DataFrame]:
     keys = ["process", "name", "kernels"]
     kept: list[tuple[float, pd.DataFrame]] = []
     for table in sorted(inside, key=lambda table: table.resolution_ns("total time")):
-        resolution_ns, frame = table.resolution_ns("total time"), _of_kernels(table)
+        resolution_ns, frame = table.resolution_ns("total time"), _read_range_kernels(table)
         frame = frame.sort_values([*keys, "kernel_ns"], ignore_index=True)
         for finer_ns, other in kept:
             rounded = 0.0 if finer_ns == resolution_ns else (finer_ns + resolution_ns) / 2
@@ -362,14 +364,14 @@ def _together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return (pd.concat(given) if given else pd.DataFrame()).reindex(columns=[*_KEYS, "name", *_VALUES])
 
 
-def _of_sum(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_sum(table: nsys_stats.Table) -> pd.DataFrame:
     frame = _bare(table.column("range"))
     frame["instances"] = table.whole_numbers("instances")
     frame["wall_ns"] = table.times("total time")
     return frame.groupby(["case", "range", "name"], sort=False).sum().reset_index()
 
 
-def _of_kernels(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_range_kernels(table: nsys_stats.Table) -> pd.DataFrame:
     """Return kernels by range from nvtx_kern_sum, which counts a kernel in every range around it, as our tables do."""
     frame = _bare(table.column("nvtx range"))
     frame["process"] = table.whole_numbers("pid") if table.has("pid") else float("nan")
@@ -378,7 +380,7 @@ def _of_kernels(table: nsys_stats.Table) -> pd.DataFrame:
     return frame[[not nsys_stats.is_missing(text) for text in table.column("nvtx range")]]
 
 
-def _of_trace(table: nsys_stats.Table) -> pd.DataFrame:
+def _read_trace(table: nsys_stats.Table) -> pd.DataFrame:
     paths = _paths(table)
     frame = pd.DataFrame([schema.split_path(path) for path in paths], columns=["case", "range"])
     frame["name"] = [path[-1] for path in paths]

@@ -146,7 +146,7 @@ def _read(path: Path) -> events.Recording:
     ranges, notes = _read_ranges(export, strings, latest)
     launched = _launches(work, calls)
     warnings, details = _messages(export, work)
-    process, device, shared = _on_shared_gpus(export, work)
+    process, device, shared = _merge_shared_gpus(export, work)
     # Without the other columns of the launches: one of ten million kernels is 80 MB.
     end, thread = launched.end, (launched.thread & _THREAD_BITS).astype(np.int32)
     done = replace(
@@ -158,7 +158,7 @@ def _read(path: Path) -> events.Recording:
         read_sizes=functools.partial(_read_sizes, export, work.kind),
         checks=_checks(export, work, calls, launched),
     )
-    found = events.Recording(
+    recording = events.Recording(
         done,
         launched,
         ranges,
@@ -172,7 +172,7 @@ def _read(path: Path) -> events.Recording:
         # Not the calls themselves: a gigabyte of ten million kernels, which the tables do not need.
         read_calls=functools.partial(_read_all_calls, export, strings, work.process, work.correlation),
     )
-    return events.corrected(found)
+    return events.corrected(recording)
 
 
 def _pids(ids: Int64s) -> Int64s:
@@ -230,8 +230,8 @@ def _read_activity(
     export: Source, table: str, kind: str, strings: Strings, number: dict[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
     """Return columns of ``Operations`` from one table; ``number`` has the number of each name, and gets new ones."""
-    known = export.columns(_PREFIX + table)
-    label, *others = [name for name in _NAMED_BY[kind] if name in known] or ["label"]
+    columns = export.columns(_PREFIX + table)
+    label, *others = [name for name in _NAMED_BY[kind] if name in columns] or ["label"]
     read = read_numbers(
         export,
         _PREFIX + table,
@@ -258,16 +258,16 @@ def _read_activity(
         "stream": read["streamId"],
         "correlation": read["correlationId"],
         "grid": (factorize(read.pop(GRID))[0] if kind == "kernel" else np.zeros(rows)).astype(np.int32),
-        "name": np.array([number.setdefault(each, len(number)) for each in names], dtype=np.int32)[codes],
+        "name": np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int32)[codes],
     }
 
 
 def _names_of(kind: str, labels: Ints, strings: Strings) -> list[str]:
     if kind == "kernel":
-        found = strings.of(labels)
-        if found and not any(found):
+        texts = strings.of(labels)
+        if texts and not any(texts):
             raise _Damaged("its export was interrupted: no kernel's name is in the table StringIds")
-        return [name or _UNNAMED for name in found]
+        return [name or _UNNAMED for name in texts]
     if kind == "graph":
         # Ids count in the order of creation, so an id means the same graph in the next run of the program.
         return ["[CUDA graph]" if label == null(np.int32) else f"[CUDA graph {label}]" for label in labels]
@@ -311,10 +311,10 @@ def _read_graphs(export: Source, kernels: int) -> Int64s:
 
 def _read_sizes(export: Source, kind: Ints) -> Int64s:
     """Return the bytes of each row of a ``kind`` that copies or sets memory, 0 for the others and where unknown."""
-    found = np.zeros(len(kind), dtype=np.int64)
+    sizes = np.zeros(len(kind), dtype=np.int64)
     for table in ("MEMCPY", "MEMSET"):
-        found[kind == schema.KINDS.index(_KINDS[table])] = _read_more(export, table, "bytes")["bytes"]
-    return np.maximum(found, 0)
+        sizes[kind == schema.KINDS.index(_KINDS[table])] = _read_more(export, table, "bytes")["bytes"]
+    return np.maximum(sizes, 0)
 
 
 # --- calls of CUDA ---------------------------------------------------------------------------------------------------
@@ -382,13 +382,13 @@ def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
     call = _join(work.process, work.correlation, calls)
     unknown = np.flatnonzero(call < 0)
 
-    def of_calls(values: Int64s, missing: int) -> Int64s:
-        found = values[call] if len(values) else np.empty(len(call), np.int64)
-        found[unknown] = missing
-        return found
+    def take_calls(values: Int64s, missing: int) -> Int64s:
+        gathered = values[call] if len(values) else np.empty(len(call), np.int64)
+        gathered[unknown] = missing
+        return gathered
 
-    start, end = of_calls(calls.start, operations.UNKNOWN), of_calls(calls.end, 0)
-    thread = of_calls(calls.thread, attribution.NO_THREAD)
+    start, end = take_calls(calls.start, operations.UNKNOWN), take_calls(calls.end, 0)
+    thread = take_calls(calls.thread, attribution.NO_THREAD)
     return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
 
 
@@ -436,9 +436,9 @@ def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
         place[ids - low] = rows
         at = wanted.astype(np.int64) - low
         return place[np.where((at >= 0) & (at < span), at, span)]
-    known, last = np.unique(ids[::-1], return_index=True)
-    at = np.searchsorted(known, wanted).clip(max=len(known) - 1)
-    return np.where(known[at] == wanted, rows[::-1][last[at]], -1)
+    distinct, last = np.unique(ids[::-1], return_index=True)
+    at = np.searchsorted(distinct, wanted).clip(max=len(distinct) - 1)
+    return np.where(distinct[at] == wanted, rows[::-1][last[at]], -1)
 
 
 # --- ranges of NVTX --------------------------------------------------------------------------------------------------
@@ -467,18 +467,18 @@ def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[operati
     )  # fmt: skip
     text, texts = read_texts(export, "NVTX_EVENTS", "text", len(marks))
     marks["name"], recorded = _range_names(marks, text, texts, strings)
-    found = marks[marks["eventType"].isin(_RANGE_EVENTS)]
+    ranges = marks[marks["eventType"].isin(_RANGE_EVENTS)]
     notes = []
-    if found.empty and marks["eventType"].isin(_DOMAIN_EVENTS).any():
+    if ranges.empty and marks["eventType"].isin(_DOMAIN_EVENTS).any():
         notes.append(
             "NVTX domains were made but no range was recorded: nsys 2022 and 2023 do not see the Python package nvtx "
             "from 0.2.12 on; annotate with torch.cuda.nvtx, or install nvtx<0.2.12"
         )
-    sane = (found["start"] > -_LATEST_NS) & (found["end"] < _LATEST_NS)
-    unended = sane & (found["end"] == _NULL)
-    found = found.assign(end=found["end"].where(~unended, found["start"].clip(lower=latest)))
-    sane &= found["end"] >= found["start"]
-    one_thread = found["endGlobalTid"].isin([_NULL]) | (found["endGlobalTid"] == found["globalTid"])
+    sane = (ranges["start"] > -_LATEST_NS) & (ranges["end"] < _LATEST_NS)
+    unended = sane & (ranges["end"] == _NULL)
+    ranges = ranges.assign(end=ranges["end"].where(~unended, ranges["start"].clip(lower=latest)))
+    sane &= ranges["end"] >= ranges["start"]
+    one_thread = ranges["endGlobalTid"].isin([_NULL]) | (ranges["endGlobalTid"] == ranges["globalTid"])
     counted = {
         "ranges have no end and are taken to last until the capture's end": unended & sane,
         "ranges end before they begin and were left out": ~sane,
@@ -487,9 +487,9 @@ def _read_ranges(export: Source, strings: Strings, latest: int) -> tuple[operati
         ),
     }
     notes += [f"{rows.sum()} {what}" for what, rows in counted.items() if rows.any()]
-    found = found[sane & one_thread]
-    start, end, thread, name = (found[each].to_numpy() for each in ("start", "end", "globalTid", "name"))
-    names = [schema.range_name(each) for each in recorded]
+    ranges = ranges[sane & one_thread]
+    start, end, thread, name = (ranges[column].to_numpy() for column in ("start", "end", "globalTid", "name"))
+    names = [schema.range_name(label) for label in recorded]
     return operations.Spans(start, end, thread, thread & ~_THREAD_BITS, name, names, recorded), notes
 
 
@@ -555,15 +555,15 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
         "launches of CUDA graphs left no kernel in the file (nsys before 2024 does not export whole graphs), so their "
         "GPU time is missing; record with --cuda-graph-trace=node": _count_lost_graphs(work, calls),
     }
-    found = [f"{count} {what}" for what, count in counted.items() if count]
+    notes = [f"{count} {what}" for what, count in counted.items() if count]
     wrong = np.flatnonzero(calls.result)
     wrong = wrong[~np.isin(calls.result[wrong], [*_HARMLESS_RESULTS, null(np.int32)])]
     if len(wrong):
         results = zip(calls.name[wrong].tolist(), calls.result[wrong].tolist(), strict=True)
         failed = Counter((calls.names[name], result) for name, result in results)
         worst = ", ".join(f"{name} returned {result} ({n}x)" for (name, result), n in failed.most_common(3))
-        found.append(f"{len(wrong)} CUDA calls failed: {worst}")
-    return found
+        notes.append(f"{len(wrong)} CUDA calls failed: {worst}")
+    return notes
 
 
 def _count_lost_graphs(work: Operations, calls: _Calls) -> int:
@@ -594,36 +594,36 @@ def _messages(export: Source, work: Operations) -> tuple[list[str], list[str]]:
     lines = [f"nsys: {text}" + (f" ({count}x)" if count > 1 else "") for text, count in texts.items()]
     if not at_work:
         ranks = [next(rank for rank, cause in enumerate(_CAUSES) if cause.match(text)) for text in texts]
-        return [line for _, line in sorted(zip(ranks, lines, strict=True), key=lambda each: each[0])], []
+        return [line for _, line in sorted(zip(ranks, lines, strict=True), key=lambda pair: pair[0])], []
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
 
 
 def _checks(export: Source, work: Operations, calls: _Calls, called: attribution.Launches) -> list[reconcile.Row]:
     """Return the launches without a kernel, and the replays of graphs that lack some."""
-    found: list[reconcile.Row] = []
+    checks: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
     launching = _launching(calls)
-    for process, own in groups(calls.process[launching]):
+    for process, of_process in groups(calls.process[launching]):
         # nsys may record a call twice, under its name with and without a version.
-        launched, firsts = np.unique(calls.correlation[launching[own]], return_index=True)
+        launched, firsts = np.unique(calls.correlation[launching[of_process]], return_index=True)
         # An activity without a process may be this one's.
-        rows = np.concatenate([np.zeros(0, np.int64), *(of_work[each] for each in (process, _NULL) if each in of_work)])
+        rows = np.concatenate([np.zeros(0, np.int64), *(of_work[pid] for pid in (process, _NULL) if pid in of_work)])
         ran = np.isin(launched, work.correlation[rows])
         rows = rows[called.start[rows] != operations.UNKNOWN]
-        time = calls.start[launching[own[firsts]]]
+        time = calls.start[launching[of_process[firsts]]]
         kept = ran | ~reconcile.may_run_later(time, work.start[rows], called.start[rows])
         lost = reconcile.of_lost_kernels(int(kept.sum()), int(ran.sum()))
-        found += [{**check, "process": process} for check in lost]
+        checks += [{**check, "process": process} for check in lost]
     has_graphs = any("GraphLaunch" in name for name in calls.names)
     if has_graphs:
         kernels = np.flatnonzero(work.is_kind("kernel"))
         graph = _read_graphs(export, len(kernels))
         for process, of_process in groups(work.process[kernels]):
-            own = kernels[of_process]
-            launch = np.where(work.correlation[own] == 0, -1, work.correlation[own].astype(np.int64))
-            replays = reconcile.of_replays(graph[of_process], launch, work.name[own])
-            found += [{**check, "process": process} for check in replays]
-    return found
+            owned = kernels[of_process]
+            launch = np.where(work.correlation[owned] == 0, -1, work.correlation[owned].astype(np.int64))
+            replays = reconcile.of_replays(graph[of_process], launch, work.name[owned])
+            checks += [{**check, "process": process} for check in replays]
+    return checks
 
 
 def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
@@ -631,7 +631,7 @@ def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
     rows = calls.named(re.compile(r"(cuda|cu)Launch\w*Kernel").match)
     rows = rows[calls.result[rows] <= 0]
     marks = (calls.named(re.compile(rf"(cuda|cu)Stream{what}Capture").match) for what in ("Begin", "End"))
-    begins, ends = ((calls.thread[each], calls.start[each]) for each in marks)
+    begins, ends = ((calls.thread[mark], calls.start[mark]) for mark in marks)
     return rows[~reconcile.are_captured(calls.thread[rows], calls.start[rows], begins, ends)]
 
 
@@ -658,7 +658,7 @@ def _origin(export: Source, work: Operations, notes: tuple[str, ...], details: t
 _RANKS = re.compile("nccl|rccl", re.IGNORECASE)
 
 
-def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, list[str]]:
+def _merge_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, list[str]]:
     """Return process and device of each activity, and notes: on a GPU that processes share, those of the first one.
 
     Its idle time is where none of them runs anything. CUDA's ordinals count what a process sees, from 0 in each
@@ -680,9 +680,9 @@ def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, lis
         # The id of a process begins with that of its machine, which some exports leave out.
         machines, ordinal = (str(int(process[at]) >> 48 << 48), ""), str(device[at])
         row = mapped.get((str(_pids(process[at])), ordinal), {})
-        known = [row.get("uuid"), *(by_id.get((machine, row.get("gpuId", "-"))) for machine in machines)]
-        known += [by_ordinal.get((machine, ordinal)) for machine in machines] if not row else []
-        if unit := next(filter(None, known), None):
+        units = [row.get("uuid"), *(by_id.get((machine, row.get("gpuId", "-"))) for machine in machines)]
+        units += [by_ordinal.get((machine, ordinal)) for machine in machines] if not row else []
+        if unit := next(filter(None, units), None):
             users.setdefault(unit, []).append(number)
     for numbers in users.values():
         if len(pids := np.unique(_pids(work.process[firsts[numbers]]))) > 1:
@@ -697,9 +697,9 @@ def _on_shared_gpus(export: Source, work: Operations) -> tuple[Int64s, Ints, lis
 
 def _rows_of(export: Source, table: str, *names: str) -> list[dict[str, str]]:
     """Return the rows of a small table, with an empty text for columns that it lacks."""
-    known = [name for name in names if name in export.columns(table)]
-    rows = read_rows(export, table, *known) if known else ()
-    return [dict.fromkeys(names, "") | dict(zip(known, row, strict=True)) for row in rows]
+    shared = [name for name in names if name in export.columns(table)]
+    rows = read_rows(export, table, *shared) if shared else ()
+    return [dict.fromkeys(names, "") | dict(zip(shared, row, strict=True)) for row in rows]
 
 
 def _count_placements(work: Operations, ranges: int, placed: attribution.Attribution) -> dict[schema.Placement, int]:

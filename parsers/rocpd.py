@@ -64,12 +64,12 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         with closing(_connect(path)) as connection, budget.interrupting(connection):
             database = _Database(connection)
             read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
-            found = read(database, step_range)
+            tables = read(database, step_range)
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         raise UnreadableFile(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
     except (ValueError, TypeError) as error:
         raise UnreadableFile(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error
-    return rocprof.refuse_empty(found, path)
+    return rocprof.refuse_empty(tables, path)
 
 
 class _Database:
@@ -77,9 +77,9 @@ class _Database:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        found = connection.execute(bounds.SELECT_TABLES).fetchall()
+        tables = connection.execute(bounds.SELECT_TABLES).fetchall()
         self._names: dict[str, list[str]] = {}
-        for (name,) in found:
+        for (name,) in tables:
             self._names.setdefault(rocprof.GUID.sub("", name), []).append(name)
 
     def names(self, base: str) -> list[str]:
@@ -147,8 +147,8 @@ class _Lookup:
         rows = frame[values[0]] if len(values) == 1 else list(zip(*(frame[v] for v in values), strict=True))
         return dict(zip(zip(frame["guid"], frame["id"], strict=True), rows, strict=True))
 
-    def _find(self, known: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
-        return [known.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
+    def _find(self, by_key: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
+        return [by_key.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
 
     def places(self, frame: pd.DataFrame) -> dict[str, Any]:
         """Return the times of each record, and its ``space``, ``process``, ``thread`` and ``correlation``."""
@@ -167,8 +167,8 @@ class _Lookup:
 
     def kernel_names(self, dispatches: pd.DataFrame) -> list[str]:
         names = self._of("rocpd_info_kernel_symbol", "display_name", "kernel_name")
-        found = [names.get(key) or () for key in zip(dispatches["guid"], dispatches["kernel_id"], strict=True)]
-        return [next((name for name in pair if name), rocprof.UNNAMED) for pair in found]
+        pairs = [names.get(key) or () for key in zip(dispatches["guid"], dispatches["kernel_id"], strict=True)]
+        return [next((name for name in pair if name), rocprof.UNNAMED) for pair in pairs]
 
     def gpu_of_copy(self, copies: pd.DataFrame) -> str:
         """Add a column to ``copies`` and return its name: the GPU of each copy, between GPUs the one that receives."""
@@ -230,8 +230,8 @@ def _ranges(markers: pd.DataFrame) -> pd.DataFrame:
 
 def _counters(database: _Database, launches: pd.DataFrame) -> pd.DataFrame:
     values = database.read("rocpd_pmc_event", "guid", "event_id", "pmc_id", "value")
-    known = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
-    named = values.merge(known, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
+    counters = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
+    named = values.merge(counters, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
     # One launch has a value for each unit of the GPU.
     named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), unit=named["units"].fillna(""))
     summed = named.groupby(["guid", "event_id", "name", "unit"], sort=False, as_index=False)["value"].sum()

@@ -74,10 +74,10 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     layout = _layout(set(table.columns))
     if layout is None:
         raise UnreadableFile(path, "a rocprof CSV that is cut in its first line", _TRACE_AGAIN)
-    found = layout(table, step_range)
-    if not len(found.kernels) and not len(found.ranges):
+    tables = layout(table, step_range)
+    if not len(tables.kernels) and not len(tables.ranges):
         raise table.unreadable("no row of it is whole", _TRACE_AGAIN)
-    return found
+    return tables
 
 
 def _layout(names: set[str]) -> Callable[[CsvTable, str], schema.Tables] | None:
@@ -102,7 +102,7 @@ def _read_v1(table: CsvTable, step_range: str) -> schema.Tables:
         raise table.unreadable("no kernels were recorded", remedy)
     names = [name.strip('"') for name in table.columns["KernelName"]]
     origin = schema.Origin(format="rocprof v1 results CSV", tool="rocprof", tool_version="v1", notes=table.notes)
-    return _with_counters(table, origin, _launches(table, names, _V1), step_range)
+    return _build_tables(table, origin, _launches(table, names, _V1), step_range)
 
 
 def _read_v2(table: CsvTable, step_range: str) -> schema.Tables:
@@ -117,7 +117,7 @@ def _read_v2(table: CsvTable, step_range: str) -> schema.Tables:
         format="rocprofv2 CSV", tool="rocprof", tool_version="v2", notes=tuple(notes),
         details=("device numbers are HSA agent ids",),
     )  # fmt: skip
-    return _with_counters(table, origin, launches, step_range)
+    return _build_tables(table, origin, launches, step_range)
 
 
 def _check_rows(table: CsvTable) -> None:
@@ -131,7 +131,7 @@ def _launches(table: CsvTable, names: list[str], columns: dict[str, str]) -> pd.
     return rows.assign(launch=pd.array(range(len(rows)), dtype="Int64"))
 
 
-def _with_counters(table: CsvTable, origin: schema.Origin, rows: pd.DataFrame, step_range: str) -> schema.Tables:
+def _build_tables(table: CsvTable, origin: schema.Origin, rows: pd.DataFrame, step_range: str) -> schema.Tables:
     """Return the tables of ``rows``, those of the file; each column that describes no dispatch is a counter."""
     names = [name for name in table.columns if name not in _DISPATCH]
     values = pd.DataFrame({name: pd.to_numeric(pd.Series(table.columns[name]), errors="coerce") for name in names})
@@ -292,10 +292,10 @@ class _Siblings:
         if self._agents is None or style in ("GPU", "CPU"):
             return agents
         has_logical = style == "Agent" and self._agents.has("Logical_Node_Id")
-        known = _numbers(self._agents, "Logical_Node_Id") if has_logical else []
-        if not {int(agent) for agent in pd.unique(agents).dropna()} <= set(known):
-            known = _numbers(self._agents, "Node_Id")
-        kinds = zip(known, self._agents.columns["Agent_Type"], strict=True)
+        ids = _numbers(self._agents, "Logical_Node_Id") if has_logical else []
+        if not {int(agent) for agent in pd.unique(agents).dropna()} <= set(ids):
+            ids = _numbers(self._agents, "Node_Id")
+        kinds = zip(ids, self._agents.columns["Agent_Type"], strict=True)
         order = {agent: at for at, agent in enumerate(sorted(agent for agent, kind in kinds if kind == "GPU"))}
         return pd.array([order.get(agent, agent) for agent in agents], dtype="Int64")
 

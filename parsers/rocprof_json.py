@@ -54,10 +54,10 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     try:
-        found = _v3(given[_TOP], step_range) if _TOP in given else _v1(given["traceEvents"], step_range)
+        tables = _v3(given[_TOP], step_range) if _TOP in given else _v1(given["traceEvents"], step_range)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UnreadableFile(path, f"a rocprof JSON with a malformed record ({error!r})", _RECORD_AGAIN) from error
-    return rocprof.refuse_empty(found, path)
+    return rocprof.refuse_empty(tables, path)
 
 
 def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
@@ -73,8 +73,8 @@ def _v3(processes: Any, step_range: str) -> schema.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
-    found = _joined([columns for part in parts for columns in part.launches()])
-    launches = rocprof.records((*rocprof.LAUNCH, "dispatch"), found)
+    launched = _joined([columns for part in parts for columns in part.launches()])
+    launches = rocprof.records((*rocprof.LAUNCH, "dispatch"), launched)
     marked = _joined([part.markers() for part in parts])
     markers = rocprof.records(rocprof.RANGE, marked)
     for name in ("domain", "operation"):

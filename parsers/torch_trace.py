@@ -71,13 +71,13 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     and for one without GPU events, operators and ranges.
     """
     trace = torch_events.read(path)
-    found = _read(trace)
-    if not len(found.operations.start) and not len(found.ranges.start):
+    recording = _read(trace)
+    if not len(recording.operations.start) and not len(recording.ranges.start):
         foreign_files.refuse(path)
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    tables = _with_ranks(events.tables(found, step_range), trace)
+    tables = _fill_ranks(events.tables(recording, step_range), trace)
     if trace.of_modules is None:
         return tables
     of_modules = modules.rows(_read(trace.of_modules), trace.of_modules)
@@ -91,29 +91,29 @@ def launches(path: Path) -> pd.DataFrame:
 
 def recording(path: Path) -> events.Recording:
     """Read the single events of a trace. Raises ``UnreadableFile``, also for a trace without GPU events."""
-    found = _read(torch_events.read(path))
-    if not found.on_gpu:
+    recorded = _read(torch_events.read(path))
+    if not recorded.on_gpu:
         remedy = (
             "Open this trace in ui.perfetto.dev as it is, or record with ProfilerActivity.CUDA on a machine with a GPU."
         )
         raise UnreadableFile(path, "a Chrome trace without GPU events", remedy)
-    return events.traced(found)
+    return events.traced(recorded)
 
 
-def _with_ranks(found: schema.Tables, trace: Trace) -> schema.Tables:
+def _fill_ranks(tables: schema.Tables, trace: Trace) -> schema.Tables:
     """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
-    known: Any = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
+    stated_rank: Any = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
     size = group.get("world_size") if isinstance(group, dict) else None
-    rank_of = (known, size) if known is not pd.NA and type(size) is int and known < size else None
+    rank_of = (stated_rank, size) if stated_rank is not pd.NA and type(size) is int and stated_rank < size else None
     merged = {int(trace.pids(code)): rank for code, rank in trace.process_ranks.items()}
     changed = {}
     for name in ("steps", "timeline"):
-        frame = getattr(found, name)
-        ranks = frame["process"].map(merged) if merged else pd.Series(known, index=frame.index)
+        frame = getattr(tables, name)
+        ranks = frame["process"].map(merged) if merged else pd.Series(stated_rank, index=frame.index)
         changed[name] = frame.assign(rank=ranks.astype("Int64"))
-    return replace(found, **changed, rank_of=rank_of)
+    return replace(tables, **changed, rank_of=rank_of)
 
 
 def _read(trace: Trace) -> events.Recording:
@@ -160,7 +160,7 @@ def _read(trace: Trace) -> events.Recording:
         read_sizes=lambda: work["bytes"].fillna(0).to_numpy().astype(np.int64),
         checks=_checks(trace, work, calls),
     )
-    found = events.Recording(
+    recording = events.Recording(
         given,
         launched,
         ranges,
@@ -174,7 +174,7 @@ def _read(trace: Trace) -> events.Recording:
         read_shapes=functools.partial(_shapes, trace, work),
         read_calls=lambda: (_calls(trace, calls), work["call"].to_numpy().astype(int)),
     )
-    return events.corrected(found)
+    return events.corrected(recording)
 
 
 def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]]:
@@ -193,8 +193,8 @@ def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]
 
 def _shapes(trace: Trace, work: pd.DataFrame) -> pd.DataFrame | None:
     kernels = work[work["kind"] == "kernel"]
-    found = np.array([*trace.shapes, ("", "")], dtype=object)[kernels["shape"].to_numpy().astype(int)]
-    return pd.DataFrame(found, columns=["grid", "block"]) if found.all() else None
+    shapes = np.array([*trace.shapes, ("", "")], dtype=object)[kernels["shape"].to_numpy().astype(int)]
+    return pd.DataFrame(shapes, columns=["grid", "block"]) if shapes.all() else None
 
 
 def _calls(trace: Trace, calls: pd.DataFrame) -> operations.Spans:
@@ -216,11 +216,11 @@ def _launches(trace: Trace, calls: pd.DataFrame) -> pd.DataFrame:
     gpu = trace.frame("gpu")
     operators = pd.concat([trace.frame("op"), trace.frame("range")], ignore_index=True)
     gpu["is_shared"] = gpu["correlation"].isin(_shared(trace, calls, "correlation"))
-    by_call = _by_id(trace, calls.assign(row=calls.index), "correlation", gpu["correlation"])
-    by_operator = _by_id(trace, operators, "external", gpu["external"])
+    by_call = _look_up_ids(trace, calls.assign(row=calls.index), "correlation", gpu["correlation"])
+    by_operator = _look_up_ids(trace, operators, "external", gpu["external"])
     called = by_call["thread"].notna().to_numpy()
-    for name, own in (("thread", "thread"), ("time", "start"), ("time_dur", "dur")):
-        gpu[name] = np.where(called, by_call[own], by_operator[own])
+    for name, column in (("thread", "thread"), ("time", "start"), ("time_dur", "dur")):
+        gpu[name] = np.where(called, by_call[column], by_operator[column])
     gpu["call"] = by_call["row"].fillna(-1).to_numpy()
     gpu["by_operator"] = ~called & gpu["thread"].notna()
     gpu["kind"] = np.array(torch_events.KINDS, dtype=object)[gpu["kind"].astype(int)]
@@ -237,17 +237,17 @@ def _are_in_convolutions(trace: Trace, gpu: pd.DataFrame, by_call: pd.DataFrame,
     if not convolutions:
         return np.zeros(len(gpu), dtype=bool)
     operators = trace.frame("op")
-    through_call = _by_id(trace, operators, "external", by_call["external"])
+    through_call = _look_up_ids(trace, operators, "external", by_call["external"])
     name = by_operator["name"].fillna(through_call["name"]).to_numpy()
-    found: Ints = np.isin(name, convolutions)
+    convolves: Ints = np.isin(name, convolutions)
     unknown = np.flatnonzero(np.isnan(name) & gpu["thread"].notna().to_numpy())
     around = operators[operators["name"].isin(trace.named(_BACKEND.fullmatch))]
     for thread, rows in groupby.groups(gpu["thread"].to_numpy()[unknown].astype(np.int64)):
-        own = around[around["thread"] == thread]
-        start = _ns(own["start"])
+        thread_operators = around[around["thread"] == thread]
+        start = _ns(thread_operators["start"])
         time = _ns(gpu["time"].iloc[unknown[rows]])
-        found[unknown[rows]] = groupby.Union(start, start + _ns(own["dur"])).contains(time)
-    return found
+        convolves[unknown[rows]] = groupby.Union(start, start + _ns(thread_operators["dur"])).contains(time)
+    return convolves
 
 
 def _shared(trace: Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
@@ -263,7 +263,7 @@ def _shared(trace: Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
     return pd.concat([repeated["id"], used.loc[used["id"].duplicated(), "id"]])
 
 
-def _by_id(trace: Trace, rows: pd.DataFrame, key: str, ids: pd.Series[Any]) -> pd.DataFrame:
+def _look_up_ids(trace: Trace, rows: pd.DataFrame, key: str, ids: pd.Series[Any]) -> pd.DataFrame:
     """Return the first event of each of ``ids`` that only one process uses, NaN without one."""
     alone = rows[(rows[key] > 0) & ~rows[key].isin(_shared(trace, rows, key))]
     return alone.drop_duplicates(key).set_index(key, drop=False).reindex(ids.to_numpy()).reset_index(drop=True)
@@ -273,16 +273,16 @@ def _self_times(ops: pd.DataFrame) -> Ints:
     """Return the microseconds of each operator outside the operators inside it on its thread."""
     order = np.lexsort((-ops["dur"], ops["start"], ops["thread"]))
     columns = (ops["thread"], ops["start"], ops["start"] + ops["dur"], ops["dur"])
-    thread, start, end, own = (column.to_numpy()[order].tolist() for column in columns)
+    thread, start, end, self_us = (column.to_numpy()[order].tolist() for column in columns)
     stack: list[int] = []
     for i in range(len(order)):
         while stack and (thread[stack[-1]] != thread[i] or end[stack[-1]] <= start[i]):
             stack.pop()
         if stack:
-            own[stack[-1]] -= min(end[i], end[stack[-1]]) - start[i]
+            self_us[stack[-1]] -= min(end[i], end[stack[-1]]) - start[i]
         stack.append(i)
     result = np.empty(len(order))
-    result[order] = np.maximum(own, 0.0)
+    result[order] = np.maximum(self_us, 0.0)
     return result
 
 
@@ -315,29 +315,29 @@ def _range_name(text: str) -> str:
 def _checks(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> list[reconcile.Row]:
     """Return the kernels that are lost, those whose process is unknown, and the replays that lack some."""
     kernels = work[work["kind"] == "kernel"]
-    found = list(reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels)))
-    found += _lost_kernels(trace, work, calls)
+    checks = list(reconcile.of_shared_ids(int(kernels["is_shared"].sum()), len(kernels)))
+    checks += _lost_kernels(trace, work, calls)
     launch = kernels["correlation"].fillna(-1).to_numpy().astype(np.int64)
     graph = kernels["graph"].fillna(-1).to_numpy().astype(np.int64)
-    found += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
-    return found
+    checks += reconcile.of_replays(graph, np.where(launch > 0, launch, -1), kernels["name"].to_numpy().astype(int))
+    return checks
 
 
 def _lost_kernels(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame) -> Iterator[reconcile.Row]:
     """Yield by process how many launches have no kernel in the trace."""
     thread, time = calls["thread"].to_numpy().astype(int), calls["start"].to_numpy()
     patterns = (_LAUNCH, re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"))
-    launching, *marks = (np.flatnonzero(calls["name"].isin(trace.named(each.search))) for each in patterns)
-    begins, ends = ((thread[each], time[each]) for each in marks)
+    launching, *marks = (np.flatnonzero(calls["name"].isin(trace.named(pattern.search))) for pattern in patterns)
+    begins, ends = ((thread[mark], time[mark]) for mark in marks)
     launching = launching[~reconcile.are_captured(thread[launching], time[launching], begins, ends)]
     has_kernel = np.isin(calls["correlation"].to_numpy()[launching], trace.frame("gpu")["correlation"])
-    known = work[work["time"].notna()]
-    later = reconcile.may_run_later(time[launching], known["start"].to_numpy(), known["time"].to_numpy())
+    launched = work[work["time"].notna()]
+    later = reconcile.may_run_later(time[launching], launched["start"].to_numpy(), launched["time"].to_numpy())
     kept = np.flatnonzero(has_kernel | ~later)
-    for each, of_process in groupby.groups(trace.process_codes[thread[launching[kept]]]):
+    for process, of_process in groupby.groups(trace.process_codes[thread[launching[kept]]]):
         rows = kept[of_process]
         lost = reconcile.of_lost_kernels(len(rows), int(has_kernel[rows].sum()))
-        yield from ({**check, "process": int(each)} for check in lost)
+        yield from ({**check, "process": int(process)} for check in lost)
 
 
 def _origin(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame, on_gpu: bool) -> schema.Origin:
@@ -360,12 +360,12 @@ def _origin(trace: Trace, work: pd.DataFrame, calls: pd.DataFrame, on_gpu: bool)
 
 def _count_placements(work: pd.DataFrame, placed: attribution.Attribution) -> dict[schema.Placement, int]:
     counted = ~work["kind"].isin(("memcpy", "memset")).to_numpy()
-    work, found, by_time = work[counted], placed.path[counted] != 0, placed.by_time[counted]
+    work, is_placed, by_time = work[counted], placed.path[counted] != 0, placed.by_time[counted]
     lost, shared = work["thread"].isna(), work["is_shared"]
     counts = {
-        schema.Placement.THREAD: found & ~by_time,
-        schema.Placement.OTHER_THREAD: found & by_time,
-        schema.Placement.NO_RANGE: ~found & work["thread"].notna(),
+        schema.Placement.THREAD: is_placed & ~by_time,
+        schema.Placement.OTHER_THREAD: is_placed & by_time,
+        schema.Placement.NO_RANGE: ~is_placed & work["thread"].notna(),
         schema.Placement.SHARED_ID: lost & shared,
         schema.Placement.NO_CALL: lost & ~shared,
         schema.Placement.OF_EXTERNAL_ID: work["by_operator"],
