@@ -136,9 +136,9 @@ class Builder:
     def __init__(self, recording: Recording, classes: Mapping[str, str], step_range: str | None = "") -> None:
         self._recording = recording
         done = recording.operations
-        own = [classes.get(name) for name in done.table_names[0]]
+        class_of_name = [classes.get(name) for name in done.table_names[0]]
         number = done.table_names[1]
-        self._classes = [own[code] or done.classes[at] for at, code in enumerate(number.tolist())]
+        self._classes = [class_of_name[code] or done.classes[at] for at, code in enumerate(number.tolist())]
         self._origin = int(done.start.min()) if len(done.start) else 0
         given = recording.ranges, recording.waits
         #: Rows of the table `steps`, by the numbers of processes.
@@ -167,8 +167,8 @@ class Builder:
                 prefix = f"GPU {device} " if device >= 0 else "GPU "
                 tracks += self._device(process, device, mine, np.isin(mine, chosen), (low, high), prefix)
             pid = int(self._recording.pids(np.array([process]))[0])
-            known = pid if pid >= 0 else None
-            yield Process(name(known, devices), known, tuple(tracks)).since(-self._recording.offset_ns)
+            process_id = pid if pid >= 0 else None
+            yield Process(name(process_id, devices), process_id, tuple(tracks)).since(-self._recording.offset_ns)
 
     def _cases(self, rows: Ints) -> Any:
         placed = self._recording.placed
@@ -209,11 +209,11 @@ class Builder:
         idle = self._idle(process, rows, chosen, window)
         if len(idle):
             yield f"{prefix}idle", idle
-        own = rows[chosen]
-        streams = self._recording.operations.stream[own]
-        for stream, of_stream in sorted(groups(streams), key=lambda each: each[0]):
+        chosen_rows = rows[chosen]
+        streams = self._recording.operations.stream[chosen_rows]
+        for stream, of_stream in sorted(groups(streams), key=lambda group: group[0]):
             title = f"{prefix}stream {stream}" if stream >= 0 else f"{prefix}operations"
-            for number, lane in enumerate(self._operations(own[of_stream]).lanes(may_nest=False), start=1):
+            for number, lane in enumerate(self._operations(chosen_rows[of_stream]).lanes(may_nest=False), start=1):
                 yield (title if number == 1 else f"{title} ({number})"), lane
 
     def _step_slices(self, steps: pd.DataFrame) -> Slices:
@@ -231,9 +231,9 @@ class Builder:
         """Return the gaps of a device between its chosen operations."""
         line = operations.timeline(self._recording.operations, rows)
         waits = self._recording.waits
-        own = waits.process == process
+        in_process = waits.process == process
         anything = Union(line.start, line.end)
-        opened, closed, cause = gaps(line, anything, Union(waits.start[own], waits.end[own]))
+        opened, closed, cause = gaps(line, anything, Union(waits.start[in_process], waits.end[in_process]))
         following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
         of_line = np.isin(line.rows, rows[chosen])
         # A gap after the last operation of a case belongs to what follows.
@@ -251,9 +251,9 @@ class Builder:
         details: dict[str, list[Any]] = {}
         if any(self._recording.placed.paths.case):
             details["case"] = [case or None for case in self._cases(rows).tolist()]
-        known = done.launched[rows] != operations.UNKNOWN
+        has_launch = done.launched[rows] != operations.UNKNOWN
         queued = (done.start[rows] - done.launched[rows]).tolist()
-        details["ns_since_launch"] = [ns if is_known else None for ns, is_known in zip(queued, known, strict=True)]
+        details["ns_since_launch"] = [ns if is_known else None for ns, is_known in zip(queued, has_launch, strict=True)]
         if done.sizes is not None and (sizes := done.sizes[rows]).any():
             details["bytes"] = [size or None for size in sizes.tolist()]
             rates = (sizes / np.maximum(duration, 1)).tolist()
@@ -289,8 +289,8 @@ class _Host:
             # The calls and ranges of a case are those in the time of its ranges.
             ranges = recording.ranges
             code = [i for i, name in enumerate(ranges.names) if name == f"profpipe:{case}"]
-            own = np.isin(ranges.name, code) & (ranges.process == process)
-            self._of_case: Union | None = Union(ranges.start[own], ranges.end[own])
+            in_case = np.isin(ranges.name, code) & (ranges.process == process)
+            self._of_case: Union | None = Union(ranges.start[in_case], ranges.end[in_case])
         else:
             self._of_case = None
 
@@ -306,7 +306,7 @@ class _Host:
         names = list(given.recorded or given.names)
         nothing = _zeros(len(rows))
         slices = Slices(start, end, given.name[rows], names, nothing, (RANGE,), nothing)
-        yield from self._by_thread("ranges", self._recording.tids(given.thread[rows]), slices)
+        yield from self._lay_out_threads("ranges", self._recording.tids(given.thread[rows]), slices)
 
     def calls(self) -> Iterator[Track]:
         """Yield the calls of each thread; those that launched something have an arrow to it."""
@@ -320,11 +320,11 @@ class _Host:
         flow = np.where(launching[rows], rows + 1, 0)
         categories = (LAUNCH, WAIT, CALL)
         slices = Slices(calls.start[rows], calls.end[rows], calls.name[rows], calls.names, category, categories, flow)
-        yield from self._by_thread("API calls", calls.thread[rows], slices)
+        yield from self._lay_out_threads("API calls", calls.thread[rows], slices)
 
-    def _by_thread(self, title: str, threads: Any, slices: Slices) -> Iterator[Track]:
+    def _lay_out_threads(self, title: str, threads: Any, slices: Slices) -> Iterator[Track]:
         by_thread: Sequence[tuple[int, Ints]] = groups(np.asarray(threads, dtype=np.int64))
-        for thread, rows in sorted(by_thread, key=lambda each: -len(each[1])):
+        for thread, rows in sorted(by_thread, key=lambda group: -len(group[1])):
             of = f"thread {thread} {title}" if thread >= 0 else title
             for number, lane in enumerate(slices.only(rows).lanes(may_nest=True), start=1):
                 yield (of if number == 1 else f"{of} ({number})"), lane

@@ -74,12 +74,12 @@ class _Writer:
         self._is_begun = False
 
     def write_process(self, number: int, process: Process) -> None:
-        own = self._new_track()
-        own.process.pid = number
-        own.process.process_name = process.name
-        own.child_ordering = self._messages.TrackDescriptor.EXPLICIT
-        parent = own.uuid
-        self._write(track_descriptor=own)
+        descriptor = self._new_track()
+        descriptor.process.pid = number
+        descriptor.process.process_name = process.name
+        descriptor.child_ordering = self._messages.TrackDescriptor.EXPLICIT
+        parent = descriptor.uuid
+        self._write(track_descriptor=descriptor)
         for rank, track in enumerate(process.tracks):
             self._write_track(parent, rank, track, number)
 
@@ -88,22 +88,22 @@ class _Writer:
         return self._messages.TrackDescriptor(uuid=self._tracks)
 
     def _write_track(self, parent: int, rank: int, track: Track, space: int) -> None:
-        own = self._new_track()
+        descriptor = self._new_track()
         name, slices = track
-        own.name, own.parent_uuid, own.sibling_order_rank = name, parent, rank
-        self._write(track_descriptor=own)
+        descriptor.name, descriptor.parent_uuid, descriptor.sibling_order_rank = name, parent, rank
+        self._write(track_descriptor=descriptor)
         used = self._intern(slices)
         event_of = self._messages.TrackEvent
         for time, row, begins in slices.events():
             if begins:
-                event = event_of(type=event_of.TYPE_SLICE_BEGIN, track_uuid=own.uuid)
+                event = event_of(type=event_of.TYPE_SLICE_BEGIN, track_uuid=descriptor.uuid)
                 event.name_iid = used[0][slices.name[row]]
                 event.category_iids.append(used[1][slices.category[row]])
                 if flow := int(slices.flow[row]):
                     event.flow_ids.append(space << 40 | flow)
                 event.debug_annotations.extend(self._annotations(slices, row))
             else:
-                event = event_of(type=event_of.TYPE_SLICE_END, track_uuid=own.uuid)
+                event = event_of(type=event_of.TYPE_SLICE_END, track_uuid=descriptor.uuid)
             self._write(timestamp=time, track_event=event)
 
     def _annotations(self, slices: Slices, row: int) -> Iterator[Any]:
@@ -116,17 +116,17 @@ class _Writer:
     def _intern(self, slices: Slices) -> tuple[dict[int, int], dict[int, int]]:
         """Write the texts of ``slices`` that are new, and return the numbers of its names and categories."""
         new = self._messages.InternedData()
-        found: list[dict[int, int]] = []
-        for codes, texts, known, entries in (
+        used_numbers: list[dict[int, int]] = []
+        for codes, texts, number_of, entries in (
             (slices.name, slices.names, self._names, new.event_names),
             (slices.category, slices.categories, self._categories, new.event_categories),
         ):
             used = {code: texts[code] for code in dict.fromkeys(codes.tolist())}
-            _add(used.values(), known, entries)
-            found.append({code: known[text] for code, text in used.items()})
+            _add(used.values(), number_of, entries)
+            used_numbers.append({code: number_of[text] for code, text in used.items()})
         _add(slices.details, self._details, new.debug_annotation_names)
         self._write(interned_data=new)
-        return found[0], found[1]
+        return used_numbers[0], used_numbers[1]
 
     def _write(self, **content: Any) -> None:
         packet = self._messages.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **content)
@@ -137,8 +137,8 @@ class _Writer:
         self._stream.write(self._messages.Trace(packet=[packet]).SerializeToString())
 
 
-def _add(texts: Any, known: dict[str, int], entries: Any) -> None:
+def _add(texts: Any, number_of: dict[str, int], entries: Any) -> None:
     for text in texts:
-        if text not in known:
-            known[text] = len(known) + 1
-            entries.add(iid=known[text], name=text)
+        if text not in number_of:
+            number_of[text] = len(number_of) + 1
+            entries.add(iid=number_of[text], name=text)
