@@ -62,7 +62,7 @@ def _list_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
     """Yield the text of a trace that is only a list of events."""
     before = "[\n"
     for _, event in json_stream.items(source, unroll="traceEvents"):
-        yield before + json.dumps(_without_folders(event, removed))
+        yield before + json.dumps(_scrub_event(event, removed))
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"
 
@@ -76,7 +76,7 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
             removed["metadata"] += key != _MARK_KEY
             continue
         event = key == "traceEvents"
-        value = _without_folders(value, removed) if event else _without_private(value)
+        value = _scrub_event(value, removed) if event else _drop_private(value)
         if event and not inside:
             before += '"traceEvents": [\n'
         elif inside and not event:
@@ -86,21 +86,21 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
     yield ("\n]" if inside else "") + "\n}\n"
 
 
-def _without_private(value: Any) -> Any:
+def _drop_private(value: Any) -> Any:
     """Return ``value`` without what stands behind a private key at any depth."""
     if isinstance(value, dict):
-        return {key: _without_private(part) for key, part in value.items() if not _PRIVATE_KEY.fullmatch(key)}
-    return list(map(_without_private, value)) if isinstance(value, list) else value
+        return {key: _drop_private(part) for key, part in value.items() if not _PRIVATE_KEY.fullmatch(key)}
+    return list(map(_drop_private, value)) if isinstance(value, list) else value
 
 
-def _without_folders(event: Any, removed: Counter[str]) -> Any:
+def _scrub_event(event: Any, removed: Counter[str]) -> Any:
     """Return ``event`` without private arguments, and with file names in place of the paths of its calls."""
     if not isinstance(event, dict):
         return event
     changed = dict(event)
     if event.get("cat") == "python_function":
         changed["name"] = without_folders(event.get("name"))
-    if isinstance(args := _without_private(event.get("args")), dict):
+    if isinstance(args := _drop_private(event.get("args")), dict):
         changed["args"] = args | {_STACK: without_folders(args[_STACK])} if _STACK in args else args
     removed["events"] += changed != event
     return changed

@@ -135,10 +135,10 @@ def find_private_files(run_folder: Path, below: Path, secrets: Iterable[str] = (
     """
     texts = list(secrets)
     files = (path for path in below.rglob("*") if path.is_file() and not path.is_symlink())
-    found = [path for path in files if _is_private(path) or holds_any(path, texts)]
-    for path in found:
+    private = [path for path in files if _is_private(path) or holds_any(path, texts)]
+    for path in private:
         path.chmod(0o600)
-    return sorted(str(path.relative_to(run_folder)) for path in found)
+    return sorted(str(path.relative_to(run_folder)) for path in private)
 
 
 def _is_private(path: Path) -> bool:
@@ -206,22 +206,22 @@ def mask_tables(tables: Tables, secrets: Mapping[str, str]) -> Tables:
     Kernel names are not searched for forms: a template argument may look like one. A table without a secret stays the
     same object.
     """
-    known = masking.masker(secrets)
+    masker = masking.masker(secrets)
     frames: dict[str, Any] = {
-        table.name: _masked(getattr(tables, table.name), table, known, with_forms=table is schema.CASES)
+        table.name: _masked(getattr(tables, table.name), table, masker, with_forms=table is schema.CASES)
         for table in schema.PARSED
     }
     origin = tables.origin
-    notes, details = (tuple(map(known.mask, texts)) for texts in (origin.notes, origin.details))
+    notes, details = (tuple(map(masker.mask, texts)) for texts in (origin.notes, origin.details))
     return replace(tables, **frames, origin=replace(origin, notes=notes, details=details))
 
 
-def _masked(frame: pd.DataFrame, table: schema.Table, known: masking.Masker, with_forms: bool) -> pd.DataFrame:
+def _masked(frame: pd.DataFrame, table: schema.Table, masker: masking.Masker, with_forms: bool) -> pd.DataFrame:
     changed = {}
     for column in table.columns:
         if column.dtype == "str" and len(frame):
             codes, distinct = pd.factorize(frame[column.name])
-            texts = [known.mask(text) if with_forms else known.mask_known(text) for text in map(str, distinct)]
+            texts = [masker.mask(text) if with_forms else masker.mask_known(text) for text in map(str, distinct)]
             if any(a != b for a, b in zip(texts, distinct, strict=True)):
                 changed[column.name] = pd.Series(texts, dtype=object).reindex(codes).set_axis(frame.index)
     return frame.assign(**changed) if changed else frame

@@ -213,12 +213,12 @@ def _note(database: sqlite3.Connection, table: str, numbers: Iterable[int]) -> N
 
 
 def _distinct(file: Path, column: str) -> set[int]:
-    found: set[int] = set()
+    distinct: set[int] = set()
     with parquet.ParquetFile(file) as rows:
         for batch in rows.iter_batches(columns=[column]):
-            known = batch.column(0).drop_null().cast(pa.int64(), safe=False)
-            found.update(np.unique(known.to_numpy(zero_copy_only=False)).tolist())
-    return found
+            numbers = batch.column(0).drop_null().cast(pa.int64(), safe=False)
+            distinct.update(np.unique(numbers.to_numpy(zero_copy_only=False)).tolist())
+    return distinct
 
 
 def _load(database: sqlite3.Connection, table: str, rows: pa.Table) -> None:
@@ -251,12 +251,12 @@ def _is_text(kind: pa.DataType) -> bool:
 def _write(database: sqlite3.Connection, schema: Schema, table: str, rows: pa.Table, target: Path) -> int:
     keep, new = kept(schema, table), changed(schema, table)
     chosen = ", ".join(["rowid - 1", differ(new), *new.values()])
-    found = database.execute(f"SELECT {chosen} FROM source.{quoted(table)} WHERE {keep} ORDER BY rowid").fetchall()
-    stay = rows.take(pa.array([row[0] for row in found], pa.int64()))
+    kept_rows = database.execute(f"SELECT {chosen} FROM source.{quoted(table)} WHERE {keep} ORDER BY rowid").fetchall()
+    stay = rows.take(pa.array([row[0] for row in kept_rows], pa.int64()))
     for at, field in enumerate(rows.schema):
         if field.name in new:
             number = 2 + list(new).index(field.name)
-            texts = [row[number] for row in found] if _is_text(field.type) else [None] * len(found)
+            texts = [row[number] for row in kept_rows] if _is_text(field.type) else [None] * len(kept_rows)
             stay = stay.set_column(at, field, pa.array(texts, _plain(field.type)).cast(field.type))
         elif pa.types.is_dictionary(field.type):
             # Otherwise the dictionary keeps the values of dropped rows.
@@ -264,4 +264,4 @@ def _write(database: sqlite3.Connection, schema: Schema, table: str, rows: pa.Ta
     if table == _TEXTS:
         stay = stay.replace_schema_metadata({**(stay.schema.metadata or {}), **_PARQUET_MARK})
     parquet.write_table(stay, target)
-    return rows.num_rows - len(found) + sum(bool(row[1]) for row in found)
+    return rows.num_rows - len(kept_rows) + sum(bool(row[1]) for row in kept_rows)

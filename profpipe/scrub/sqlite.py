@@ -40,12 +40,12 @@ class Schema:
 
     @classmethod
     def of(cls, database: sqlite3.Connection) -> Schema:
-        found = database.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'").fetchall()
+        tables = database.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'").fetchall()
         # The tables of a search tree hold copies of the rows.
-        trees = tuple(f"{name}_" for name, sql in found if sql.upper().startswith("CREATE VIRTUAL"))
+        trees = tuple(f"{name}_" for name, sql in tables if sql.upper().startswith("CREATE VIRTUAL"))
         made = {
             name: sql
-            for name, sql in found
+            for name, sql in tables
             if sql.upper().startswith("CREATE TABLE") and not name.startswith(("sqlite_", *trees))
         }
         columns = {
@@ -125,10 +125,10 @@ def differ(changed: Mapping[str, str]) -> str:
 def define(database: sqlite3.Connection, name: str, arguments: int, function: Callable[..., Any]) -> None:
     """Register ``function`` in SQL, for the expressions of ``call``."""
 
-    def with_texts(*values: Any) -> Any:
+    def call_with_texts(*values: Any) -> Any:
         return function(*(value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values))
 
-    database.create_function(name, arguments, with_texts, deterministic=True)
+    database.create_function(name, arguments, call_with_texts, deterministic=True)
 
 
 def call(function: str, *columns: str) -> str:
@@ -222,22 +222,22 @@ class _Rocprof:
     def changed(self, schema: Schema, table: str) -> dict[str, str]:
         base, columns = GUID.sub("", table), schema.columns[table]
         private = [] if base in _NO_USER else schema.private_texts(table)
-        found = {name: "'{}'" if columns[name] == "JSONB" else "''" for name in private}
+        replacements = {name: "'{}'" if columns[name] == "JSONB" else "''" for name in private}
         if base not in _KEEP_THEIR_EXTDATA and "extdata" in columns:
-            found["extdata"] = "'{}'"
-        found |= {name: value for name, value in _CHANGED.get(base, {}).items() if name in columns}
-        return found
+            replacements["extdata"] = "'{}'"
+        replacements |= {name: value for name, value in _CHANGED.get(base, {}).items() if name in columns}
+        return replacements
 
 
 def _text_columns(database: sqlite3.Connection, schema: Schema) -> Iterator[tuple[str, str, str]]:
     """Yield (table, column with ids of texts, table of those texts)."""
     for table in schema.made:
         declared = database.execute(f"PRAGMA source.foreign_key_list({quoted(table)})").fetchall()
-        found = {row[3]: row[2] for row in declared if row[2].startswith("rocpd_string")}
+        text_tables = {row[3]: row[2] for row in declared if row[2].startswith("rocpd_string")}
         guid = GUID.search(table)
         for column in filter(_TEXT_ID.search, schema.columns[table]):
-            found.setdefault(column, f"rocpd_string{guid[0] if guid else ''}")
-        yield from ((table, column, texts) for column, texts in found.items())
+            text_tables.setdefault(column, f"rocpd_string{guid[0] if guid else ''}")
+        yield from ((table, column, texts) for column, texts in text_tables.items())
 
 
 def _message_alone(extdata: Any) -> str:
