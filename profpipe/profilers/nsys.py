@@ -191,11 +191,11 @@ def _head(path: Path) -> bytes:
 def version(path: Path) -> str:
     """Return the version of nsys that wrote a report or recording, empty where it is unknown."""
     with path.open("rb") as stream:
-        found = _HEAD_VERSION.search(stream.read(128))
-        if not found:
+        match = _HEAD_VERSION.search(stream.read(128))
+        if not match:
             stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            found = _TAIL_VERSION.search(stream.read())
-    return found["version"].decode().replace("@", ".") if found else ""
+            match = _TAIL_VERSION.search(stream.read())
+    return match["version"].decode().replace("@", ".") if match else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def diagnose(log: str) -> tuple[str, str] | None:
     # PROFILERS: pytorch#117935, one CUPTI client a process.
     if "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED" in log:
         return "failed", "another profiler holds CUPTI in this process. Do not run profpipe under nsys or ncu."
-    if found := re.search(_NOTHING_RECORDED, log, re.MULTILINE):
+    if match := re.search(_NOTHING_RECORDED, log, re.MULTILINE):
         # A program without torch is nothing for this profiler; one that ended too early needs other settings.
-        return "failed" if found[2] else "skipped", found[1].removesuffix(".")
+        return "failed" if match[2] else "skipped", match[1].removesuffix(".")
     return None
