@@ -279,7 +279,7 @@ def test_the_exit_code_names_a_failed_gate_then_a_failed_case_then_an_undecided_
 def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
     data, run = tables_of({"c": around(3)}), run_of(1)
     known = replace(pairs.analyze(data, run), cases=())
-    assert rendering.write_report(tmp_path, data, run, found=known).pairs is known
+    assert rendering.write_report(tmp_path, data, run, pair_findings=known).pairs is known
     assert list(history.of_run("r", data, run_of(is_aa=True), known)) == []
 
 

@@ -113,8 +113,8 @@ def _file_loader(args: argparse.Namespace) -> Callable[[Sequence[str]], RunReque
     from profpipe.runner.request import RunRequest
 
     path = plugins.pipeline_path(args.pipeline)
-    return lambda own: RunRequest.create(
-        loader.load_pipeline(path, [*args.set, *own]), path, args.out, args.workload, ["plain"]
+    return lambda overrides: RunRequest.create(
+        loader.load_pipeline(path, [*args.set, *overrides]), path, args.out, args.workload, ["plain"]
     )
 
 
@@ -137,17 +137,17 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
     for option, specs in zip(("--a", "--b"), both[: 1 if args.aa else 2], strict=False):
         repeat += [word for spec in specs for word in (option, spec.published_from(path.parent))]
 
-    def load(own: Sequence[str]) -> RunRequest:
-        found = program.read_program(
+    def load(overrides: Sequence[str]) -> RunRequest:
+        user_program = program.read_program(
             args.program,
             path,
-            overrides=[*args.set, *own],
+            overrides=[*args.set, *overrides],
             variables=args.env,
             name=args.name,
             settings=arguments.settings(args),
             repeat=repeat,
         )
-        return RunRequest.create(found.pipeline, path, args.out, program=found)
+        return RunRequest.create(user_program.pipeline, path, args.out, program=user_program)
 
     return load
 
@@ -160,8 +160,8 @@ def _check_placeholders(args: argparse.Namespace, a: Sequence[Spec], b: Sequence
         {text.partition("=")[0].strip() for text in words}
         for words in (args.set, sides.overrides(a), sides.overrides(b))
     )
-    for own, other, option, label in ((of_a, of_b, "--b", "A"), (of_b, of_a, "--a", "B")):
-        for name in sorted(own - other - of_both):
+    for names, other, option, label in ((of_a, of_b, "--b", "A"), (of_b, of_a, "--a", "B")):
+        for name in sorted(names - other - of_both):
             if any(f"{{{name}}}" in word for word in args.program):
                 remedy = f"Add {option} set:{name}=VALUE. Without VALUE the argument is left out."
                 raise ConfigError(option, f"{{{name}}} has a value on {label} only.", remedy)

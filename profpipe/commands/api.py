@@ -101,14 +101,14 @@ class Run(_Shown):
 class Differences(_Shown):
     """What differs between two runs or recordings: ``answer`` and ``results``, the text and the JSON of `compare`."""
 
-    def __init__(self, found: Comparison | RecordingComparison, sides: Sequence[Run]) -> None:
-        self.found, self.sides = found, sides
+    def __init__(self, comparison: Comparison | RecordingComparison, sides: Sequence[Run]) -> None:
+        self.comparison, self.sides = comparison, sides
 
     @cached_property
     def answer(self) -> str:
         from profpipe.report import comparison
 
-        return comparison.text(self.found)
+        return comparison.text(self.comparison)
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -116,9 +116,9 @@ class Differences(_Shown):
         from profpipe.report import comparison
 
         names = [str(side.path) for side in self.sides]
-        if isinstance(self.found, Comparison):
-            return comparison.document(self.found, names, self.sides[1].manifest, None, 0)
-        return comparison.recordings_document(self.found, names)
+        if isinstance(self.comparison, Comparison):
+            return comparison.document(self.comparison, names, self.sides[1].manifest, None, 0)
+        return comparison.recordings_document(self.comparison, names)
 
     def __str__(self) -> str:
         return self.answer
@@ -154,13 +154,13 @@ def compare(a: Run | StrPath, b: Run | StrPath, *, out: StrPath = "out") -> Diff
 
     before, after = (side if isinstance(side, Run) else read(side, out=out) for side in (a, b))
     is_alike = (before.manifest.name, before.manifest.device) == (after.manifest.name, after.manifest.device)
-    found = find_differences(before, after, noise.read(Path(out), after.manifest) if is_alike else {})
-    if not isinstance(found, Comparison):
-        check_partners(found)
-    return Differences(found, (before, after))
+    compared = find_differences(before, after, noise.read(Path(out), after.manifest) if is_alike else {})
+    if not isinstance(compared, Comparison):
+        check_partners(compared)
+    return Differences(compared, (before, after))
 
 
-def find_differences(a: Run, b: Run, known: Model) -> Comparison | RecordingComparison:
+def find_differences(a: Run, b: Run, noise_model: Model) -> Comparison | RecordingComparison:
     """Return the differences of the times of two runs; where they have none in common, those of their recordings.
 
     Raises ConfigError where both are one run or recording: nothing was measured twice.
@@ -170,7 +170,7 @@ def find_differences(a: Run, b: Run, known: Model) -> Comparison | RecordingComp
     from profpipe.analysis.compare_recordings import compare_recordings
     from profpipe.analysis.compare_runs import compare_runs
 
-    times = compare_runs(a.tables, b.tables, a.manifest, b.manifest, known)
+    times = compare_runs(a.tables, b.tables, a.manifest, b.manifest, noise_model)
     if not (times.changes or times.lost or times.changed_params):
         recorded = compare_recordings((a.tables, a.manifest), (b.tables, b.manifest))
         if not (a.manifest.is_run and b.manifest.is_run) or (recorded.changes and not times.absent):

@@ -147,10 +147,10 @@ def print_report(
         print(shown_path(summary) if args.quiet else f"Report: {shown_path(summary)}")
 
 
-def print_kept(args: argparse.Namespace, folder: Path, known: answer.Answer) -> None:
+def print_kept(args: argparse.Namespace, folder: Path, kept: answer.Answer) -> None:
     """Print what stands in the folder that ``ingest`` has written, as ``print_report`` does."""
     results = folder / "results.json"
-    print_report(args, folder / "SUMMARY.md", known.first_screen, lambda: known.document,
+    print_report(args, folder / "SUMMARY.md", kept.first_screen, lambda: kept.document,
                  lambda: json.loads(results.read_bytes()))  # fmt: skip
 
 
@@ -285,8 +285,8 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
         "forward": args.forward or None,
     }
     given = {name: value for name, value in steps.items() if value is not None}
-    found = {"steps": given or None, "capture": args.capture, "clean_env": args.clean_env or None}
-    return {name: value for name, value in found.items() if value is not None}
+    options = {"steps": given or None, "capture": args.capture, "clean_env": args.clean_env or None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def program_file(out: Path) -> Path:
@@ -326,8 +326,8 @@ def gpu_count(text: str) -> int | str:
 
 def budget(text: str) -> float:
     """Return the seconds of ``90s``, ``10m`` or ``1.5h``."""
-    if (found := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smh])", text)) and float(found[1]) > 0:
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    if (match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smh])", text)) and float(match[1]) > 0:
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
     raise argparse.ArgumentTypeError(f"{text!r} is no time. For example: 90s, 10m or 1h")
 
 

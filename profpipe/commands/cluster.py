@@ -120,7 +120,7 @@ def resume(folder: Path, request: RunRequest, options: Sequence[str], args: argp
 
 def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namespace) -> int:
     """Say what was submitted; with ``--wait`` follow and collect it."""
-    jobs, count = [each.job for each in made], sum(len(each.indices) for each in made)
+    jobs, count = [submission.job for submission in made], sum(len(submission.indices) for submission in made)
     if args.wait:
         if not args.quiet:
             print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}.", file=sys.stderr)
@@ -169,7 +169,7 @@ def follow(folder: Path, is_quiet: bool) -> None:
             shown = line
             time.sleep(pause_s)
     except KeyboardInterrupt:
-        jobs = " ".join(str(each.job) for each in queue.read_submissions(folder))
+        jobs = " ".join(str(submission.job) for submission in queue.read_submissions(folder))
         what = f"Interrupted. The tasks stay in the queue; `scancel {jobs}` stops them."
         raise Interrupted(f"{what} To read what is done: {execution.command('collect', folder)}") from None
 
@@ -208,24 +208,24 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     with _lock(folder):
         for _ in range(_MOST_READS):
             before = records.list_records(folder)
-            result, known = _collect(folder, request, templates, csv=args.csv)
+            result, run = _collect(folder, request, templates, csv=args.csv)
             if records.list_records(folder) == before:
                 break
     rendering.print_result(result, args)
-    lacking = [task for task in known.tasks if task.state is not TaskState.DONE]
+    lacking = [task for task in run.tasks if task.state is not TaskState.DONE]
     if lacking and not (args.quiet or args.json):
-        print(f"profpipe: {progress_line([task.state for task in known.tasks])}.", file=sys.stderr)
+        print(f"profpipe: {progress_line([task.state for task in run.tasks])}.", file=sys.stderr)
     return errors.SOME_FAILED if lacking else result.exit_code
 
 
 def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
     """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
-    own = rendering.find_templates(request.plugin_dir, not_below=folder)
+    templates = rendering.find_templates(request.plugin_dir, not_below=folder)
     if not (doubt := fingerprint.find_doubt(folder)):
-        return own
+        return templates
     # Somebody else may have chosen the path of its pipeline file.
     others = rendering.find_templates(Path.cwd(), not_below=folder)
-    if own != others:
+    if templates != others:
         what = f"{folder.name} was not made by this user on this machine: {doubt}."
         print(f"profpipe: {what} The templates of its pipeline are not used.", file=sys.stderr)
     return others
@@ -239,12 +239,12 @@ def _collect(
         silence = ""
     except queue.SlurmSilent as error:
         seen, silence = None, str(error)
-    data, known = records_of_tasks.collect(folder, seen)
-    if silence and not known.ended:
+    data, run = records_of_tasks.collect(folder, seen)
+    if silence and not run.ended:
         print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
-    result = execution.write_results(folder, request, data, known, templates=templates, csv=csv)
-    known.save(folder)
-    return result, known
+    result = execution.write_results(folder, request, data, run, templates=templates, csv=csv)
+    run.save(folder)
+    return result, run
 
 
 @contextmanager

@@ -57,26 +57,26 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("profpipe compare", what, "`profpipe ab` decides over several runs of A and B.")
     if len(args.runs) < 2:
         raise ConfigError("profpipe compare", "needs two runs, and 1 is given.", "Name A and B.")
-    found = api.compare(*args.runs, out=args.out)
-    if not isinstance(found.found, Comparison):
-        return _end_recordings(args, found.found)
-    a, b = found.sides
+    differences = api.compare(*args.runs, out=args.out)
+    if not isinstance(differences.comparison, Comparison):
+        return _end_recordings(args, differences.comparison)
+    a, b = differences.sides
     if args.html:
-        _write_html(args, found.found, compare_recordings((a.tables, a.manifest), (b.tables, b.manifest)))
-    return _end(args, found.found, b.manifest)
+        _write_html(args, differences.comparison, compare_recordings((a.tables, a.manifest), (b.tables, b.manifest)))
+    return _end(args, differences.comparison, b.manifest)
 
 
 def _write_html(
-    args: argparse.Namespace, found: Comparison | RecordingComparison, recorded: RecordingComparison
+    args: argparse.Namespace, compared: Comparison | RecordingComparison, recorded: RecordingComparison
 ) -> None:
     from profpipe.commands import rendering
     from profpipe.report import comparison, html_page
 
-    page = comparison.page(found, args.runs, recorded)
+    page = comparison.page(compared, args.runs, recorded)
     arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
 
 
-def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int:
+def _end_recordings(args: argparse.Namespace, compared: RecordingComparison) -> int:
     """Print the comparison of recordings, or write it as JSON. Raises ConfigError for a gate."""
     from profpipe.report import comparison
 
@@ -84,36 +84,36 @@ def _end_recordings(args: argparse.Namespace, found: RecordingComparison) -> int
         what = "needs times of both sides without a profiler; single recordings cannot tell a difference from noise."
         raise ConfigError("--gate", what, f"Measure: `profpipe ab --gate {args.gate:g} --a git:REVISION -- PROGRAM`.")
     if args.html:
-        _write_html(args, found, found)
-    _print(args, found, lambda: comparison.recordings_document(found, args.runs))
+        _write_html(args, compared, compared)
+    _print(args, compared, lambda: comparison.recordings_document(compared, args.runs))
     return errors.OK
 
 
 def _print(
     args: argparse.Namespace,
-    found: Comparison | RecordingComparison,
+    compared: Comparison | RecordingComparison,
     full: Callable[[], dict[str, Any]],
     exit_code: int = errors.OK,
 ) -> None:
     """Print the comparison, or print or write it as JSON."""
     from profpipe.report import answer_json, comparison
 
-    arguments.print_json(args, lambda: answer_json.of_comparison(found, full(), exit_code), full)
+    arguments.print_json(args, lambda: answer_json.of_comparison(compared, full(), exit_code), full)
     if not arguments.prints_json(args):
-        print(comparison.text(found))
+        print(comparison.text(compared))
 
 
-def _end(args: argparse.Namespace, found: Comparison, run: Manifest) -> int:
+def _end(args: argparse.Namespace, compared: Comparison, run: Manifest) -> int:
     """Print the comparison, or write it as JSON, and end as the gate demands."""
     from profpipe.analysis.verdict import Gate
     from profpipe.report import comparison
 
     stop: ProfpipeError | None = None
-    if args.gate is not None and (why := comparison.gate_text(found, args.gate)):
-        is_open = found.judge_gate(args.gate) is Gate.UNDECIDED
+    if args.gate is not None and (why := comparison.gate_text(compared, args.gate)):
+        is_open = compared.judge_gate(args.gate) is Gate.UNDECIDED
         stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     code = stop.exit_code if stop else errors.OK
-    _print(args, found, lambda: comparison.document(found, args.runs, run, args.gate, code), code)
+    _print(args, compared, lambda: comparison.document(compared, args.runs, run, args.gate, code), code)
     if stop:
         raise stop
     if args.gate is not None and not arguments.prints_json(args):

@@ -53,9 +53,9 @@ def main(args: argparse.Namespace) -> int:
     print(text(examine(profilers.ALL, process.ask, process.ask_python)))
     if args.measure_peaks:
         ask_python = functools.partial(process.ask_python, timeout_s=measured_peaks.LONGEST_S)
-        found = measured_peaks.renew(args.out, ask_python)
+        peaks = measured_peaks.renew(args.out, ask_python)
         path = args.out / measured_peaks.FILE
-        print(f"\nHighest rates of {found['device']}, kept in {path}:\n{measured_peaks.text(found)}")
+        print(f"\nHighest rates of {peaks['device']}, kept in {path}:\n{measured_peaks.text(peaks)}")
     return errors.OK
 
 
@@ -65,7 +65,7 @@ class Check:
 
     name: str
     state: str
-    found: str
+    details: str
     remedy: str = ""
 
 
@@ -166,7 +166,7 @@ def text(checks: Sequence[Check]) -> str:
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
-        lines.append(f"{check.state:7}  {check.name:{width}}  {check.found}")
+        lines.append(f"{check.state:7}  {check.name:{width}}  {check.details}")
         if check.remedy:
             lines.append(f"{'':7}  {'':{width}}  -> {check.remedy}")
     return "\n".join(lines)

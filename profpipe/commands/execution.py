@@ -39,9 +39,10 @@ def with_comparisons(request: RunRequest) -> RunRequest:
     """Return the request with the groups of cases that stay on one GPU, where cases run side by side."""
     if request.pipeline.gpus == 1:
         return request
-    chosen = {name: own for name, own in request.pipeline.workloads.items() if own.is_parallel}
+    chosen = {name: workload for name, workload in request.pipeline.workloads.items() if workload.is_parallel}
     return replace(
-        request, comparisons={name: tuple(comparisons(plan.cases(own), own)) for name, own in chosen.items()}
+        request,
+        comparisons={name: tuple(comparisons(plan.cases(workload), workload)) for name, workload in chosen.items()},
     )
 
 
@@ -82,13 +83,13 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
     if total_s is None:
         new = ", ".join(dict.fromkeys(job.workload for job in jobs if estimates.seconds(job) is None))
         return f"{size}; the time is not known before {new} has ended well once"
-    known = sum(is_known.values())
-    if known == len(is_known):
+    measured_count = sum(is_known.values())
+    if measured_count == len(is_known):
         before = "measured before"
-    elif known:
-        before = f"{count_cases(known)} measured before"
+    elif measured_count:
+        before = f"{count_cases(measured_count)} measured before"
     else:
-        is_part = any(each for *_, each in measured)
+        is_part = any(is_measured for *_, is_measured in measured)
         before = "measured before in part" if is_part else "no case measured before: a rough figure"
     total = duration(total_s)
     time_text = f"at most {total}, if no job is reused" if request.reuse else f"about {total}"
@@ -112,18 +113,18 @@ def start(request: RunRequest, words: list[str], args: argparse.Namespace, left_
     run = session.create(request, words)
     with folders.lock(run.folder):
         if left_out:
-            left = Incident(IncidentKind.LEFT_OUT, _without_budget(run.manifest.command), left_out)
+            left = Incident(IncidentKind.LEFT_OUT, _remove_budget(run.manifest.command), left_out)
             run.manifest = run.manifest.with_incidents([left])
             run.manifest.save(run.folder)
         return carry_out(run, args).exit_code
 
 
-def _without_budget(words: Sequence[str]) -> str:
+def _remove_budget(words: Sequence[str]) -> str:
     """Return the command that measures the rest of a run too."""
     end = words.index("--") if "--" in words else len(words)
-    own = [word for before, word in zip(("", *words), words[:end], strict=False) if "--budget" not in (before, word)]
-    own = [word for word in own if not word.startswith("--budget=")]
-    return shlex.join([*own, *([] if "--reuse" in own else ["--reuse"]), *words[end:]])
+    kept = [word for before, word in zip(("", *words), words[:end], strict=False) if "--budget" not in (before, word)]
+    kept = [word for word in kept if not word.startswith("--budget=")]
+    return shlex.join([*kept, *([] if "--reuse" in kept else ["--reuse"]), *words[end:]])
 
 
 def carry_out(run: Session, args: argparse.Namespace) -> Result:
@@ -146,7 +147,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     ):
         if not args.quiet and (left := run.left()):
             display.print(describe(run.request, left, run.estimates))
-        for left_out in (each for each in run.manifest.incidents if each.kind is IncidentKind.LEFT_OUT):
+        for left_out in (incident for incident in run.manifest.incidents if incident.kind is IncidentKind.LEFT_OUT):
             what = f"left out, as it does not fit into the budget: {left_out.details}"
             display.print(f"{what}. To measure it too: {left_out.source}")
         try:
@@ -189,15 +190,15 @@ def write_results(
     The default are the templates of the pipeline's folder. The caller saves the manifest with the end of the run last:
     the run is then done.
     """
-    found = pairs.analyze(data, run) if run.ab is not None else None
-    if found is not None:
-        data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
+    pair_findings = pairs.analyze(data, run) if run.ab is not None else None
+    if pair_findings is not None:
+        data = replace(data, verdicts=pairs.verdict_rows(pair_findings, folder.name))
     store.save(folder, data, replace(run, ended=None), stored)
     if csv:
         store.save_csv(folder, data)
     templates = templates or rendering.find_templates(request.plugin_dir)
-    result = rendering.write_report(folder, data, run, templates, found)
-    recording.record(request.out, folder, data, run, found)
+    result = rendering.write_report(folder, data, run, templates, pair_findings)
+    recording.record(request.out, folder, data, run, pair_findings)
     return result
 
 

@@ -53,22 +53,22 @@ def main(args: argparse.Namespace) -> int:
 
     recording.record_missing(args.out)
     runs, times = database.read_history(args.out, max(args.n, _MOST_RUNS))
-    found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
+    histories = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:
-        print(stdio.as_json({"pipelines": [asdict(pipeline) for pipeline in found]}))
+        print(stdio.as_json({"pipelines": [asdict(pipeline) for pipeline in histories]}))
     elif args.html:
-        print(_write_html(args, found))
+        print(_write_html(args, histories))
     elif args.page:
-        atomic.write_text(args.page, pages.markdown(found))
+        atomic.write_text(args.page, pages.markdown(histories))
         print(args.page)
     else:
         shown = {row["run"] for row in runs[: args.n]}
         is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
-        print(text(runs[: args.n], [row for row in times if row["run"] in shown], found, is_ascii=is_ascii))
+        print(text(runs[: args.n], [row for row in times if row["run"] in shown], histories, is_ascii=is_ascii))
     return errors.OK
 
 
-def _write_html(args: argparse.Namespace, found: Sequence[PipelineHistory]) -> Path:
+def _write_html(args: argparse.Namespace, histories: Sequence[PipelineHistory]) -> Path:
     """Write the page of the results folder, and return its path."""
     from profpipe.commands import rendering
     from profpipe.report import html_page
@@ -84,27 +84,27 @@ def _write_html(args: argparse.Namespace, found: Sequence[PipelineHistory]) -> P
         existing = next((args.out / run / name for name in reports if (args.out / run / name).is_file()), None)
         return "" if existing is None else os.path.relpath(existing, target.parent)
 
-    document = section.document(found, args.out.resolve().name, report)
+    document = section.document(histories, args.out.resolve().name, report)
     html_page.write(document, target.parent, rendering.find_templates().page, target.name)
     return target
 
 
 def text(
-    runs: Sequence[Row], times: Sequence[Row], found: Sequence[PipelineHistory] = (), *, is_ascii: bool = False
+    runs: Sequence[Row], times: Sequence[Row], histories: Sequence[PipelineHistory] = (), *, is_ascii: bool = False
 ) -> str:
     """Return the runs, a table of times and the courses for each pipeline.
 
-    ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first. ``found`` has
-    the courses, which may cover more runs.
+    ``runs`` are the newest first; ``times`` (ns) are sorted by case, and within a case the oldest first. ``histories``
+    has the courses, which may cover more runs.
     """
     from profpipe.report.sections import history as pages
 
-    courses = {pipeline.name: pipeline.courses for pipeline in found}
+    courses = {pipeline.name: pipeline.courses for pipeline in histories}
     parts = []
     for name in dict.fromkeys(str(row["name"]) for row in runs):
-        own = [row for row in runs if row["name"] == name]
-        ids = [str(row["run"]) for row in reversed(own)]
-        lines = [f"Pipeline {name}", *_run_lines(own)]
+        pipeline_runs = [row for row in runs if row["name"] == name]
+        ids = [str(row["run"]) for row in reversed(pipeline_runs)]
+        lines = [f"Pipeline {name}", *_run_lines(pipeline_runs)]
         if own_times := [row for row in times if row["run"] in ids]:
             lines += ["", *_time_lines(own_times, ids)]
         if own_courses := list(pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
@@ -134,7 +134,7 @@ def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
     grouped = groupby(times, key=lambda row: f"{row['workload']}/{readable(row['case'])}")
     values = {name: {str(row["run"]): float(row["value"]) for row in rows} for name, rows in grouped}
     unit = time_unit([row["value"] for row in times])
-    cells = {name: [unit.of(own[run]) if run in own else "-" for run in shown] for name, own in values.items()}
+    cells = {name: [unit.of(by_run[run]) if run in by_run else "-" for run in shown] for name, by_run in values.items()}
     widths = [column_width(column) for column in zip(*cells.values(), strict=True)]
     width = column_width(cells)
     yield f"median time in {unit.name}, one column for each run with times, the oldest first"

@@ -79,9 +79,9 @@ def read_files(
         (str(path), path.stat().st_mtime_ns) for path in plugins.files("parsers", "*.py", plugins.current_folder())
     ]
     state = answer.state_of_files(paths, out, step_range, csv, parsers) if out is not None else ""
-    if real is not None and state and (known := answer.find(real, state)):
-        _print_held(f"{known.printed}\n", is_quiet)
-        arguments.print_kept(shown, real, known)
+    if real is not None and state and (kept := answer.find(real, state)):
+        _print_held(f"{kept.printed}\n", is_quiet)
+        arguments.print_kept(shown, real, kept)
         return errors.OK
     from concurrent.futures import ThreadPoolExecutor
 

@@ -140,13 +140,13 @@ def _answering(tool: Callable[..., dict[str, Any]], lock: threading.Lock) -> Cal
             if any(len(value) > _LONGEST for value in kwargs.values() if isinstance(value, str)):
                 raise ConfigError("the call", f"has a text of more than {_LONGEST:,} characters.", "Shorten it.")
             with lock:
-                found = tool(*args, **kwargs)
+                answer = tool(*args, **kwargs)
         except ProfpipeError as error:
             raise ToolError(_clean(str(error))) from error
         except OSError as error:
             raise ToolError(_clean(errors.describe_os_error(error))) from error
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=found)
+        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
 
     # The SDK reads the parameters from it. The annotation names a type that is not imported above.
     call.__annotations__ = {**tool.__annotations__, "return": CallToolResult}
@@ -180,7 +180,9 @@ class Library:
         pages = report.document.cases
         kinds = [("section", section.id, section.workload) for section in report.document.sections]
         cases = [("case", section.id, section.workload) for section in pages]
-        content = ({kind: name, **({"workload": own} if own else {})} for kind, name, own in (*kinds, *cases))
+        content = (
+            {kind: name, **({"workload": workload} if workload else {})} for kind, name, workload in (*kinds, *cases)
+        )
         return _page(content, page, result=result, title=write_text(report.document.title))
 
     def summary(self, result: str) -> dict[str, Any]:
@@ -188,10 +190,10 @@ class Library:
         from profpipe.commands import rendering
         from profpipe.results import answer
 
-        found = answer.fit({**rendering.as_answer(self._report(result)), "result": result}, _MOST)
-        if left := found.get("left_out"):
+        summary = answer.fit({**rendering.as_answer(self._report(result)), "result": result}, _MOST)
+        if left := summary.get("left_out"):
             left["in"] = "the tools steps, kernels and case"
-        return found
+        return summary
 
     def steps(self, result: str, workload: str = "", case: str = "", page: int = 1) -> dict[str, Any]:
         """Return where a step, or a recording without steps, spends its time; ranks, outliers, modules and costs."""
@@ -207,8 +209,8 @@ class Library:
 
         report = self._report(result)
         if not case and report.findings and report.findings.case_count > 1:
-            own = [each for each in report.findings.workloads if workload in ("", each.name)]
-            return _page((found for each in own for found in answer_json.cases(each, True)), page, result=result)
+            chosen = [findings for findings in report.findings.workloads if workload in ("", findings.name)]
+            return _page((row for findings in chosen for row in answer_json.cases(findings, True)), page, result=result)
         return _page(answer_json.rows(_case_page(report, workload, case)), page, result=result)
 
     def compare(self, a: str, b: str, page: int = 1) -> dict[str, Any]:
@@ -218,12 +220,12 @@ class Library:
 
         reports = [(self._find(name), self._report(name)) for name in (a, b)]
         before, after = (api.Run(path, report.data, report.manifest) for path, report in reports)
-        found = api.find_differences(before, after, {})
-        if isinstance(found, Comparison):
-            shown = comparison.run_sections(found)
+        compared = api.find_differences(before, after, {})
+        if isinstance(compared, Comparison):
+            shown = comparison.run_sections(compared)
         else:
-            api.check_partners(found)
-            shown = comparison.sections(found)
+            api.check_partners(compared)
+            shown = comparison.sections(compared)
         return _page((row for section in shown for row in answer_json.rows(section)), page, a=a, b=b)
 
     def timeline(
@@ -263,13 +265,13 @@ class Library:
 
     def _kernel_rows(self, report: Result, workload: str, case: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of the table `kernels` of one case, of the profiler whose times represent it."""
-        own = [each for each in report.findings.workloads if workload in ("", each.name)] if report.findings else []
-        for each in own:
-            ids = [found.id for found in each.cases]
-            if case not in ids and not (not case and len(own) == len(ids) == 1):
+        chosen = [part for part in report.findings.workloads if workload in ("", part.name)] if report.findings else []
+        for findings in chosen:
+            ids = [case_result.id for case_result in findings.cases]
+            if case not in ids and not (not case and len(chosen) == len(ids) == 1):
                 continue
-            frame = each.recorded.tables.kernels
-            frame = frame[(frame["case"] == (case or ids[0])) & (frame["profiler"] == (each.kernel_profiler or ""))]
+            frame = findings.recorded.tables.kernels
+            frame = frame[(frame["case"] == (case or ids[0])) & (frame["profiler"] == (findings.kernel_profiler or ""))]
             columns = ["kernel", "kernel_class", "phase", "kind", "calls", "total_ns", "min_ns", "max_ns"]
             ordered = frame.sort_values("total_ns", ascending=False)[columns].astype(object)
             for row in ordered.where(ordered.notna(), None).to_numpy().tolist():
@@ -332,15 +334,15 @@ class Library:
     def _beside(self, path: Path) -> list[os.DirEntry[str]]:
         """Return the files that are read with ``path``. Raises ConfigError where one is a link that leads out."""
         folder = path if path.is_dir() else path.parent
-        found = []
+        entries = []
         for entry in os.scandir(folder):
             # Beside a recording, parsers read files with its name, and tables.
             if path.is_dir() or entry.name.startswith(path.name) or entry.name.endswith((".csv", ".json")):
                 if not self._is_inside(Path(os.path.realpath(entry.path))):
                     what = f"is a link that leads out of the given folders, and is read with {path.name!r}."
                     raise ConfigError(f"{entry.name!r}", what, "Copy the file into the place of the link.")
-                found += [entry] if entry.is_file() else []
-        return found
+                entries += [entry] if entry.is_file() else []
+        return entries
 
     def _list(self) -> Iterator[tuple[str, str]]:
         """Yield name and kind of each results folder and recording. Links are not followed."""
@@ -366,17 +368,17 @@ def _case_page(report: Result, workload: str, case: str) -> Section:
     """Return the page of a case. Raises ConfigError for one that does not exist, or that several workloads have."""
     assert report.document is not None
     pages = [page for page in report.document.cases if workload in ("", page.workload)]
-    found = [page for page in pages if page.id == case or (not case and len(pages) == 1)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise _unknown("workload", workload, [page.workload for page in found])
+    matching = [page for page in pages if page.id == case or (not case and len(pages) == 1)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise _unknown("workload", workload, [page.workload for page in matching])
     raise _unknown("case", case, [page.id for page in pages])
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> ConfigError:
-    listed = ", ".join(map(repr, known[:10])) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
-    remedy = f"Name one of {listed}." if known else "This result has none; call summary."
+def _unknown(what: str, name: str, names: Sequence[str]) -> ConfigError:
+    listed = ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    remedy = f"Name one of {listed}." if names else "This result has none; call summary."
     return ConfigError(f"{what} {name!r}", "is not in this result, or the name is not enough.", remedy)
 
 
@@ -415,7 +417,7 @@ def _page(content: Iterable[dict[str, Any]], number: int, **about: str) -> dict[
     counts, used = [0], 0
     for item in map(_fitting, content):
         of_table = {key: item[key] for key in ("table", "columns") if "row" in item}
-        continues = pages[-1] and of_table and all(pages[-1][-1].get(key) == own for key, own in of_table.items())
+        continues = pages[-1] and of_table and all(pages[-1][-1].get(key) == value for key, value in of_table.items())
         size = len(as_json(item["row"] if continues else item)) + 12
         if used + size > room and pages[-1]:
             pages.append([])
@@ -455,9 +457,9 @@ def _clean(value: Any, most: int = 2_000) -> Any:
     from profpipe.results import answer
 
     if isinstance(value, dict):
-        return {key: _clean(each, most) for key, each in value.items()}
+        return {key: _clean(part, most) for key, part in value.items()}
     if isinstance(value, list):
-        return [_clean(each, most) for each in value]
+        return [_clean(part, most) for part in value]
     if isinstance(value, str):
         return answer.clean_text(value, most)
     return answer_json.number(value) if isinstance(value, float) else value

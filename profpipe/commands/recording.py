@@ -13,13 +13,13 @@ from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 
-def record(out: Path, folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> None:
+def record(out: Path, folder: Path, data: Tables, manifest: Manifest, findings: PairFindings | None = None) -> None:
     """Store a run, and the runs that could not be stored before. A run that cannot be stored is complete all the same.
 
-    ``folder`` is that of the run, which this process has locked. ``found`` are the verdicts of an `ab` run.
+    ``folder`` is that of the run, which this process has locked. ``findings`` are the verdicts of an `ab` run.
     """
     try:
-        _store(out, folder, data, manifest, found)
+        _store(out, folder, data, manifest, findings)
     except ConfigError as error:
         database.mark_missing(folder)
         later = "This run is not in the history yet; the next command enters it. Its folder is complete."
@@ -45,9 +45,9 @@ def record_missing(out: Path) -> None:
         database.unmark(folder)
 
 
-def _store(out: Path, folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> None:
+def _store(out: Path, folder: Path, data: Tables, manifest: Manifest, findings: PairFindings | None = None) -> None:
     database.store_run(out, folder, data, manifest)
     if manifest.ended:
         repeated = noise_table.read_repeated(out, folder.name)
-        samples = [*history.of_run(folder.name, data, manifest, found), *history.of_repeated(repeated)]
+        samples = [*history.of_run(folder.name, data, manifest, findings), *history.of_repeated(repeated)]
         noise_table.store(out, manifest, samples, folder.name)

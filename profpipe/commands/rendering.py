@@ -72,12 +72,12 @@ def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = No
     """
 
     def find(name: str) -> Path:
-        found = plugins.find("templates", name, pipeline_dir)
-        if found is not None and not_below is not None and found.resolve().is_relative_to(not_below):
-            found = plugins.find("templates", name)
-        if found is None:
+        path = plugins.find("templates", name, pipeline_dir)
+        if path is not None and not_below is not None and path.resolve().is_relative_to(not_below):
+            path = plugins.find("templates", name)
+        if path is None:
             raise ConfigError(f"templates/{name}", "is missing.", "Install profpipe again.")
-        return found
+        return path
 
     return Templates(find(TEMPLATE), {name: find(name) for name in html_page.FILES})
 
@@ -87,14 +87,14 @@ def write_report(
     data: Tables,
     manifest: Manifest,
     templates: Templates | None = None,
-    found: PairFindings | None = None,
+    pair_findings: PairFindings | None = None,
 ) -> Result:
     """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
 
-    The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
+    The default are the built-in templates. ``pair_findings`` are the verdicts of an `ab` run, if any.
     """
     templates = templates or find_templates()
-    result = judge(folder, page_text.shorten_tables(data), manifest, found)
+    result = judge(folder, page_text.shorten_tables(data), manifest, pair_findings)
     raw = render.NO_RAW_FILES
     if result.findings is not None:
         for name, text in text_files.texts(result.findings, result.data, manifest).items():
@@ -103,17 +103,17 @@ def write_report(
     document = _build(result, raw)
     pages.write(document, folder, templates.summary)
     html_page.write(document, folder, templates.page)
-    return _with_report(result, document)
+    return _add_report(result, document)
 
 
-def _with_report(result: Result, document: Document) -> Result:
+def _add_report(result: Result, document: Document) -> Result:
     return replace(result, document=document, first_screen=first_screen.of_document(document))
 
 
 def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:
     """Return the report of a run, and write nothing."""
     result = judge(folder, page_text.shorten_tables(data), manifest)
-    return _with_report(result, _build(result))
+    return _add_report(result, _build(result))
 
 
 def _build(result: Result, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Document:
@@ -123,10 +123,10 @@ def _build(result: Result, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Doc
     return render.build(result.findings, result.data, result.manifest, raw)
 
 
-def judge(folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> Result:
-    """Return the result of a run without a report. ``found`` are the verdicts of an `ab` run, if they are known."""
+def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFindings | None = None) -> Result:
+    """Return the result of a run without a report. ``pair_findings`` are the verdicts of an `ab` run, if any."""
     if manifest.ab is not None:
-        return _judge_pairs(folder, data, manifest, found or pairs.analyze(data, manifest))
+        return _judge_pairs(folder, data, manifest, pair_findings or pairs.analyze(data, manifest))
     findings = analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
@@ -177,10 +177,10 @@ _MOST_NAMED = 4
 
 def as_answer(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     """Return the short document, without the path of the folder."""
-    found = result.findings or result.pairs
-    assert found is not None
+    findings = result.findings or result.pairs
+    assert findings is not None
     verdicts = as_json(result, exit_code) if result.pairs is not None else None
-    return answer_json.of_report(result.document or _build(result), found, result.manifest, verdicts)
+    return answer_json.of_report(result.document or _build(result), findings, result.manifest, verdicts)
 
 
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:

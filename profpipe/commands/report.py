@@ -34,8 +34,8 @@ def main(args: argparse.Namespace) -> int:
     # Without templates of the user's, the pages that `ingest` has written are those that would be written now.
     has_templates = args.template is not None or Path("templates").exists()
     given = Path(args.run).resolve()
-    if not has_templates and not args.csv and (known := answer.find(given)):
-        arguments.print_kept(args, given, known)
+    if not has_templates and not args.csv and (kept := answer.find(given)):
+        arguments.print_kept(args, given, kept)
         return errors.OK
     from profpipe.commands import rendering
     from profpipe.results import folders, store

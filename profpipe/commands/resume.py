@@ -121,7 +121,7 @@ def _describe(folder: Path) -> Iterator[str]:
         for side in both:
             checkout = f", commit {side.commit} of {side.repository}" if side.repository else ""
             yield f"side {side.label}: {side.python}{checkout}"
-    lines = dict.fromkeys(line for each in requests for line in _commands(each, folder))
+    lines = dict.fromkeys(line for saved in requests for line in _commands(saved, folder))
     yield from list(lines)[:_MOST]
     if len(lines) > _MOST:
         yield f"and {len(lines) - _MOST} more"
@@ -148,7 +148,7 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
                 yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
 
 
-def _allow_further_pairs(known: Session, most: int) -> None:
+def _allow_further_pairs(run: Session, most: int) -> None:
     """Allow the run ``most`` further pairs. A run that has ended is opened again where a case is undecided.
 
     Raises ConfigError where the run has no pairs.
@@ -156,24 +156,24 @@ def _allow_further_pairs(known: Session, most: int) -> None:
     from profpipe.analysis import pairs
     from profpipe.results import pair_blocks
 
-    settings = known.manifest.ab
+    settings = run.manifest.ab
     if settings is None:
-        raise ConfigError("--more", f"is for a run of `profpipe ab`, and {known.folder.name} is none.")
-    is_complete = known.is_complete
-    known.manifest = replace(known.manifest, ab=replace(settings, more=max(settings.more, most)))
+        raise ConfigError("--more", f"is for a run of `profpipe ab`, and {run.folder.name} is none.")
+    is_complete = run.is_complete
+    run.manifest = replace(run.manifest, ab=replace(settings, more=max(settings.more, most)))
     has_more_looks = len(pair_blocks.looks(most)) > len(pair_blocks.looks(settings.more))
-    undecided = pairs.choose_again(known.data, known.manifest, pair_blocks.Block.FURTHER)
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER)
     if is_complete and has_more_looks and undecided:
-        known.manifest = replace(known.manifest, ended=None)
+        run.manifest = replace(run.manifest, ended=None)
 
 
-def _why_no_pairs(known: Session) -> str:
+def _why_no_pairs(run: Session) -> str:
     """Return why a run that has ended gets no further pairs."""
     from profpipe.analysis import pairs
     from profpipe.results import pair_blocks
 
-    settings = known.manifest.ab
-    undecided = pairs.choose_again(known.data, known.manifest, pair_blocks.Block.FURTHER) if settings else ()
+    settings = run.manifest.ab
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER) if settings else ()
     if settings is None or not undecided:
         return "No case needs further pairs."
     last = pair_blocks.looks(settings.more)[-1]
@@ -200,20 +200,20 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")
     with folders.lock(folder):
-        known = session.load(folder, request)
+        run = session.load(folder, request)
         if args.more is not None:
-            _allow_further_pairs(known, args.more)
-        if not known.is_complete:
-            known.reopen()
-            return execution.carry_out(known, args).exit_code
+            _allow_further_pairs(run, args.more)
+        if not run.is_complete:
+            run.reopen()
+            return execution.carry_out(run, args).exit_code
         recording.record_missing(args.out)
         if args.csv:
-            store.save_csv(folder, known.data)
-        result = rendering.judge(folder, text.shorten_tables(known.data), known.manifest)
+            store.save_csv(folder, run.data)
+        result = rendering.judge(folder, text.shorten_tables(run.data), run.manifest)
         if args.json or args.quiet:
             rendering.print_result(result, args)
         else:
             print(f"{folder.name} has nothing left to do.")
             if args.more is not None:
-                print(_why_no_pairs(known))
+                print(_why_no_pairs(run))
         return result.exit_code

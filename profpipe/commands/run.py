@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
         args.set += [f"report.price={args.price}"]
     if args.program is None:
         path = plugins.pipeline_path(args.pipeline)
-        pipeline, found = loader.load_pipeline(path, args.set), None
+        pipeline, user_program = loader.load_pipeline(path, args.set), None
         used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
         variables = [f"{name}={os.environ[name]}" for name in used]
         command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
@@ -101,20 +101,20 @@ def main(args: argparse.Namespace) -> int:
         # The pipeline file of a program goes into the folder of the run.
         path = arguments.program_file(args.out)
         given = {"overrides": args.set, "variables": args.env, "name": args.name, "settings": arguments.settings(args)}
-        found = program.read_program(args.program, path, profilers=args.profiler, **given)
-        pipeline = found.pipeline
+        user_program = program.read_program(args.program, path, profilers=args.profiler, **given)
+        pipeline = user_program.pipeline
         words = ["--", *options_of_sbatch] if options_of_sbatch else []
-        command = ["profpipe", *args.words, *words, "--", *found.masked]
+        command = ["profpipe", *args.words, *words, "--", *user_program.masked]
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
     from profpipe.results import folders
     from profpipe.runner.request import RunRequest
 
     # The profilers of a program are in its pipeline.
-    profilers = args.profiler if found is None else []
+    profilers = args.profiler if user_program is None else []
     salt = folders.find_salt if args.dry_run else folders.make_salt
     common = args.workload, profilers, args.reuse, args.captures, salt
-    request = RunRequest.create(pipeline, path, args.out, *common, found)
+    request = RunRequest.create(pipeline, path, args.out, *common, user_program)
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
     request, left_out = execution.with_comparisons(request), ""

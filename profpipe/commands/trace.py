@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     files = _choose(folder, data, manifest, args.profiler, args.case)
     processes = list(_processes(folder, files, data, manifest, args))
     if not processes:
-        raise _without_step(folder, data, files, args.step)
+        raise _explain_missing_step(folder, data, files, args.step)
     writer = write.write_json if _is_json(target) else write.write_perfetto
     atomic.write(target, partial(_write, writer, processes, target.name.endswith(".gz")))
     slices, size = sum(process.slices for process in processes), target.stat().st_size / 1e6
@@ -118,10 +118,10 @@ def _choose(folder: Path, data: Tables, manifest: Manifest, profiler: str | None
             "has no recording of nsys or torch.profiler.",
             "Run with `-p nsys` or `-p torch`. For rocprof, `rocprofv3 --output-format pftrace` writes a trace itself.",
         )
-    known = dict.fromkeys(file.profiler for file in files)
-    wanted = profiler or next(name for name in arguments.TRACED if name in known)
-    if wanted not in known:
-        raise ConfigError("--profiler", f"{folder} has no recording of {wanted}.", f"It has: {', '.join(known)}.")
+    profilers = dict.fromkeys(file.profiler for file in files)
+    wanted = profiler or next(name for name in arguments.TRACED if name in profilers)
+    if wanted not in profilers:
+        raise ConfigError("--profiler", f"{folder} has no recording of {wanted}.", f"It has: {', '.join(profilers)}.")
     files = [file for file in files if file.profiler == wanted]
     if case is None:
         return files
@@ -137,22 +137,24 @@ def _recordings(data: Tables, manifest: Manifest) -> Iterator[_File]:
     key = ["source", "workload", "profiler"]
     for source, workload, profiler in data.kernels[key].drop_duplicates().itertuples(index=False, name=None):
         if profiler in arguments.TRACED and parsers.get(source) in ("nsys_sqlite", "torch_trace"):
-            own = (data.kernels["source"] == source) & (data.kernels["workload"] == workload)
-            cases = tuple(data.kernels.loc[own, "case"].unique())
+            is_in_file = (data.kernels["source"] == source) & (data.kernels["workload"] == workload)
+            cases = tuple(data.kernels.loc[is_in_file, "case"].unique())
             yield _File(source, workload, profiler, cases, _node(source, workload, manifest))
 
 
 def _node(source: str, workload: str, manifest: Manifest) -> str:
     """Return the node in the name of a file: ``capture.node1.rank0.pt.trace.json.gz``."""
-    known = {node for job in manifest.jobs_of(workload) for node in (job.rank_nodes or {}).values()}
-    return next((part for part in Path(source).name.split(".") if part in known), "")
+    nodes = {node for job in manifest.jobs_of(workload) for node in (job.rank_nodes or {}).values()}
+    return next((part for part in Path(source).name.split(".") if part in nodes), "")
 
 
 def _find_case(file: _File, case: str) -> str | None:
     """Return the id of the case that the user names: by its name, with or without the workload."""
     if case == file.workload:
         return ""
-    spellings = {text: own for own in file.cases for text in (own, readable(own), f"{file.workload}/{readable(own)}")}
+    spellings = {
+        text: name for name in file.cases for text in (name, readable(name), f"{file.workload}/{readable(name)}")
+    }
     return spellings.get(case)
 
 
@@ -169,13 +171,13 @@ def _processes(
     from profpipe.ingest import reader
     from profpipe.traces.build import Builder
 
-    known = reader.parsers()
+    parsers = reader.parsers()
     together: dict[Any, list[Process]] = {}
     for file in files:
         with _opened(folder, file.source, args) as path:
             declared = manifest.workload(file.workload)
             step_range = (declared.steps.range or (None if declared.capture else "")) if declared else ""
-            recording = reader.recording(reader.choose(path, known), path)
+            recording = reader.recording(reader.choose(path, parsers), path)
             # The class of each kernel as in the tables, by its name; of names with several classes none.
             kernels = data.kernels[data.kernels["workload"] == file.workload]
             pairs = kernels[["kernel", "kernel_class"]].drop_duplicates()
@@ -187,9 +189,9 @@ def _processes(
             case = _find_case(file, args.case) if args.case is not None else None
             # The file of a command is one case, and holds no ranges of cases.
             in_ranges = case if case and len(file.cases) > 1 else None
-            found = builder.processes(partial(_title, file, data), in_ranges, args.step)
+            processes = builder.processes(partial(_title, file, data), in_ranges, args.step)
             key = (file.workload, file.cases, file.node) if file.profiler == "torch" else file.source
-            together.setdefault(key, []).extend(found)
+            together.setdefault(key, []).extend(processes)
     for of_one_clock in together.values():
         first = min(process.first_ns for process in of_one_clock) if of_one_clock else 0
         yield from (process.since(first) for process in of_one_clock)
@@ -229,20 +231,20 @@ def _title(file: _File, data: Tables, pid: int | None, devices: list[int]) -> st
     places = places[(places["workload"] == file.workload) & (places["profiler"] == file.profiler)]
     places = places[["source", "process", "device", "rank"]].drop_duplicates()
     ranks = places["rank"].dropna().unique()
-    own = places[(places["source"] == file.source) & places["device"].isin(devices)]
-    own = own[own["process"] == pid]["rank"].dropna().unique() if pid is not None else own["rank"].iloc[:0]
+    ranked = places[(places["source"] == file.source) & places["device"].isin(devices)]
+    ranked = ranked[ranked["process"] == pid]["rank"].dropna().unique() if pid is not None else ranked["rank"].iloc[:0]
     parts = [file.workload, readable(case)]
-    if len(ranks) > 1 and len(own):
-        parts.append(f"rank {' and '.join(str(rank) for rank in sorted(own))}")
+    if len(ranks) > 1 and len(ranked):
+        parts.append(f"rank {' and '.join(str(rank) for rank in sorted(ranked))}")
     return " ".join(part for part in (*parts, f"(pid {pid})" if pid is not None else "") if part)
 
 
-def _without_step(folder: Path, data: Tables, files: Sequence[_File], step: int | str | None) -> ConfigError:
+def _explain_missing_step(folder: Path, data: Tables, files: Sequence[_File], step: int | str | None) -> ConfigError:
     """Return the error for a step that no recording has."""
     from profpipe.results.schema import StepState
 
     steps = data.steps[data.steps["source"].isin([file.source for file in files])]
-    known = steps.loc[steps["state"] != StepState.OTHER.value, "step"]
-    if not len(known):
+    numbers = steps.loc[steps["state"] != StepState.OTHER.value, "step"]
+    if not len(numbers):
         return ConfigError("--step", f"no steps were found in the recording of {folder}.", "Leave --step out.")
-    return ConfigError("--step", f"{folder} has no step {step}.", f"Known: {known.min()} to {known.max()}.")
+    return ConfigError("--step", f"{folder} has no step {step}.", f"Known: {numbers.min()} to {numbers.max()}.")
