@@ -28,9 +28,9 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
             job, tool=Missing(job.profiler, f"the program failed under plain: {failure.rstrip('.')}", remedy)
         )
     if artifacts.starts_no_python(plain):
-        return _bounded(_without_hook(job, "the program starts no Python"), seconds)
+        return _bounded(_remove_hook(job, "the program starts no Python"), seconds)
     if artifacts.imports_no_torch(plain):
-        return _bounded(_without_hook(job, "the program imports no torch"), seconds)
+        return _bounded(_remove_hook(job, "the program imports no torch"), seconds)
     if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
         return replace(job, options={**job.options, "steps": steps})
     if job.is_hooked and not job.options.get("collect") and not artifacts.has_steps(plain):
@@ -51,7 +51,7 @@ def _bounded(job: Job, seconds: float) -> Job:
     return replace(job, options={**job.options, "capture": chosen})
 
 
-def _without_hook(job: Job, why: str) -> Job:
+def _remove_hook(job: Job, why: str) -> Job:
     traits = find_traits(job.profiler)
     if traits.needs_torch and not job.options.get("collect"):
         what = f"{why}, and {traits.title or job.profiler} records torch only"

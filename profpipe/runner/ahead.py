@@ -51,8 +51,8 @@ class Start:
     cwd: Path
 
     def is_same(self, other: Start) -> bool:
-        own, others = ({n: v for n, v in each.env.items() if n != _LATE} for each in (self, other))
-        return (*self.argv, self.cwd) == (*other.argv, other.cwd) and own == others
+        env, other_env = ({n: v for n, v in start.env.items() if n != _LATE} for start in (self, other))
+        return (*self.argv, self.cwd) == (*other.argv, other.cwd) and env == other_env
 
 
 @dataclass

@@ -36,8 +36,8 @@ _PUBLIC_BYTES = 1 << 14
 
 def stamp_files(command: Command, job: Job) -> dict[Path, Stamp | None]:
     """Return the files that ``command`` is to make, with their present state."""
-    found = job.folder.rglob(command.makes_like) if command.makes_like else ()
-    return {path: stamp_of(path) for path in (*command.makes, *found)}
+    matching = job.folder.rglob(command.makes_like) if command.makes_like else ()
+    return {path: stamp_of(path) for path in (*command.makes, *matching)}
 
 
 def find_missing(
@@ -150,9 +150,9 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     another Python. The hook finds profpipe without it.
     """
     traits = find_traits(job.profiler)
-    found = {ranges.PROFILER_VARIABLE: traits.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
+    common = {ranges.PROFILER_VARIABLE: traits.ranges or job.profiler, **origins.variables(job.roots, job.folder)}
     if not loads_hook(job):
-        return found
+        return common
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     others = paths[1:] if paths[0] == str(_PACKAGE.parent) else paths
     settings = {
@@ -165,7 +165,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     if span := job.options.get("capture"):
         settings["capture"] = {**span, "started_s": time.monotonic()}
     return {
-        **found,
+        **common,
         "PROFPIPE_HOOK": json.dumps(settings),
         "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
         **({"PROFPIPE_INSIDE": str(traits.inside)} if traits.inside and traits.needs_hook else {}),
@@ -243,17 +243,17 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     steps take at most ``_SETTLED`` times the median of all on average. Where there are prompts they begin at one.
     Where several steps of an optimizer are an iteration, iterations are recorded.
     """
-    found = _step_times(job)
+    times_by_rule = _step_times(job)
     steps = job.options["steps"] if job.is_hooked else {}
-    optimizer_ns = np.array([wall for wall, _ in found.get("optimizer", ())])
-    if steps and found.keys() == {"optimizer"} and (iteration := accounting.find_iteration(optimizer_ns)):
+    optimizer_ns = np.array([wall for wall, _ in times_by_rule.get("optimizer", ())])
+    if steps and times_by_rule.keys() == {"optimizer"} and (iteration := accounting.find_iteration(optimizer_ns)):
         offset, stride = iteration
         warmup = max(-(-(int(steps["warmup"]) - offset) // stride), 1)
         measure = max(-(-int(steps["measure"]) // stride), min(_FEWEST_ITERATIONS, int(steps["measure"])))
         return {**steps, "stride": stride, "offset": offset, "warmup": warmup, "measure": measure}
-    if steps.get("forward", True) or found.keys() != {"forward"}:
+    if steps.get("forward", True) or times_by_rule.keys() != {"forward"}:
         return None
-    walls, texts = zip(*found["forward"], strict=True)
+    walls, texts = zip(*times_by_rule["forward"], strict=True)
     parts = calls.divide(list(map(calls.read, texts)), walls)
     whole = [part for part in parts if part.is_step]
     if not whole or any(calls.read(text).thread for text in texts):
@@ -263,8 +263,8 @@ def steps_of_calls(job: Job, profiler: str) -> dict[str, Any] | None:
     time, count = np.zeros(len(walls)), np.zeros(len(walls))
     for part in whole:
         time[part.first], count[part.first] = sum(walls[part.first : part.last + 1]), 1
-    sums, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (time, count))
-    time_of, count_of = (each[measure:] - each[:-measure] for each in (sums, counts))
+    sums, counts = (np.concatenate([[0.0], np.cumsum(series)]) for series in (time, count))
+    time_of, count_of = (series[measure:] - series[:-measure] for series in (sums, counts))
     is_settled = (time_of <= _SETTLED * np.median(time[count > 0]) * count_of) & (2 * size * count_of >= measure)
     # ncu records one call.
     prompts = [part.first for part in parts if part.kind == schema.PREFILL and profiler != "ncu"]
@@ -294,14 +294,14 @@ def _step_times(job: Job) -> dict[str, list[tuple[float, str]]]:
     """
     most: dict[str, list[tuple[float, str]]] = {}
     for path in job.folder.glob("hook.*.jsonl"):
-        found: dict[str, list[tuple[float, str]]] = {}
+        by_rule: dict[str, list[tuple[float, str]]] = {}
         for line in event_lines.read(path, "hook")[0]:
             if line["hook"] == "restart":
-                found.clear()
+                by_rule.clear()
             elif line["hook"] == "steps":
                 texts = itertools.chain(line.get("calls", ()), itertools.repeat(""))
-                found.setdefault(line["rule"], []).extend(zip(line["wall_ns"], texts, strict=False))
-        most = max(most, found, key=lambda each: (bool(each.keys() - {"forward"}), sum(map(len, each.values()))))
+                by_rule.setdefault(line["rule"], []).extend(zip(line["wall_ns"], texts, strict=False))
+        most = max(most, by_rule, key=lambda times: (bool(times.keys() - {"forward"}), sum(map(len, times.values()))))
     return most
 
 

@@ -50,8 +50,8 @@ def find(folder: Path, revision: str, option: str) -> tuple[Path, str, str]:
         what = f"git:{revision} needs a git repository that holds {folder}: {why}."
         raise ConfigError(option, what, "Or use dir:PATH with a second folder.")
     # A revision never begins with a hyphen, which git would read as an option.
-    found = "" if revision.startswith("-") else (_git(folder, "rev-parse", "--verify", f"{revision}^{{commit}}") or "")
-    if not _HASH.fullmatch(commit := found.strip()):
+    output = "" if revision.startswith("-") else (_git(folder, "rev-parse", "--verify", f"{revision}^{{commit}}") or "")
+    if not _HASH.fullmatch(commit := output.strip()):
         remedy = "`git log --oneline` lists commits. A shallow clone has only the latest: `git fetch --unshallow`."
         raise ConfigError(option, f"git:{revision} names no commit of {top}.", remedy)
     return Path(top), commit, (_git(folder, "rev-parse", "--show-prefix") or "").strip()
@@ -127,8 +127,8 @@ def _submodules(target: Path) -> Iterator[tuple[str, str]]:
 
 
 def _path_in_git(repository: Path, name: str) -> Path:
-    found = (_git(repository, "rev-parse", "--git-path", name) or "").strip()
-    return (repository / found).resolve()
+    path = (_git(repository, "rev-parse", "--git-path", name) or "").strip()
+    return (repository / path).resolve()
 
 
 def _git(folder: Path, *words: str) -> str | None:
@@ -167,13 +167,13 @@ def differing_versions(a: str, b: str) -> tuple[dict[str, str], dict[str, str]]:
         return {}, {}
     names = sorted(name for name in {*of_a, *of_b} if of_a.get(name) != of_b.get(name))
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    return tuple({name: own.get(name, "") for name in names} for own in (of_a, of_b))  # type: ignore[return-value]
+    return tuple({name: versions.get(name, "") for name in names} for versions in (of_a, of_b))  # type: ignore[return-value]
 
 
 def _versions(python: str) -> Mapping[str, str]:
     lines = (process.ask_python(["-c", _PROGRAM], python) or "").strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else {}
+        versions = json.loads(lines[-1]) if lines else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return versions if isinstance(versions, dict) else {}

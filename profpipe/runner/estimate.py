@@ -74,7 +74,7 @@ def _recent(newest_first: Sequence[float]) -> float | None:
 
 
 @dataclass
-class _Known:
+class _Past:
     """What earlier runs tell of a workload under a profiler."""
 
     #: Seconds of each case in the newest runs with the same settings, without its share of the process.
@@ -94,9 +94,9 @@ class Estimates:
 
     pipeline: Pipeline
     is_on_gpu: bool
-    known: dict[tuple[str, str], _Known] = field(default_factory=dict)
+    past: dict[tuple[str, str], _Past] = field(default_factory=dict)
     #: By how much the work of profpipe itself took longer in the newest runs than in the model.
-    own: list[float] = field(default_factory=list)
+    overhead_ratios: list[float] = field(default_factory=list)
 
     @classmethod
     def read(cls, request: RunRequest, machine: Machine, before: Path | None = None) -> Estimates:
@@ -110,14 +110,14 @@ class Estimates:
             if run.device[0] != here.device[0] or run.schema_version != here.schema_version or run.nodes:
                 continue
             seconds = _seconds_of_cases(folder)
-            for (name, profiler), entries in _by_process(run).items():
+            for (name, profiler), entries in _group_processes(run).items():
                 workload = run.workload(name)
                 if workload is not None and name in made.pipeline.workloads:
                     made._add(name, profiler, workload, entries, seconds)
             own_s = _own_s(run)
             if own_s is not None and not run.ab:
                 model_s = sum(_reading_s(run.is_command(e.workload), e.profiler, len(e.cases)) for e in run.jobs)
-                made.own.append(own_s / (_REPORT_S + model_s))
+                made.overhead_ratios.append(own_s / (_REPORT_S + model_s))
         return made
 
     def _add(
@@ -129,12 +129,12 @@ class Estimates:
         seconds: Mapping[tuple[str, str, str], tuple[str, float]],
     ) -> None:
         """Add what the processes of an earlier run tell, after those of newer runs."""
-        own = self.pipeline.workloads[name]
-        is_same = _settings(own) == _settings(workload) and own.is_command == workload.is_command
-        known, model_s = self.known.setdefault((name, profiler), _Known()), _model(workload, profiler, self.is_on_gpu)
+        planned = self.pipeline.workloads[name]
+        is_same = _settings(planned) == _settings(workload) and planned.is_command == workload.is_command
+        past, model_s = self.past.setdefault((name, profiler), _Past()), _model(workload, profiler, self.is_on_gpu)
         outside_s = _process_s(workload, profiler, self.is_on_gpu)
         is_guided = profiler == "ncu" and workload.ncu.kernels == "guided"
-        ratios, rests, found = [], [], dict[str, list[float]]()
+        ratios, rests, case_seconds = [], [], dict[str, list[float]]()
         for entry in entries:
             rows = {case: seconds.get((name, case, profiler), ("", 0.0)) for case in entry.cases}
             inside_s = sum(own_s for _, own_s in rows.values())
@@ -146,39 +146,39 @@ class Estimates:
                 rests.append(entry.seconds - inside_s)
             for case, (status, own_s) in rows.items():
                 if status in (Status.OK, Status.SKIPPED):
-                    found.setdefault(case, []).append(own_s)
+                    case_seconds.setdefault(case, []).append(own_s)
                 if status == Status.OK:
                     ratios.append(own_s / model_s)
-        known.ratios = known.ratios or ratios
-        known.process_s += [statistics.median(rests)] if rests else []
-        for case, measured in found.items() if is_same else ():
+        past.ratios = past.ratios or ratios
+        past.process_s += [statistics.median(rests)] if rests else []
+        for case, measured in case_seconds.items() if is_same else ():
             # A guided job of ncu becomes several.
-            known.cases.setdefault(case, []).append(sum(measured) if is_guided else statistics.median(measured))
+            past.cases.setdefault(case, []).append(sum(measured) if is_guided else statistics.median(measured))
 
     # --- estimates ---------------------------------------------------------------------------------------------------
 
     def is_measured(self, job: Job, case: Case) -> bool:
         """Return True if an earlier run has measured the case under the profiler of ``job``, with the same settings."""
-        known = self.known.get((job.workload, job.profiler), _Known())
-        return case.id in known.cases
+        past = self.past.get((job.workload, job.profiler), _Past())
+        return case.id in past.cases
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds of the job's processes; None for a program whose length is not known."""
         if isinstance(job.tool, Missing):
             return 0.0
         workload = self.pipeline.workloads[job.workload]
-        known = self.known.get((job.workload, job.profiler), _Known())
-        others = [each.ratios for (name, _), each in self.known.items() if name == job.workload and each.ratios]
-        ratios = known.ratios or (others[0] if others else [])
-        new = [case for case in job.cases if case.id not in known.cases]
+        past = self.past.get((job.workload, job.profiler), _Past())
+        others = [other.ratios for (name, _), other in self.past.items() if name == job.workload and other.ratios]
+        ratios = past.ratios or (others[0] if others else [])
+        new = [case for case in job.cases if case.id not in past.cases]
         if new and workload.is_command and not ratios:
             return None
         scale = statistics.fmean(ratios) if ratios else 1.0
-        process_s = _recent(known.process_s)
+        process_s = _recent(past.process_s)
         if process_s is None:
             process_s = _process_s(workload, job.profiler, self.is_on_gpu)
         new_s = scale * _model(workload, job.profiler, self.is_on_gpu)
-        measured = (known.case_s(case) for case in job.cases)
+        measured = (past.case_s(case) for case in job.cases)
         return process_s + sum(new_s if seconds is None else seconds for seconds in measured)
 
     def own_s(self, jobs: Iterable[Job]) -> float:
@@ -188,7 +188,7 @@ class Estimates:
             for job in jobs
             if not isinstance(job.tool, Missing)
         )
-        return _START_S + (_recent(self.own) or 1.0) * (_REPORT_S + sum(read))
+        return _START_S + (_recent(self.overhead_ratios) or 1.0) * (_REPORT_S + sum(read))
 
     def total_s(self, jobs: Sequence[Job], slots: int = 1) -> float | None:
         """Return the seconds of a run of ``jobs`` with so many of them side by side; None where one is not known."""
@@ -215,8 +215,8 @@ class Estimates:
             totals[job.group] = totals.get(job.group, 0.0) + (self.seconds(job) or 0.0)
         turns: dict[str, dict[str, int]] = {}
         for job in jobs:
-            own = turns.setdefault(job.workload, {})
-            own.setdefault(job.profiler, len(own))
+            numbers = turns.setdefault(job.workload, {})
+            numbers.setdefault(job.profiler, len(numbers))
         blocks = itertools.groupby(jobs, key=lambda job: bool(job.group) and not job.is_repeated)
         return [
             job
@@ -235,21 +235,21 @@ def _reading_s(is_program: bool, profiler: str, cases: int) -> float:
 
 def _earlier(out: Path, before: Path | None) -> Iterator[tuple[Path, Manifest]]:
     """Yield the newest runs by the times in their names. A run with a damaged manifest is left out."""
-    found = (path.parent for path in out.glob(f"[!.]*/{manifest.FILE}") if not path.parent.is_symlink())
-    names = sorted((path for path in found if before is None or path.name < before.name), key=lambda path: path.name)
+    runs = (path.parent for path in out.glob(f"[!.]*/{manifest.FILE}") if not path.parent.is_symlink())
+    names = sorted((path for path in runs if before is None or path.name < before.name), key=lambda path: path.name)
     for folder in names[: -_RUNS - 1 : -1]:
         with suppress(ConfigError):
             if (run := Manifest.load(folder)).is_run:
                 yield folder, run
 
 
-def _by_process(run: Manifest) -> dict[tuple[str, str], list[JobEntry]]:
+def _group_processes(run: Manifest) -> dict[tuple[str, str], list[JobEntry]]:
     """Return the processes of a run that came to their end, by workload and profiler."""
-    found: dict[tuple[str, str], list[JobEntry]] = {}
+    entries: dict[tuple[str, str], list[JobEntry]] = {}
     for entry in run.jobs:
         if not entry.interrupted and 0 < entry.seconds < math.inf:
-            found.setdefault((entry.workload, entry.profiler), []).append(entry)
-    return found
+            entries.setdefault((entry.workload, entry.profiler), []).append(entry)
+    return entries
 
 
 def _seconds_of_cases(folder: Path) -> dict[tuple[str, str, str], tuple[str, float]]:
@@ -299,20 +299,22 @@ def fit(
         raise ConfigError("--budget", what, "Run it once without --budget: -p plain --set repeats=1")
     if whole_s <= budget_s:
         return request, []
-    chosen = {name: own for name, own in request.pipeline.workloads.items() if name in (request.workloads or [name])}
-    asked = list(dict.fromkeys(p for own in chosen.values() for p in request.profilers or own.profilers))
-    most = max([request.captures or 1, *(own.repeats for own in chosen.values() if own.is_command)])
+    chosen = {
+        name: workload for name, workload in request.pipeline.workloads.items() if name in (request.workloads or [name])
+    }
+    asked = list(dict.fromkeys(p for workload in chosen.values() for p in request.profilers or workload.profilers))
+    most = max([request.captures or 1, *(workload.repeats for workload in chosen.values() if workload.is_command)])
 
     def part(profilers: Sequence[str], processes: int) -> RunRequest:
         workloads = dict(request.pipeline.workloads)
-        for name, own in chosen.items():
-            names = request.profilers or own.profilers
+        for name, workload in chosen.items():
+            names = request.profilers or workload.profilers
             wanted = [p for p in names if p in profilers]
-            if own.ncu.kernels == "guided" and not {*guided_ncu.GUIDES} & {*wanted}:
+            if workload.ncu.kernels == "guided" and not {*guided_ncu.GUIDES} & {*wanted}:
                 wanted = [p for p in wanted if p != "ncu"]
             wanted = wanted or list(names[:1])
-            repeats = min(own.repeats, processes) if own.is_command else own.repeats
-            workloads[name] = own.model_copy(update={"profilers": wanted, "repeats": repeats})
+            repeats = min(workload.repeats, processes) if workload.is_command else workload.repeats
+            workloads[name] = workload.model_copy(update={"profilers": wanted, "repeats": repeats})
         pipeline = request.pipeline.model_copy(update={"workloads": workloads})
         captures = request.captures and min(request.captures, processes)
         return replace(request, pipeline=pipeline, profilers=(), captures=captures)
@@ -331,8 +333,8 @@ def fit(
     # More processes take longer. On several GPUs that holds roughly, for the order of the jobs changes too.
     processes = max(1, bisect.bisect_right(range(1, most + 1), budget_s, key=lambda n: seconds(kept, n)))
     fitting = part(kept, processes)
-    before = {name: request.profilers or own.profilers for name, own in chosen.items()}
-    left = [*_lost(before, {name: own.profilers for name, own in fitting.pipeline.workloads.items()})]
+    before = {name: request.profilers or workload.profilers for name, workload in chosen.items()}
+    left = [*_lost(before, {name: workload.profilers for name, workload in fitting.pipeline.workloads.items()})]
     if processes < most:
         left.append(f"processes {processes + 1} and later of each case under plain")
     return fitting, left
@@ -341,7 +343,7 @@ def fit(
 def _lost(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield the profilers that workloads have lost, with their names where others have kept them: ``torch of lm``."""
     for profiler in dict.fromkeys(itertools.chain.from_iterable(before.values())):
-        users = [name for name, own in before.items() if profiler in own]
+        users = [name for name, profilers in before.items() if profiler in profilers]
         lost = [name for name in users if profiler not in now[name]]
         if lost:
             yield profiler if lost == users else f"{profiler} of {' and '.join(lost)}"

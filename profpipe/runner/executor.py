@@ -137,8 +137,8 @@ def _cases_larger_than_oom(
 
 
 def _remember_oom(job: Job, results: Sequence[Result], context: Context) -> None:
-    known = context.oom_cases.setdefault((job.workload, job.profiler), [])
-    known += [case for result in results for case in result.oom_cases() if case not in known]
+    oom_cases = context.oom_cases.setdefault((job.workload, job.profiler), [])
+    oom_cases += [case for result in results for case in result.oom_cases() if case not in oom_cases]
 
 
 def _merge_results(
@@ -235,19 +235,19 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
     results = []
     for attempt in list(log.attempts):
         cases = job.cases if attempt.cases is None else [case for case in job.cases if case.id in attempt.cases]
-        own = replace(job, part=attempt.part, cases=tuple(cases))
-        commands = profiler.commands(own)
-        removed = bool(attempt.ends) and _is_removed(commands, attempt, own, profiler)
+        attempt_job = replace(job, part=attempt.part, cases=tuple(cases))
+        commands = profiler.commands(attempt_job)
+        removed = bool(attempt.ends) and _is_removed(commands, attempt, attempt_job, profiler)
         if removed:
             context.listener.message(f"{job.title}: the files of a process were removed; its cases run again")
         if attempt.ends and not removed:
             attempt.ends[:] = _valid_ends(commands, attempt, job)
-            results.append(outcome.as_resumed(_run_commands(own, profiler, attempt, log, context)))
+            results.append(outcome.as_resumed(_run_commands(attempt_job, profiler, attempt, log, context)))
         else:
             # Which files an attempt left is not known where the log has lost its begin.
-            has_own_files = attempt.cases is None and bool(cases_of_files(profiler.artifacts(own)).keys() - job.records)
+            has_own_files = attempt.cases is None and bool(cases_of_files(profiler.artifacts(attempt_job)).keys() - job.records)
             keeps = profiler.TRAITS.keeps_ended_cases and not removed and not has_own_files
-            results.append(outcome.cut_off(own, attempt.ended, keeps_ended_cases=keeps))
+            results.append(outcome.cut_off(attempt_job, attempt.ended, keeps_ended_cases=keeps))
     return outcome.with_all_pending(results)
 
 
@@ -259,10 +259,10 @@ def _is_removed(commands: Sequence[Command], attempt: Attempt, job: Job, profile
     first = attempt.ends[0]
     if first.returncode is None or first.missing:
         return False
-    own = [path for path in cases_of_files(profiler.artifacts(job)) if path not in job.records]
+    profiler_files = [path for path in cases_of_files(profiler.artifacts(job)) if path not in job.records]
     has_ok = any(ended.status is Status.OK for ended in attempt.ended.values())
-    had_own = bool(own) and len(commands) == 1 and first.returncode == 0 and has_ok
-    none_left = had_own and not any(path.exists() for path in own)
+    had_own = bool(profiler_files) and len(commands) == 1 and first.returncode == 0 and has_ok
+    none_left = had_own and not any(path.exists() for path in profiler_files)
     return none_left or all(artifacts.find_missing(command, job) for command in (commands[0], commands[-1]))
 
 

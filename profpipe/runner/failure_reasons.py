@@ -52,20 +52,20 @@ def describe_exit(returncode: int, log: str) -> str:
     """
     first = first_failure(log)
     if first is None:
-        return _with_error_line(describe_returncode(returncode), log)
+        return _append_error_line(describe_returncode(returncode), log)
     rank, code = first
     before = _AGENT.split(log, maxsplit=1)[0]
     # The other ranks report that they lost this one. torch puts the rank before an exception that nothing caught.
     lines = [line for line in before.splitlines() if line.startswith(f"[rank{rank}]") or not _RANK_PREFIX.match(line)]
     name = signal_name(code)
     end = f"was killed by {name}" if name else f"ended with exit code {code}"
-    return _with_error_line(f"rank {rank} {end}", _RANK_PREFIX.sub("", "\n".join(lines)))
+    return _append_error_line(f"rank {rank} {end}", _RANK_PREFIX.sub("", "\n".join(lines)))
 
 
 def first_failure(log: str) -> tuple[int, int] | None:
     """Return rank and exit code of the process that failed first, as torchrun reports it."""
-    found = _FIRST_FAILURE.search(log)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _FIRST_FAILURE.search(log)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def describe_missing_file(missing: Path, log: str) -> str:
@@ -73,21 +73,21 @@ def describe_missing_file(missing: Path, log: str) -> str:
 
     nsys (2022.4 to 2025.3) ends with the application's exit code in each of these cases.
     """
-    if found := re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE):
-        return found[1]
+    if match := re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE):
+        return match[1]
     if "Importer error status" in log or "skipping importation of the QDSTRM" in log:
-        return _with_error_line(f"nsys could not convert its recording to {missing.name}", log, _IMPORTER)
+        return _append_error_line(f"nsys could not convert its recording to {missing.name}", log, _IMPORTER)
     if leftover := sorted(missing.parent.glob(f"{missing.stem.rstrip('*')}*.qdstrm")):
         return f"nsys left {leftover[0].name} unconverted instead of {missing.name}"
     if elsewhere := [path for path in generated_files(log) if path != missing]:
-        return _with_error_line(f"nsys wrote {elsewhere[0]} instead of {missing.name}", log)
-    return _with_error_line(f"{missing.name} was not made", log)
+        return _append_error_line(f"nsys wrote {elsewhere[0]} instead of {missing.name}", log)
+    return _append_error_line(f"{missing.name} was not made", log)
 
 
 def generated_files(log: str) -> list[Path]:
     """Return the files that nsys lists below its last line ``Generated:``."""
-    _, found, after = log.rpartition("Generated:")
-    return [Path(line) for line in _lines(after) if line.startswith("/")] if found else []
+    _, heading, after = log.rpartition("Generated:")
+    return [Path(line) for line in _lines(after) if line.startswith("/")] if heading else []
 
 
 def describe_returncode(returncode: int) -> str:
@@ -134,7 +134,7 @@ def last_error_line(log: str, words: re.Pattern[str] = _ERROR_WORDS) -> str:
     return line if len(line) <= _MAX_LENGTH else line[: _MAX_LENGTH - 3] + "..."
 
 
-def _with_error_line(text: str, log: str, words: re.Pattern[str] = _ERROR_WORDS) -> str:
+def _append_error_line(text: str, log: str, words: re.Pattern[str] = _ERROR_WORDS) -> str:
     line = last_error_line(log, words)
     return f"{text}: {line}" if line else text
 
@@ -160,8 +160,8 @@ def explain_sigkill(returncode: int | None, kills_before: int | None, root: Path
         return None
     now = count_kills(root)
     if kills_before is not None and now is not None and now > kills_before:
-        known = "killed by SIGKILL: out of host memory, by the kernel's count of such kills"
-        return Outcome(Status.OOM, Cause.HOST_MEMORY, known)
+        details = "killed by SIGKILL: out of host memory, by the kernel's count of such kills"
+        return Outcome(Status.OOM, Cause.HOST_MEMORY, details)
     return Outcome(Status.CRASHED, Cause.SIGKILL, "killed by SIGKILL, perhaps out of host memory")
 
 
@@ -170,14 +170,14 @@ def _cgroup_files(root: Path) -> list[Path]:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found = []
+    files = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            found.append(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
+            files.append(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
-    return found
+            files.append(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
+    return files
 
 
 def _read_count(path: Path) -> int | None:

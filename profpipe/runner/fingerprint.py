@@ -44,13 +44,13 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
 
     A job whose tool is missing, now or then, is not checked.
     """
-    known = _read(folder)
+    saved = _read(folder)
     files = (path for path in (folder / "raw").rglob("*") if path.is_file())
     began = (folder / REQUEST_FILE).stat().st_mtime
     ended = max(path.stat().st_mtime for path in (folder / "run.json", *files))
     changes: dict[str, list[str]] = {}
     for job in planned:
-        before, now = known.get(str(job.folder.relative_to(folder))), _digests(job, machine)
+        before, now = saved.get(str(job.folder.relative_to(folder))), _digests(job, machine)
         if before and now:
             outputs = job_cache.possible_outputs(job, began, ended)
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -69,10 +69,10 @@ def check_sources(folder: Path, planned: Sequence[Job], find_begin: Callable[[],
     A data file in a command may be written by other tasks. ``find_begin`` returns when the first one of them began, in
     seconds as files have them.
     """
-    known = _read(folder)
+    saved = _read(folder)
     for workload, digests in _sources(planned).items():
         # Another case of the workload may name other files.
-        changed = {name for name, digest in digests.items() if known.get(workload, {}).get(name, digest) != digest}
+        changed = {name for name, digest in digests.items() if saved.get(workload, {}).get(name, digest) != digest}
         began, now = find_begin() if changed else 0.0, time.time()
         jobs = planned if changed else ()
         outputs = {name for job in jobs for name in job_cache.possible_outputs(job, began, now)}
@@ -81,17 +81,17 @@ def check_sources(folder: Path, planned: Sequence[Job], find_begin: Callable[[],
 
 def _sources(planned: Iterable[Job]) -> dict[str, dict[str, str]]:
     """Return by workload the digest of each file that its jobs run. A container has other programs on PATH."""
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for job in planned:
         words = ("", *job.command[1:]) if job.command and os.sep not in job.command[0] else job.command
         files = job_cache.hash_sources(replace(job, command=words), job.env)
-        found.setdefault(job.workload, {}).update(job_cache.digests(files))
-    return found
+        digests.setdefault(job.workload, {}).update(job_cache.digests(files))
+    return digests
 
 
-def _write(folder: Path, known: Mapping[str, Mapping[str, str]]) -> None:
+def _write(folder: Path, digests: Mapping[str, Mapping[str, str]]) -> None:
     (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_private(folder / FILE, json.dumps(known).encode())
+    atomic.write_private(folder / FILE, json.dumps(digests).encode())
 
 
 def _read(folder: Path) -> dict[str, dict[str, str]]:

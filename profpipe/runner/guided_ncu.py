@@ -80,7 +80,7 @@ def jobs(
             # Of a capture with steps ncu records one step, and counts the launches from its begin.
             sources = [str(rows["source"].iloc[-1]) for rows in captured.values() if len(rows)]
             by_step = any(bool((read(source)["iteration"] != 0).any()) for source in sources)
-            job = _with_ncu(job, by_step=by_step)
+            job = _change_ncu_options(job, by_step=by_step)
         kept = _unchanged_groups(chosen, earlier.get(job.folder, ()))
         others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
         groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in captured.items()})
@@ -103,8 +103,8 @@ def missed_kernels(done: Iterable[Job], data: Tables) -> list[Job]:
     """
     failed = data.cases[(data.cases["profiler"] == "ncu") & data.cases["status"].isin(FAILED)]
     lost = set(zip(failed["workload"], failed["case"], strict=True))
-    own = data.kernels[(data.kernels["profiler"] == "ncu") & (data.kernels["kind"] == "kernel")]
-    captured = set(zip(own["workload"], own["case"], own["kernel"], strict=True))
+    kernel_rows = data.kernels[(data.kernels["profiler"] == "ncu") & (data.kernels["kind"] == "kernel")]
+    captured = set(zip(kernel_rows["workload"], kernel_rows["case"], kernel_rows["kernel"], strict=True))
     alone = []
     for job in done:
         choices = chosen(job)
@@ -117,8 +117,8 @@ def missed_kernels(done: Iterable[Job], data: Tables) -> list[Job]:
             ]
             if len(absent) < len(of_case):
                 for choice in absent:
-                    found = _narrow(replace(job, folder=job.folder.parent), {choice.case: (choice,)})
-                    alone.append(_with_ncu(found, adds=True))
+                    narrowed = _narrow(replace(job, folder=job.folder.parent), {choice.case: (choice,)})
+                    alone.append(_change_ncu_options(narrowed, adds=True))
     return alone
 
 
@@ -132,10 +132,10 @@ def preview(job: Job) -> Job:
     if not is_guided(job):
         return job
     largest = f"the {job.options['ncu']['top']} largest kernels of each case"
-    return _with_ncu(job, pattern=largest, invocations=["one launch of each"])
+    return _change_ncu_options(job, pattern=largest, invocations=["one launch of each"])
 
 
-def _with_ncu(job: Job, **changed: Any) -> Job:
+def _change_ncu_options(job: Job, **changed: Any) -> Job:
     """Return ``job`` with changed options of ncu."""
     return replace(job, options={**job.options, "ncu": {**job.options["ncu"], **changed}})
 
@@ -172,11 +172,11 @@ def top_kernels(rows: pd.DataFrame, job: Job) -> tuple[str, ...]:
 
 def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tuple[Choice, ...]:
     """Choose the launches in ``case``, whose capture has ``rows``."""
-    found = launches(str(rows["source"].iloc[-1]))
+    launch_rows = launches(str(rows["source"].iloc[-1]))
     if job.script is not None:
         # A command opens no range of a case: its iterations are its steps, or the whole capture is one.
-        found = found[found["case"] == case.id]
-    steady = found[found["process"] == found["process"].iloc[0]] if len(found) else found
+        launch_rows = launch_rows[launch_rows["case"] == case.id]
+    steady = launch_rows[launch_rows["process"] == launch_rows["process"].iloc[0]] if len(launch_rows) else launch_rows
     return tuple(_choice(case.id, name, steady) for name in top_kernels(rows, job))
 
 
@@ -215,7 +215,7 @@ def _unchanged_groups(chosen: _Group, earlier: Iterable[Guide]) -> list[_Group]:
         by_case = itertools.groupby(guide, key=lambda choice: choice.case)
         group = {case: tuple(choices) for case, choices in by_case}
         held = {case for other in kept for case in other}
-        if group and not held & group.keys() and all(chosen.get(case) == own for case, own in group.items()):
+        if group and not held & group.keys() and all(chosen.get(case) == choices for case, choices in group.items()):
             kept.append(group)
     return kept
 
@@ -238,14 +238,14 @@ def _narrow(job: Job, group: _Group) -> Job:
     """Return ``job`` for the cases of ``group`` and their chosen launches."""
     guide = tuple(choice for choices in group.values() for choice in choices)
     names = dict.fromkeys(choice.kernel for choice in guide)
-    found = pattern(names)
+    regex = pattern(names)
     cases = tuple(case for case in job.cases if case.id in group)
     # The name contains the choice: a resumed run with another choice, from a new capture, needs another job.
-    text = "\n".join([*(case.id for case in cases), found, guide_file.to_json(guide)])
+    text = "\n".join([*(case.id for case in cases), regex, guide_file.to_json(guide)])
     folder = job.folder / f"guided-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     chosen = [asdict(choice) for choice in guide]
     job = replace(job, cases=cases, folder=folder)
-    return _with_ncu(job, pattern=found, invocations=guide_file.invocations(guide), chosen=chosen)
+    return _change_ncu_options(job, pattern=regex, invocations=guide_file.invocations(guide), chosen=chosen)
 
 
 def pattern(names: Iterable[str]) -> str:

@@ -65,9 +65,9 @@ def key(
     ``machine`` is the described machine, ``environment`` its variables. The salt is private: without it
     the secrets of the pipeline file could be found out by trial.
     """
-    known = dependencies(job, commands, machine, environment)
-    text = json.dumps(known, sort_keys=True, default=str)
-    return hmac.digest(salt, text.encode(), "sha256").hex() if known and salt else ""
+    inputs = dependencies(job, commands, machine, environment)
+    text = json.dumps(inputs, sort_keys=True, default=str)
+    return hmac.digest(salt, text.encode(), "sha256").hex() if inputs and salt else ""
 
 
 def dependencies(
@@ -109,9 +109,9 @@ def _repeats(job: Job) -> tuple[Any, ...]:
     return (job.warmup, job.repeats, *(of_processes if job.is_repeated else ()))
 
 
-def digests(known: Mapping[str, Any]) -> dict[str, str]:
+def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
     """Return a short hash of each dependency."""
-    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in known.items()}
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in inputs.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
 
@@ -127,14 +127,14 @@ def possible_outputs(job: Job, began: float, ended: float) -> set[str]:
 
 def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the hashes of the job's files, of the files that these import, and of the harness."""
-    sources = _without_packages(map(Path, filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))))
-    found: dict[str, list[str]] = {}
+    sources = _drop_packages(map(Path, filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))))
+    hashes: dict[str, list[str]] = {}
     harness: set[Path] = set()
     if job.script:
         starts, roots = [job.script], [job.cwd, job.script.parent, *sources]
         package_dir = Path(__file__).resolve().parents[2]
         start = package_dir / "profpipe" / "measure" / "harness.py"
-        harness = trace_imports([start], _without_packages([package_dir]))
+        harness = trace_imports([start], _drop_packages([package_dir]))
     else:
         harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if artifacts.loads_hook(job) else set()
         starts = [*_files_in_words(job), *filter(None, [_find_program(job, variables)])]
@@ -145,11 +145,11 @@ def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]
     harness |= {path for path in [find_traits(job.profiler).inside] if path}
     for path in sorted(trace_imports(starts, roots) | harness):
         # Two files outside of the pipeline's folder may have one name.
-        found.setdefault(f"file {_shown(path, job)}", []).append(_hash(path))
-    return found
+        hashes.setdefault(f"file {_shown(path, job)}", []).append(_hash(path))
+    return hashes
 
 
-def _without_packages(paths: Iterable[Path]) -> list[Path]:
+def _drop_packages(paths: Iterable[Path]) -> list[Path]:
     """Drop folders of installed packages: their versions are known, and to trace imports in torch takes a minute."""
     return [path for path in paths if not any(path.glob("*.dist-info"))]
 
@@ -158,8 +158,8 @@ def _find_program(job: Job, variables: Mapping[str, str]) -> Path | None:
     """Return the file that PATH finds for the first word of a command."""
     if not job.command or os.sep in job.command[0]:
         return None
-    found = shutil.which(job.command[0], path=variables.get("PATH"))
-    return Path(found) if found else None
+    program = shutil.which(job.command[0], path=variables.get("PATH"))
+    return Path(program) if program else None
 
 
 def _files_in_words(job: Job) -> list[Path]:
@@ -189,17 +189,17 @@ def _hash(path: Path) -> str:
 
 def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
     """Return ``paths`` and the Python files below ``roots`` that they import, as far as import statements say."""
-    found: set[Path] = set()
+    traced: set[Path] = set()
     waiting = [path.resolve() for path in paths]
     while waiting:
         path = waiting.pop()
-        if path in found:
+        if path in traced:
             continue
-        found.add(path)
+        traced.add(path)
         if path.suffix == ".py" and os.access(path, os.R_OK):
             for level, name in _read_imports(path.read_bytes()):
                 waiting += _module_files(name, [path.parents[level - 1]] if level else roots)
-    return found
+    return traced
 
 
 @functools.cache  # the harness is the same for every job
@@ -209,13 +209,13 @@ def _read_imports(text: bytes) -> tuple[tuple[int, str], ...]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ()  # the job will fail, and a failed job is never reused
-    found: list[tuple[int, str]] = []
+    imports: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            imports += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found += [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
-    return tuple(found)
+            imports += [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
+    return tuple(imports)
 
 
 def _module_files(name: str, places: Iterable[Path]) -> Iterator[Path]:
@@ -234,12 +234,12 @@ def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, tuple[P
 
     ``runs`` are folders and manifests, the newest first.
     """
-    found: dict[str, tuple[Path, JobEntry]] = {}
+    cached: dict[str, tuple[Path, JobEntry]] = {}
     for folder, manifest in runs:
         for entry in manifest.jobs:
             if entry.key and _is_unchanged(entry, folder):
-                found.setdefault(entry.key, (folder, entry))
-    return found
+                cached.setdefault(entry.key, (folder, entry))
+    return cached
 
 
 def _is_unchanged(entry: JobEntry, folder: Path) -> bool:

@@ -109,8 +109,8 @@ class JobLog:
 
     def last_part(self) -> int:
         """Return the number of the last attempt. A damaged log may lack an attempt that has left files."""
-        found = (_NUMBERED.search(path.name) for path in self.path.parent.iterdir()) if self.is_damaged else ()
-        numbers = [int(number[1]) for number in found if number]
+        matches = (_NUMBERED.search(path.name) for path in self.path.parent.iterdir()) if self.is_damaged else ()
+        numbers = [int(number[1]) for number in matches if number]
         return max([*numbers, *(attempt.part for attempt in self.attempts)], default=0)
 
     def read(self) -> None:

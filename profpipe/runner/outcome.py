@@ -46,8 +46,8 @@ class Result:
     has_files: bool = True
 
     def oom_cases(self) -> list[Case]:
-        known = {**self.recorded, **self.outcomes}
-        return [case for case in self.job.cases if known.get(case.id, OK).status is Status.OOM]
+        outcomes = {**self.recorded, **self.outcomes}
+        return [case for case in self.job.cases if outcomes.get(case.id, OK).status is Status.OOM]
 
 
 def judge(
@@ -126,13 +126,13 @@ def _find_problem(
     if bad is None:
         return None
     output = read_output(bad)
-    found = bad.stopped or _find_disk_full(bad, output, job)
-    if found and found.cause is Cause.INTERRUPTED:
-        return found
-    if not found and (diagnosis := profiler.diagnose(output)):
-        found = Outcome(Status(diagnosis[0]), Cause.PROFILER, diagnosis[1])
-    found = found or _explain_exit(bad, output, job, in_case=bool(job.script and inside))
-    return replace(found, log=job.portable(str(job.folder / "log.txt")))
+    problem = bad.stopped or _find_disk_full(bad, output, job)
+    if problem and problem.cause is Cause.INTERRUPTED:
+        return problem
+    if not problem and (diagnosis := profiler.diagnose(output)):
+        problem = Outcome(Status(diagnosis[0]), Cause.PROFILER, diagnosis[1])
+    problem = problem or _explain_exit(bad, output, job, in_case=bool(job.script and inside))
+    return replace(problem, log=job.portable(str(job.folder / "log.txt")))
 
 
 def _find_disk_full(end: ProcessEnd, output: str, job: Job) -> Outcome | None:

@@ -63,9 +63,9 @@ def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[
             continue
         both = workload, b.workloads[name]
         differing = _differing_params(*both)
-        named_a, named_b = (_by_common_name(each, differing) for each in both)
+        named_a, named_b = (_name_cases(side, differing) for side in both)
         alone = sorted(named_a.keys() ^ named_b.keys())
-        if alone or [len(named_a), len(named_b)] != [len(plan.points(each)) for each in both]:
+        if alone or [len(named_a), len(named_b)] != [len(plan.points(side)) for side in both]:
             which = f"case {alone[0]} is on one side only" if alone else "several cases of a side have one name"
             remedy = "A and B must have the same cases. Give both sides the same values, except one for each set:."
             raise ConfigError(f"workload '{name}'", f"{which}.", remedy)
@@ -84,10 +84,10 @@ def _differing_params(a: Workload, b: Workload) -> set[str]:
     return {name for name in names if values(points_a, name) != values(points_b, name)}
 
 
-def _by_common_name(workload: Workload, differing: Collection[str]) -> dict[str, Case]:
+def _name_cases(workload: Workload, differing: Collection[str]) -> dict[str, Case]:
     """Return the cases of a side by their names without the ``differing`` parameters."""
     points = plan.points(workload).values()
-    names = (plan.case_id({name: own for name, own in point.items() if name not in differing}) for point in points)
+    names = (plan.case_id({name: value for name, value in point.items() if name not in differing}) for point in points)
     return dict(zip(names, plan.cases(workload), strict=True))
 
 
@@ -124,7 +124,7 @@ class Pairs:
         joined = join_cases(a.request.pipeline, b.request.pipeline, session.request.workloads)
         task = session.task
         self._joined = {
-            name: [own for own in cases if task is None or own[0] in task.cases] for name, cases in joined.items()
+            name: [case for case in cases if task is None or case[0] in task.cases] for name, cases in joined.items()
         }
 
     @property
@@ -183,7 +183,7 @@ class Pairs:
         return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
 
     def _jobs_of(self, side: Side, profiler: str) -> list[Job]:
-        wanted = {(a if side.label == "A" else b).id for own in self._joined.values() for _, a, b in own}
+        wanted = {(a if side.label == "A" else b).id for cases in self._joined.values() for _, a, b in cases}
         request = replace(side.request, profilers=(profiler,))
         planned = plan_jobs(request, self._session.machine, self._folder, wanted)
         return [self._adapted(job, side) for job in planned]
@@ -219,9 +219,9 @@ class Pairs:
         """By label: the top folder of the side's code, and those of the other side and of the user's own code."""
         if not any(side.exchanges_folder for side in self._sides):
             return {}
-        own = {side.label: side.root(self._folder) for side in self._sides}
-        every = [*own.values(), checkout.top_folder(sides.working_folder(self._session.request))]
-        return {label: tuple(dict.fromkeys([root, *every])) for label, root in own.items()}
+        roots = {side.label: side.root(self._folder) for side in self._sides}
+        all_roots = [*roots.values(), checkout.top_folder(sides.working_folder(self._session.request))]
+        return {label: tuple(dict.fromkeys([root, *all_roots])) for label, root in roots.items()}
 
     def _record_sources(self) -> None:
         """Record the code of both sides. A task of a cluster has compared it with what was submitted."""
@@ -241,10 +241,10 @@ class Pairs:
             if pair == pair_blocks.TRIAL + 1:
                 self._choose_length(timed[0], listener)
             long = {job.workload for job in timed[0] if pair_blocks.is_long(pair, job.workload, self.settings)}
-            a, b = ([_with_visits(job) if job.workload in long else job for job in side] for side in timed)
-            own = a, b
+            a, b = ([_add_visits(job) if job.workload in long else job for job in side] for side in timed)
+            timed_jobs = a, b
             following = [*self._jobs_of_pair(pair + 1, *timed, wanted)] if pair + 1 in pairs else []
-            for jobs in (own, captured) if pair in with_captures else (own,):
+            for jobs in (timed_jobs, captured) if pair in with_captures else (timed_jobs,):
                 # The jobs of a capture are chosen when the timed processes of the pair have ended.
                 chosen = list(self._jobs_of_pair(pair, *jobs, wanted))
                 self._session.run_jobs(chosen, listener, (number, total), following)
@@ -260,7 +260,7 @@ class Pairs:
         if session.task is not None or session.data.metrics["subject"].str.startswith(first).any():
             return
         noisy = {workload for workload, _ in self._choose(Block.FIRST)}
-        noisy &= {job.workload for job in jobs if _with_visits(job) != job}
+        noisy &= {job.workload for job in jobs if _add_visits(job) != job}
         if longer := tuple(sorted(noisy)):
             pairs = self.settings.pairs + pair_blocks.TRIAL
             session.manifest = replace(session.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
@@ -304,11 +304,11 @@ class Pairs:
 
     def add_foreign_modules(self, job: Job) -> None:
         """Add the packages that a process of a side loaded from another folder to the record of the side."""
-        if not (found := origins.read_foreign_modules(job.folder)):
+        if not (modules := origins.read_foreign_modules(job.folder)):
             return
         side = "a" if job.label.endswith("A") else "b"
         entry = getattr(self.settings, side)
-        changed = replace(entry, foreign_modules={**entry.foreign_modules, **found})
+        changed = replace(entry, foreign_modules={**entry.foreign_modules, **modules})
         settings = replace(self.settings, **{side: changed})
         self._session.manifest = replace(self._session.manifest, ab=settings)
 
@@ -322,7 +322,7 @@ class Pairs:
             judged = [*schema.TIMES, *schema.ENERGIES]
             is_time = fresh.metrics["metric"].isin(judged) & (fresh.metrics["subject"] == "")
             times = fresh.metrics[is_time]
-            times = _with_means_of_visits(times, job) if self._is_further(job) else times
+            times = _average_visits(times, job) if self._is_further(job) else times
             added = [_renamed(times.assign(subject=job.label), names), *_marks(cases, job.label)]
         else:
             numbers = fresh.metrics[fresh.metrics["metric"].isin(schema.CAPTURED_METRICS)]
@@ -351,7 +351,7 @@ def _shown(cases: Collection[Key]) -> str:
     return ", ".join(f"{workload}/{case}" for workload, case in sorted(cases))
 
 
-def _with_visits(job: Job) -> Job:
+def _add_visits(job: Job) -> Job:
     """Return the job with several visits to each case, each of which takes as long as a visit of the job does.
 
     A visit builds the case anew and takes at least one sample. Where the time differs from visit to visit, this costs
@@ -367,8 +367,8 @@ def _with_visits(job: Job) -> Job:
 
 def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Return the rows of these cases, by the names that they have on both sides."""
-    own = rows[rows["case"].isin(names)]
-    return own.assign(case=own["case"].map(names))
+    case_rows = rows[rows["case"].isin(names)]
+    return case_rows.assign(case=case_rows["case"].map(names))
 
 
 def _marks(cases: pd.DataFrame, label: str) -> Iterator[pd.DataFrame]:
@@ -378,11 +378,11 @@ def _marks(cases: pd.DataFrame, label: str) -> Iterator[pd.DataFrame]:
         schema.PAIR_INACCURATE: cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False),
     }
     for metric, chosen in marked.items():
-        own = cases.loc[chosen, ["run", "workload", "case", "profiler"]]
-        yield schema.frame(schema.METRICS, own.assign(subject=label, metric=metric, value=1.0, unit="1", n=1))
+        case_rows = cases.loc[chosen, ["run", "workload", "case", "profiler"]]
+        yield schema.frame(schema.METRICS, case_rows.assign(subject=label, metric=metric, value=1.0, unit="1", n=1))
 
 
-def _with_means_of_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:
+def _average_visits(times: pd.DataFrame, job: Job) -> pd.DataFrame:
     """Return the times of a process with the mean of the medians of its visits in place of the median of all samples.
 
     Where visits are in one of two states, a median of all samples is in one of them too, and the mean between them.
@@ -409,16 +409,16 @@ def _merge_cases(stored: pd.DataFrame, fresh: pd.DataFrame, prefix: str) -> Iter
     rows = {(row["workload"], row["case"], row["profiler"]): row for row in _records(stored)}
     for row in _records(fresh):
         key = row["workload"], row["case"], row["profiler"]
-        known = rows.get(key)
+        stored_row = rows.get(key)
         if row["status"] != Status.OK:
             row["reason"] = prefix + (row["reason"] or row["status"])
-        if known:
+        if stored_row:
             # What an earlier try of this process met does not count any more.
-            is_over = known["reason"].startswith(prefix)
-            if known["status"] != Status.OK and not is_over:
-                row |= {name: known[name] for name in ("status", "reason")}
-            flags = [*json.loads(known["flags"] or "[]"), *json.loads(row["flags"] or "[]")]
-            row |= {"flags": json.dumps(list(dict.fromkeys(flags))), "params": known["params"]}
+            is_over = stored_row["reason"].startswith(prefix)
+            if stored_row["status"] != Status.OK and not is_over:
+                row |= {name: stored_row[name] for name in ("status", "reason")}
+            flags = [*json.loads(stored_row["flags"] or "[]"), *json.loads(row["flags"] or "[]")]
+            row |= {"flags": json.dumps(list(dict.fromkeys(flags))), "params": stored_row["params"]}
         rows[key] = row
     return rows.values()
 

@@ -53,9 +53,9 @@ def plan(
     which profpipe runs; None where it runs in none. ``comparisons`` has the cases that the report compares with
     each other, by workload, where jobs may run side by side. Raises ConfigError for an unknown name.
     """
-    for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, {**ALL, **tools})):
-        if unknown := [word for word in given if word not in known]:
-            raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], known))
+    for flag, given, names in (("-w", workloads, pipeline.workloads), ("-p", profilers, {**ALL, **tools})):
+        if unknown := [word for word in given if word not in names]:
+            raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], names))
     jobs: list[Job] = []
     captured: list[Job] = []
     for name, workload in pipeline.workloads.items():
@@ -66,19 +66,21 @@ def plan(
             tool, folder = _check_workload(tools[profiler], workload, allocated), out / "raw" / name / profiler
             planned = []
             for number, (lane, group) in enumerate(groups, start=1):
-                own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
+                job_folder = folder / _number(number, len(groups)) if len(groups) > 1 else folder
                 place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
-                job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu, group=lane)
-                planned.append(_with_settings(replace(job, hidden=hidden), workload, env))
+                job = Job(
+                    name, profiler, group, job_folder, tool, python, place, scripts.get(name), on_gpu=on_gpu, group=lane
+                )
+                planned.append(_apply_settings(replace(job, hidden=hidden), workload, env))
             if profiler == "plain" and captures is not None:
                 captured += planned
             elif profiler == "plain" and workload.command is not None:
                 _check_processes(f"workloads.{name}.repeats", planned, workload.repeats)
-                jobs += _in_rounds(planned, workload.repeats, workload.timing.seed)
+                jobs += _repeat_jobs(planned, workload.repeats, workload.timing.seed)
             else:
                 jobs += planned
     _check_processes("--captures", captured, captures or 1)
-    return [*_in_rounds(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
+    return [*_repeat_jobs(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
 
 
 def _check_processes(where: str, jobs: Sequence[Job], count: int) -> None:
@@ -99,27 +101,27 @@ def _groups(
     With several GPUs a process has the cases of some comparisons: as many processes as GPUs. Sizes often grow along a
     sweep, so neighbours go to different GPUs, in turn from the first to the last and back.
     """
-    every = [case for case in cases(workload) if wanted is None or case.id in wanted]
-    if not every:
+    chosen = [case for case in cases(workload) if wanted is None or case.id in wanted]
+    if not chosen:
         raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
     is_split = workload.isolate or workload.command is not None
     if not (workload.is_parallel and comparisons):
-        return [("", (case,)) for case in every] if is_split else [("", tuple(every))]
+        return [("", (case,)) for case in chosen] if is_split else [("", tuple(chosen))]
     numbers = {case: number for number, compared in enumerate(comparisons) for case in compared}
     if is_split:
-        return [(f"{name}/{numbers[case.id] + 1}", (case,)) for case in every]
+        return [(f"{name}/{numbers[case.id] + 1}", (case,)) for case in chosen]
     turns = [*range(gpus), *reversed(range(gpus))]
     parts: dict[int, list[Case]] = {}
-    for case in every:
+    for case in chosen:
         parts.setdefault(turns[numbers[case.id] % len(turns)], []).append(case)
-    return [(f"{name}/{part + 1}", tuple(own)) for part, own in sorted(parts.items())]
+    return [(f"{name}/{part + 1}", tuple(members)) for part, members in sorted(parts.items())]
 
 
 def _number(number: int, most: int) -> str:
     return f"{number:0{len(str(most))}d}"
 
 
-def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
+def _repeat_jobs(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
     """Return ``count`` processes of each of ``jobs``. Each round has one process of each, in a new order."""
     if count == 1:
         return list(jobs)
@@ -139,7 +141,7 @@ def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
     ]
 
 
-def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
+def _apply_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
     params, own_env = revealed(job.cases[0].params, job.hidden), workload.env
     if workload.command is not None:
         words = _flag_words(workload, params)
@@ -172,17 +174,17 @@ def points(workload: Workload) -> dict[str, Mapping[str, Scalar]]:
     """
     axes = list(workload.matrix)
     product = (dict(zip(axes, values, strict=True)) for values in itertools.product(*workload.matrix.values()))
-    every = [
+    combinations = [
         point
         for point in product
         if not any(all(point[axis] in values for axis, values in region.items()) for region in workload.exclude)
     ]
     for point in workload.include:
         # The axes come first in the name, in their order, so that names stay comparable.
-        every.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
+        combinations.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
     # Two cases of one name (SEQLEN=512,512) would be added up as one case with twice the iterations.
     named: dict[str, Mapping[str, Scalar]] = {}
-    for point in every:
+    for point in combinations:
         named.setdefault(case_id(point), point)
     return named
 

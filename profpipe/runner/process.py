@@ -216,10 +216,10 @@ def _read_report(owner: subprocess.Popen[bytes]) -> tuple[Any, ...] | None:
     """Return the next report of a supervisor; None where it has ended."""
     try:
         # Not through the buffer, which would hide a further report from poll(2).
-        found: tuple[Any, ...] = marshal.load(owner.stdout.raw)  # type: ignore[union-attr]
+        report: tuple[Any, ...] = marshal.load(owner.stdout.raw)  # type: ignore[union-attr]
     except EOFError:
         return None
-    return found
+    return report
 
 
 def call(
@@ -445,12 +445,12 @@ def kill_leftovers(job_folder: Path, wait_s: float) -> None:
 
 
 def _find_marked(job_folder: Path) -> set[int]:
-    entry, found = os.fsencode(f"{JOB_VARIABLE}={job_folder}"), set()
+    entry, pids = os.fsencode(f"{JOB_VARIABLE}={job_folder}"), set()
     for pid, state, _, _ in supervisor.processes():
         with suppress(OSError):  # the process has ended, or belongs to another user
             if state not in "ZX" and entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.add(pid)
-    return found - {os.getpid()}
+                pids.add(pid)
+    return pids - {os.getpid()}
 
 
 def is_running(argv: Sequence[str], started: Child) -> bool:
@@ -469,12 +469,12 @@ def is_running(argv: Sequence[str], started: Child) -> bool:
 
 def _kill_adopted(wait_s: float) -> int:
     """Kill what this process has adopted from a supervisor that was killed, and return how many processes."""
-    us, our_session, found = os.getpid(), os.getsid(0), set[int]()
+    us, our_session, killed = os.getpid(), os.getsid(0), set[int]()
 
     def find() -> set[int]:
         adopted = set()
         with _own_lock:
-            foreign = [own for own in supervisor.processes() if own[0] not in _own]
+            foreign = [row for row in supervisor.processes() if row[0] not in _own]
         for pid, state, parent, session in foreign:
             if parent == us and session != our_session:
                 if state in "ZX":
@@ -482,11 +482,11 @@ def _kill_adopted(wait_s: float) -> int:
                         os.waitpid(pid, os.WNOHANG)
                 else:
                     adopted.add(pid)
-        found.update(adopted)
+        killed.update(adopted)
         return adopted
 
     supervisor.wait_until_none_is_left(find, wait_s, signal.SIGKILL)
-    return len(found)
+    return len(killed)
 
 
 def stop(

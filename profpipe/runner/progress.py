@@ -218,10 +218,10 @@ def time_left(
     profilers differ much, so this is a rough figure.
     """
     whole_job_s = job_s / job_done if job_done else None
-    known = seconds_of_jobs + ([whole_job_s] if whole_job_s is not None else [])
-    if not known:
+    job_seconds = seconds_of_jobs + ([whole_job_s] if whole_job_s is not None else [])
+    if not job_seconds:
         return None
-    mean_s = sum(known) / len(known)
+    mean_s = sum(job_seconds) / len(job_seconds)
     return max((whole_job_s or mean_s) - job_s, 0.0) + jobs_left * mean_s / side_by_side
 
 

@@ -82,13 +82,13 @@ class RunRequest:
 
         ``path`` is the pipeline file; of a ``program`` from the command line, the file that its run will have.
         """
-        known = secret_values.of_variables(path) if program is None else program.secrets
+        secrets = secret_values.of_variables(path) if program is None else program.secrets
         masked = secret_values.mask_commands(pipeline, path) if program is None else program.public
         where = path.resolve(), out.resolve()
-        repeated = _with_repeats(pipeline, captures)
-        shown, hidden = secret_values.hide(repeated, known, functools.cache(lambda: read_salt(where[1])))
+        repeated = _set_repeats(pipeline, captures)
+        shown, hidden = secret_values.hide(repeated, secrets, functools.cache(lambda: read_salt(where[1])))
         text = "" if program is None else program.text
-        made = cls(shown, *where, tuple(workloads), tuple(profilers), reuse, captures, {**known}, text, hidden)
+        made = cls(shown, *where, tuple(workloads), tuple(profilers), reuse, captures, {**secrets}, text, hidden)
         return made.with_secrets(secret_values.of_commands(shown, masked, hidden))
 
     def with_secrets(self, more: Mapping[str, str]) -> RunRequest:
@@ -162,8 +162,8 @@ def _parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
         try:
             return Pipeline.model_validate(document, context=SAVED), tuple(unknown)
         except ValidationError as error:
-            found = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
-            removed = [".".join(map(str, place)) for place in found if _remove(document, place)]
+            places = [problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"]
+            removed = [".".join(map(str, place)) for place in places if _remove(document, place)]
             if not removed:
                 raise
             unknown += removed
@@ -200,12 +200,12 @@ def readable(folder: Path, name: Path) -> Iterator[Any]:
         raise ConfigError(str(folder / name), what, "Start the run again.") from None
 
 
-def _with_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
+def _set_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
     """Return the pipeline with as many processes of each command: ``repeats`` of a command means the same."""
     if captures is None:
         return pipeline
-    commands = {name: own for name, own in pipeline.workloads.items() if own.command is not None}
-    repeated = {name: own.model_copy(update={"repeats": captures}) for name, own in commands.items()}
+    commands = {name: workload for name, workload in pipeline.workloads.items() if workload.command is not None}
+    repeated = {name: workload.model_copy(update={"repeats": captures}) for name, workload in commands.items()}
     return pipeline.model_copy(update={"workloads": {**pipeline.workloads, **repeated}})
 
 
@@ -260,9 +260,9 @@ def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:
     for name, workload in request.pipeline.workloads.items():
         if workload.script is None or (request.workloads and name not in request.workloads):
             continue
-        found = script_path(workload.script, request.path)
-        if found is None:
+        script = script_path(workload.script, request.path)
+        if script is None:
             where = f"{shown(request.path)}: workloads.{name}.script"
             remedy = f"Put it back into {request.pipeline_dir}."
             raise ConfigError(where, f"the file of '{workload.script}' is gone.", remedy)
-        yield name, found
+        yield name, script

@@ -27,15 +27,15 @@ def of_variables(path: Path, environment: Mapping[str, str] = os.environ) -> dic
     return masking.secrets_of_placeholders(yaml.placeholders(document), environment)
 
 
-def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[str, str]:
+def of_environment_blocks(pipeline: Pipeline, named_secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets in the variables that the workloads set, and ``${NAME}`` for each."""
-    found: dict[str, str] = {}
+    placeholders: dict[str, str] = {}
     for settings in (pipeline.defaults, *pipeline.workloads.values()):
         for name, value in settings.env.items():
             if masking.is_secret_name(name) or masking.has_secret_form(value):
                 secrets = masking.secrets_in_variable(name, value)
-                found |= {secret: f"${{{name}}}" for secret in secrets if secret not in known}
-    return found
+                placeholders |= {secret: f"${{{name}}}" for secret in secrets if secret not in named_secrets}
+    return placeholders
 
 
 def of_words(pipeline: Pipeline) -> dict[str, str]:
@@ -48,18 +48,18 @@ def of_words(pipeline: Pipeline) -> dict[str, str]:
     pairs = itertools.pairwise(("", *words, *options))
     assigned = [item for before, word in pairs for item in masking.assigned_secrets(word, before).items()]
     # A word such as SORT_KEY=seqlen is masked as a whole, but its value may occur anywhere.
-    found = [secret for secret, name in assigned if masking.is_searchable(secret, name)]
-    found += [secret for word in options for secret in masking.option_secrets(word) if masking.is_searchable(secret)]
-    return dict.fromkeys(found, "***")
+    secrets = [secret for secret, name in assigned if masking.is_searchable(secret, name)]
+    secrets += [secret for word in options for secret in masking.option_secrets(word) if masking.is_searchable(secret)]
+    return dict.fromkeys(secrets, "***")
 
 
-def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
+def hide(pipeline: Pipeline, secrets: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
     """Return the pipeline with a digest in place of each parameter that holds a secret, and the values by digest.
 
-    Cases are named by these digests. ``known`` are secrets; others are recognised by name or form.
+    Cases are named by these digests. ``secrets`` are those that the caller has; others are recognised by name or form.
     """
     hidden: dict[str, Scalar] = {}
-    words = [secret for secret in known if len(secret) >= masking.SHORTEST]
+    words = [secret for secret in secrets if len(secret) >= masking.SHORTEST]
 
     def public(name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -119,7 +119,7 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
             written = command  # the command comes from --set, and not from the environment
         words = tuple(_mask_word(word, given, path) for word, given in zip(written, command, strict=True))
         words = tuple(
-            masking.hide_assigned(_without_value(before, word), before=before)
+            masking.hide_assigned(_mask_option(before, word), before=before)
             for before, word in zip(("", *words), words, strict=False)
         )
         if words != command:
@@ -129,13 +129,13 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
 
 def _mask_word(written: Any, given: str, path: Path) -> str:
     """Return a word of a command with ``${NAME}`` in place of secret variables. ``given`` has their values."""
-    found = set(masking.secrets_of_placeholders(yaml.placeholders(written), os.environ).values())
-    names = {name: f"${{{name}}}" for name, _ in yaml.placeholders(written) if f"${{{name}}}" in found}
+    placeholders = set(masking.secrets_of_placeholders(yaml.placeholders(written), os.environ).values())
+    names = {name: f"${{{name}}}" for name, _ in yaml.placeholders(written) if f"${{{name}}}" in placeholders}
     word = str(yaml.substituted(written, {**os.environ, **names}, path.name)) if names else given
     return masking.mask_forms(word)
 
 
-def _without_value(option: str, word: str) -> str:
+def _mask_option(option: str, word: str) -> str:
     """Return ``word`` without the value that belongs to an option such as ``--api-key``."""
     name, equals, value = word.partition("=")
     if equals and value and masking.is_secret_option(name, value) and "${" not in value:

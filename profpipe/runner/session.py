@@ -168,9 +168,9 @@ def load(folder: Path, request: RunRequest) -> Session:
     both = sides.load(folder) if begun.ab else None
     requests = [(REQUEST_FILE, request), *((sides.SIDES_FILE, side.request) for side in both or ())]
     unknown = [
-        Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(each.unknown))
-        for name, each in requests
-        if each.unknown
+        Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(saved.unknown))
+        for name, saved in requests
+        if saved.unknown
     ]
     return Session(request, folder, begun.with_incidents(unknown), data, both)
 
@@ -246,7 +246,7 @@ class Session:
             return [job for job in self.plan() if not self._is_done(job)]
         counts = [("plain", ab.pairs), (ab.profiler, ab.captures)] if not self.manifest.jobs else []
         requests = [(replace(self.request, profilers=(profiler,)), 2 * n) for profiler, n in counts if n]
-        return [job for own, n in requests for job in plan_jobs(own, self.machine, self.folder) * n]
+        return [job for request, n in requests for job in plan_jobs(request, self.machine, self.folder) * n]
 
     def placed(self, job: Job) -> Job:
         """Return the job with its folder below that of the task."""
@@ -260,7 +260,7 @@ class Session:
 
         ``choose_again`` names the cases to measure in a later block of pairs.
         """
-        lanes = len(self._slots.every) if self._slots else 1
+        lanes = len(self._slots.gpus) if self._slots else 1
         with Ahead(ahead.LANE * lanes * ahead.has_spare_cores(lanes)) as self._ahead:
             self._carry_out(listener, choose_again)
 
@@ -295,7 +295,7 @@ class Session:
         ``following`` are jobs that are likely to be run after these.
         """
         self._ahead.following = following
-        planned = self._with_ended(planned)
+        planned = self._reuse_ended_folders(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
         # A process of a pair, and a part of a run on a cluster, are never reused.
@@ -345,8 +345,8 @@ class Session:
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
-            found = queue.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
-            self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
+            nodes = queue.describe_nodes(most, functools.partial(process.ask, timeout_s=60.0))
+            self.manifest = replace(self.manifest, nodes={**nodes, **self.manifest.nodes})
 
     @cached_property
     def _slots(self) -> slots.Slots | None:
@@ -356,7 +356,7 @@ class Session:
     def _is_done(self, job: Job) -> bool:
         return any(is_done(entry) for entry in self.manifest.jobs if entry.folder == self._name(job.folder))
 
-    def _with_ended(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _reuse_ended_folders(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return the jobs of a task. Those that an earlier attempt at it has ended have its folder."""
         if self.task is None:
             return jobs
@@ -374,21 +374,21 @@ class Session:
         The program of a command runs first under plain, which shows what the other profilers can record.
         """
         if not job.is_repeated:
-            return self._after_plain(job) if job.script is None and job.profiler != "plain" else job
+            return self._adapt_to_plain(job) if job.script is None and job.profiler != "plain" else job
         others = (entry for entry in self.manifest.jobs_of(job.workload) if entry.folder != self._name(job.folder))
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
         return replace(job, cases=left) if left else None
 
-    def _after_plain(self, job: Job) -> Job:
+    def _adapt_to_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
         ran = [e for e in self.manifest.jobs_of(job.workload) if e.profiler == "plain" and e.cases == ids]
         if job.label:
             # The sides of a pair have other programs: raw/<workload>/pair-03/A-nsys follows raw/<workload>/pair-03/A.
             side = f"/{job.label.split()[-1]}"
-            own = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
-            ran = [e for e in ran if e.folder == own]
+            plain_folder = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
+            ran = [e for e in ran if e.folder == plain_folder]
         plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder) if ran else job
         # A user may have removed the files.
         if not ran or not plain.log.exists():
@@ -502,8 +502,8 @@ class Session:
             rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
-        known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
-        self.manifest = replace(known, private_files=self._private_files(job))
+        updated = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
+        self.manifest = replace(updated, private_files=self._private_files(job))
         if is_reference(job):
             # Its case has a job in another task.
             self.manifest = self.manifest.without_job(entry.folder)
@@ -513,7 +513,7 @@ class Session:
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
         secrets = masking.masker(job.secrets).spellings
-        own = exports.find_private_files(self.folder, job.folder, secrets)
+        private_names = exports.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
         own_files = (REQUEST_FILE, fingerprint.FILE, sides.SIDES_FILE)
@@ -524,7 +524,7 @@ class Session:
             for name in self.manifest.private_files or ()
             if not name.startswith(below) and (self.folder / name).is_file()
         )
-        return tuple(sorted({*requests, *others, *own}))
+        return tuple(sorted({*requests, *others, *private_names}))
 
     def _merged(self, job: Job, fresh: Tables) -> Tables:
         """Return the stored rows with those of a job."""
@@ -536,8 +536,8 @@ class Session:
             return replace(self.data, metrics=schema.concat_rows(schema.METRICS, [self.data.metrics, times]))
         if guided_ncu.adds_kernels(job):
             return job_tables.add_kernels(self.data, fresh)
-        own, cases = str(job.folder.relative_to(self.folder)), [case.id for case in job.cases]
-        stored = job_tables.drop_folder(self.data, own, (job.workload, job.profiler, cases))
+        job_folder, cases = str(job.folder.relative_to(self.folder)), [case.id for case in job.cases]
+        stored = job_tables.drop_folder(self.data, job_folder, (job.workload, job.profiler, cases))
         return job_tables.replace_cases(stored, fresh)
 
 
@@ -582,12 +582,12 @@ def _is_reusable(outcome: JobOutcome, fresh: Tables) -> bool:
 def _find_oom_cases(planned: Iterable[Job], data: Tables) -> dict[tuple[str, str], list[Case]]:
     """Return the stored cases that ran out of memory, by workload and profiler."""
     oom = data.cases[data.cases["status"] == Status.OOM.value]
-    known = set(zip(oom["workload"], oom["profiler"], oom["case"], strict=True))
-    found: dict[tuple[str, str], list[Case]] = {}
+    oom_keys = set(zip(oom["workload"], oom["profiler"], oom["case"], strict=True))
+    oom_cases: dict[tuple[str, str], list[Case]] = {}
     for job in planned:
-        cases = [case for case in job.cases if (job.workload, job.profiler, case.id) in known]
-        found.setdefault((job.workload, job.profiler), []).extend(cases)
-    return found
+        cases = [case for case in job.cases if (job.workload, job.profiler, case.id) in oom_keys]
+        oom_cases.setdefault((job.workload, job.profiler), []).extend(cases)
+    return oom_cases
 
 
 def _commands(job: Job) -> list[Command]:

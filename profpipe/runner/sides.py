@@ -155,8 +155,8 @@ def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
     """Return the specs of one side. Raises ConfigError for a word that states none, and for two folders."""
     specs = tuple(Spec.parse(word, option) for word in words)
     for kinds in ({SpecKind.GIT, SpecKind.DIR}, {SpecKind.PYTHON}):
-        if len(own := [spec.published for spec in specs if spec.kind in kinds]) > 1:
-            raise ConfigError(option, f"{' and '.join(own)} contradict each other.", "Give one of them.")
+        if len(published := [spec.published for spec in specs if spec.kind in kinds]) > 1:
+            raise ConfigError(option, f"{' and '.join(published)} contradict each other.", "Give one of them.")
     return specs
 
 
@@ -177,7 +177,7 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
 def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    side = Side(label, tuple(specs), _in_working_folder(for_pairs(request, specs)))
+    side = Side(label, tuple(specs), _move_to_working_folder(for_pairs(request, specs)))
     for spec in specs:
         if spec.kind is SpecKind.GIT:
             repository, commit, prefix = checkout.find(side.request.pipeline_dir, spec.value, option)
@@ -196,17 +196,17 @@ def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
 def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
     """Return the request with short processes, without profilers, and with the variables of a side."""
     variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
-    workloads = {name: _for_pairs(each, variables) for name, each in request.pipeline.workloads.items()}
+    workloads = {name: _shorten_workload(workload, variables) for name, workload in request.pipeline.workloads.items()}
     pipeline = request.pipeline.model_copy(update={"workloads": workloads})
     return replace(request, pipeline=pipeline, profilers=("plain",)).with_secrets({})
 
 
 def working_folder(request: RunRequest) -> Path:
     """Return the folder that a side exchanges."""
-    return _in_working_folder(request).pipeline_dir
+    return _move_to_working_folder(request).pipeline_dir
 
 
-def _in_working_folder(request: RunRequest) -> RunRequest:
+def _move_to_working_folder(request: RunRequest) -> RunRequest:
     """Return the request at the folder in which its commands run, where this is outside that of the pipeline file.
 
     A file in the folder of a run is such a file: the folder that a side exchanges is that of the program.
@@ -216,14 +216,14 @@ def _in_working_folder(request: RunRequest) -> RunRequest:
     if len(places) != 1 or Path(place := places.pop()).parts[:1] != (os.pardir,):
         return request
     workloads = {
-        name: each.model_copy(update={"cwd": None} if each.cwd == place else {})
-        for name, each in request.pipeline.workloads.items()
+        name: workload.model_copy(update={"cwd": None} if workload.cwd == place else {})
+        for name, workload in request.pipeline.workloads.items()
     }
     pipeline = request.pipeline.model_copy(update={"workloads": workloads})
     return replace(request, pipeline=pipeline, path=(request.pipeline_dir / place).resolve() / request.path.name)
 
 
-def _for_pairs(workload: Workload, variables: Mapping[str, str]) -> Workload:
+def _shorten_workload(workload: Workload, variables: Mapping[str, str]) -> Workload:
     """Return the workload with the variables of a side, and with short processes unless the user asks for others."""
     given, timing = workload.model_fields_set, workload.timing
     short = {"budget_s": _BUDGET_S, "slowed_s": _SLOWED_S, "rounds": 1}
@@ -322,5 +322,8 @@ def load(folder: Path) -> tuple[Side, Side]:
     """Load the sides of the run in ``folder``."""
     with readable(folder, SIDES_FILE) as document:
         requests = (RunRequest.parse(entry["request"], folder) for entry in document)
-        a, b = (manifest.parse(Side, {**entry, "request": own}) for entry, own in zip(document, requests, strict=True))
+        a, b = (
+            manifest.parse(Side, {**entry, "request": request})
+            for entry, request in zip(document, requests, strict=True)
+        )
         return a, b

@@ -39,7 +39,7 @@ Gpus = Mapping[str, str | None]
 class Slots:
     """The slots of a run, and the number of the slot that each group has."""
 
-    every: Gpus
+    gpus: Gpus
     assigned: dict[str, int] = field(default_factory=dict)
     #: The file that keeps the assignment; None where nothing is resumed.
     path: Path | None = None
@@ -49,11 +49,11 @@ class Slots:
             self.assigned[group] = slot
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                atomic.write_text(self.path, json.dumps({"slots": [*self.every], "groups": self.assigned}, indent=1))
+                atomic.write_text(self.path, json.dumps({"slots": [*self.gpus], "groups": self.assigned}, indent=1))
 
     def assign_name(self, group: str, name: str) -> bool:
         """Assign the group to the slot of this name. Return False where there is none, or the group has another one."""
-        names = [*self.every]
+        names = [*self.gpus]
         if name not in names or self.assigned.get(group, names.index(name)) != names.index(name):
             return False
         self.assign(group, names.index(name))
@@ -62,7 +62,7 @@ class Slots:
     def place(self, job: Job, slot: int) -> Job:
         """Return the job on the slot of this number, which its group has from now on."""
         self.assign(job.group, slot)
-        name, gpu = [*self.every.items()][slot]
+        name, gpu = [*self.gpus.items()][slot]
         return replace(job, lane=name, env={**job.env, **({} if gpu is None else {_VARIABLE: gpu})})
 
 
@@ -141,10 +141,10 @@ def run(
     with (
         InterruptCounter() as interrupts,
         process.adopt_orphans(),
-        ThreadPoolExecutor(len(slots.every) or 1) as threads,
+        ThreadPoolExecutor(len(slots.gpus) or 1) as threads,
     ):
-        known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, known, ahead or Ahead(), profilers)
+        earlier_oom = {key: list(cases) for key, cases in (oom_cases or {}).items()}
+        context = Context(listener, grace, interrupts, earlier_oom, ahead or Ahead(), profilers)
         waiting = list(enumerate(jobs, start=first))
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}
@@ -153,16 +153,16 @@ def run(
         try:
             while True:
                 used = {slot for _, slot in busy.values()}
-                found = None if interrupts.count else _find_next(waiting, used, slots)
-                if found is not None and (ended is None or overlaps(ended.job, waiting[found[0]][1])):
-                    place, slot = found
+                place_and_slot = None if interrupts.count else _find_next(waiting, used, slots)
+                if place_and_slot is not None and (ended is None or overlaps(ended.job, waiting[place_and_slot[0]][1])):
+                    place, slot = place_and_slot
                     index, planned = waiting.pop(place)
                     context.upcoming[:] = [job for _, job in waiting]
                     if job := narrow(planned):
                         job = job if slot == _ALONE else slots.place(job, slot)
-                        own = replace(context, listener=listener.lane(job.lane))
-                        own.listener.job_started(job, index, last)
-                        busy[threads.submit(_carry_out, job, profilers, own)] = index, slot
+                        job_context = replace(context, listener=listener.lane(job.lane))
+                        job_context.listener.job_started(job, index, last)
+                        busy[threads.submit(_carry_out, job, profilers, job_context)] = index, slot
                     continue
                 if ended is not None:
                     yield ended
@@ -186,9 +186,9 @@ def _find_next(waiting: Sequence[tuple[int, Job]], used: set[int], slots: Slots)
     """Return the place of the next job among those that wait, and its slot; None where none can start now."""
     if _ALONE in used:
         return None
-    free = [slot for slot in range(len(slots.every)) if slot not in used]
+    free = [slot for slot in range(len(slots.gpus)) if slot not in used]
     for place, (_, job) in enumerate(waiting):
-        if not job.group or not slots.every:
+        if not job.group or not slots.gpus:
             return None if used or place else (place, _ALONE)
         for slot in free:
             if slots.assigned.get(job.group, slot) == slot:

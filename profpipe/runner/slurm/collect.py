@@ -31,24 +31,24 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
     caller saves both. The manifest has an end where every task is done.
     """
     begun, plan = Manifest.load(folder), records.load_plan(folder)
-    found = records.read_records(folder)
-    tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
-    own = [record for index, record in found.items() if index < len(plan)]
-    known = _merge(begun, own)
+    records_by_index = records.read_records(folder)
+    tasks = describe_tasks(folder, plan, records_by_index, seen, begun.tasks)
+    kept = [record for index, record in records_by_index.items() if index < len(plan)]
+    merged = _merge(begun, kept)
     is_done = all(task.state is TaskState.DONE for task in tasks)
     if is_done:
         _remove_partial_folders(folder)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
-    return tables_of(own), replace(known, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, own))
+    return tables_of(kept), replace(merged, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, kept))
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Sequence[Record]) -> Tables:
+def tables_of(task_records: Sequence[Record]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
-        table.name: (_read_parquet if table.is_picture else _read_rows)(table, found) for table in schema.ALL
+        table.name: (_read_parquet if table.is_picture else _read_rows)(table, task_records) for table in schema.ALL
     }
     return Tables(**frames)
 
@@ -62,25 +62,25 @@ def texts_of(data: Tables) -> dict[str, str]:
     }
 
 
-def _read_rows(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
+def _read_rows(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
     """Return the rows of a table in all records."""
     where, rows = f"table {table.name} in the records", []
-    for record in found:
+    for record in task_records:
         if table.name in record.tables:
             try:
                 document = budget.load_json(record.tables[table.name])
-                columns, own = document["columns"], list(document["rows"])
+                columns, record_rows = document["columns"], list(document["rows"])
             except (ValueError, TypeError, KeyError) as error:
                 raise ConfigError(where, f"is not what profpipe wrote: {error}.", "Start a new run.") from None
             if columns != table.names:
                 what = f"has other columns in the record of task {record.task.index} than in this version"
                 raise ConfigError(f"table {table.name}", f"{what}: another profpipe wrote it.", "Start a new run.")
-            rows += own
+            rows += record_rows
     return store.from_rows(rows, table, where) if rows else schema.empty(table)
 
 
-def _read_parquet(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
-    contents = (base64.b64decode(record.tables[table.name]) for record in found if table.name in record.tables)
+def _read_parquet(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
+    contents = (base64.b64decode(record.tables[table.name]) for record in task_records if table.name in record.tables)
     parts = [pd.read_parquet(io.BytesIO(content)) for content in contents]
     return schema.frame(table, pd.concat(parts, ignore_index=True)) if parts else schema.empty(table)
 
@@ -88,41 +88,41 @@ def _read_parquet(table: schema.Table, found: Sequence[Record]) -> pd.DataFrame:
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 
-def _merge(begun: Manifest, found: Sequence[Record]) -> Manifest:
+def _merge(begun: Manifest, task_records: Sequence[Record]) -> Manifest:
     """Return the manifest of the run with the jobs, files and nodes of the records."""
     joined: dict[str, Any] = {
-        name: tuple(each for record in found for each in getattr(record.manifest, name)) for name in _JOINED
+        name: tuple(entry for record in task_records for entry in getattr(record.manifest, name)) for name in _JOINED
     }
     expects: dict[str, Mapping[str, str | None]] = {}
     nodes: dict[str, NodeEntry] = {}
-    for record in found:
+    for record in task_records:
         nodes.update(record.manifest.nodes)
         for workload, families in record.manifest.expects.items():
             expects[workload] = {**expects.get(workload, {}), **families}
     if begun.ab is not None:
-        joined["ab"] = _join_pairs(begun.ab, [record.manifest.ab for record in found if record.manifest.ab])
+        joined["ab"] = _join_pairs(begun.ab, [record.manifest.ab for record in task_records if record.manifest.ab])
     if not nodes:
         return replace(begun, **joined)
     machine = _machine_of(list(nodes.values()))
-    joined["jobs"] = tuple(_with_peaks(entry, machine, nodes) for entry in joined["jobs"])
+    joined["jobs"] = tuple(_add_peaks(entry, machine, nodes) for entry in joined["jobs"])
     first = next(iter(nodes.values()))
     tools = _tools_of(list(nodes.values()))
     return replace(begun, **joined, expects=expects, nodes=nodes, machine=machine, packages=first.packages, tools=tools)
 
 
-def _join_pairs(begun: PairsEntry, own: Sequence[PairsEntry]) -> PairsEntry:
+def _join_pairs(begun: PairsEntry, entries: Sequence[PairsEntry]) -> PairsEntry:
     """Return the settings with the captures that the nodes chose, and with what each task found out about its sides."""
-    if not own:
+    if not entries:
         return begun
-    chosen = next((each for each in own if each.captures), own[0])
+    chosen = next((entry for entry in entries if entry.captures), entries[0])
     joined = replace(begun, captures=chosen.captures, profiler=chosen.profiler, no_captures=chosen.no_captures)
     spreads: dict[str, dict[str, float]] = {}
-    for each in own:
-        for workload, of_cases in each.spreads.items():
+    for entry in entries:
+        for workload, of_cases in entry.spreads.items():
             spreads.setdefault(workload, {}).update(of_cases)
         a, b = (
             replace(side, foreign_modules={**side.foreign_modules, **other.foreign_modules})
-            for side, other in ((joined.a, each.a), (joined.b, each.b))
+            for side, other in ((joined.a, entry.a), (joined.b, entry.b))
         )
         joined = replace(joined, a=a, b=b)
     return replace(joined, spreads=spreads)
@@ -133,12 +133,12 @@ def _machine_of(nodes: Sequence[NodeEntry]) -> Machine:
     first = nodes[0].machine
     gpus = list(first.gpus or ())
     for gpu in (gpu for node in nodes for gpu in node.machine.gpus or ()):
-        if gpu.name not in {known.name for known in gpus}:
+        if gpu.name not in {listed.name for listed in gpus}:
             gpus.append(gpu)
     return first if first.gpus is None and not gpus else replace(first, gpus=tuple(gpus))
 
 
-def _with_peaks(entry: JobEntry, machine: Machine, nodes: Mapping[str, NodeEntry]) -> JobEntry:
+def _add_peaks(entry: JobEntry, machine: Machine, nodes: Mapping[str, NodeEntry]) -> JobEntry:
     """Return the job with the peak rates of its node, if they differ from those of the run's machine."""
     node = nodes.get(entry.node or "")
     if entry.peaks is not None or node is None or node.machine.peaks == machine.peaks:
@@ -148,12 +148,12 @@ def _with_peaks(entry: JobEntry, machine: Machine, nodes: Mapping[str, NodeEntry
 
 def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
     """Return each profiler as the first node has it that is not without it."""
-    found: dict[str, ToolEntry] = {}
+    tools: dict[str, ToolEntry] = {}
     for node in nodes:
         for name, tool in node.tools.items():
-            if name not in found or (found[name].missing and not tool.missing):
-                found[name] = tool
-    return found
+            if name not in tools or (tools[name].missing and not tool.missing):
+                tools[name] = tool
+    return tools
 
 
 def _remove_partial_folders(folder: Path) -> None:
@@ -163,10 +163,10 @@ def _remove_partial_folders(folder: Path) -> None:
             atomic.remove_partial_folders(place)
 
 
-def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
-    own = {name for record in found for name in record.manifest.private_files or ()}
+def _private_files(folder: Path, task_records: Iterable[Record]) -> tuple[str, ...]:
+    private_names = {name for record in task_records for name in record.manifest.private_files or ()}
     named = (str(name) for name in (REQUEST_FILE, submit.SCRIPT) if (folder / name).is_file())
-    return tuple(sorted({*own, *named}))
+    return tuple(sorted({*private_names, *named}))
 
 
 # --- the tasks -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
 def describe_tasks(
     folder: Path,
     plan: Sequence[Task],
-    found: Mapping[int, Record],
+    records_by_index: Mapping[int, Record],
     seen: Mapping[int, Task] | None,
     before: Sequence[Task] = (),
 ) -> list[Task]:
@@ -187,13 +187,13 @@ def describe_tasks(
     # The last attempt counts.
     starts = {start.index: start for start in records.read_starts(folder)}
     # A task that was in the queue may still be, unless Slurm says otherwise.
-    known = {task.index: task for task in before if seen is None or not task.state.is_queued}
+    earlier_tasks = {task.index: task for task in before if seen is None or not task.state.is_queued}
     described = []
     for task in plan:
-        record, start = found.get(task.index), starts.get(task.index)
+        record, start = records_by_index.get(task.index), starts.get(task.index)
         job = queue.name_of(submissions, task.index)
-        own, said = record.task if record else None, (seen or {}).get(task.index)
-        described.append(_describe(task, own, start, job, said, known.get(task.index)))
+        recorded, said = record.task if record else None, (seen or {}).get(task.index)
+        described.append(_describe(task, recorded, start, job, said, earlier_tasks.get(task.index)))
     return described
 
 

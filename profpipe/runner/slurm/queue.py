@@ -102,7 +102,7 @@ class Submission:
 def read_submissions(folder: Path) -> list[Submission]:
     """Return the arrays of the run in ``folder``, the first one first. Raises ConfigError for a damaged file."""
     paths = (folder / SUBMISSIONS).glob("[0-9]*.json")
-    return sorted(map(Submission.load, paths), key=lambda each: (each.submitted, each.job))
+    return sorted(map(Submission.load, paths), key=lambda array: (array.submitted, array.job))
 
 
 def require_slurm() -> None:
@@ -129,9 +129,9 @@ def submit(folder: Path, script: Path, wanted: Sequence[int], limit: str, option
     ProfpipeError with the answer of sbatch where it refuses, and SubmissionUnknown where it gives none.
     """
     made: list[Submission] = []
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
-    most = max(int(found[1]) - 1, 0) if found else _MOST - 1
-    while left := wanted[sum(len(each.indices) for each in made) :]:
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
+    most = max(int(match[1]) - 1, 0) if match else _MOST - 1
+    while left := wanted[sum(len(submission.indices) for submission in made) :]:
         offset = left[0] if left[-1] > most else 0
         part = tuple(index for index in left if index - offset <= most)
         array = f"--array={indices([index - offset for index in part])}{limit}"
@@ -145,8 +145,8 @@ def _submit_array(folder: Path, part: tuple[int, ...], offset: int, argv: Sequen
     begun.save(folder, _BEGUN)
     code, output = call([*argv, str(offset), begun.token])
     answer = " ".join(output.split())
-    if code == 0 and (found := re.search(r"^(\d+)(;.*)?$", output, re.MULTILINE)):
-        return _record(folder, begun, int(found[1]))
+    if code == 0 and (match := re.search(r"^(\d+)(;.*)?$", output, re.MULTILINE)):
+        return _record(folder, begun, int(match[1]))
     if code is not None and code > 0 and not _LOST.search(answer):
         atomic.remove(folder / SUBMISSIONS / _BEGUN)
         raise ProfpipeError(f"sbatch refused the array: {answer or 'no answer'}")
@@ -159,10 +159,10 @@ def _submit_array(folder: Path, part: tuple[int, ...], offset: int, argv: Sequen
 
 
 def _record(folder: Path, begun: Submission, job: int) -> Submission:
-    known = replace(begun, job=job)
-    known.save(folder)
+    submission = replace(begun, job=job)
+    submission.save(folder)
     atomic.remove(folder / SUBMISSIONS / _BEGUN)
-    return known
+    return submission
 
 
 def adopt(folder: Path) -> Submission | None:
@@ -181,14 +181,14 @@ def adopt(folder: Path) -> Submission | None:
     accounted = call(["sacct", "--noheader", "--parsable2", "--allocations", since, "--format=JobID,SubmitLine"])[1]
     for line in f"{queued}\n{accounted}".splitlines():
         name, _, command = line.strip().partition("|")
-        if begun.token in command.split() and (found := re.match(r"\d+", name)):
-            return _record(folder, begun, int(found[0]))
+        if begun.token in command.split() and (match := re.match(r"\d+", name)):
+            return _record(folder, begun, int(match[0]))
     if problem := _problem(code, queued):
         raise SlurmSilent(f"Slurm does not say whether an array of the run is in the queue: {problem}.")
-    known = {str(each.job) for each in read_submissions(folder)}
+    recorded_jobs = {str(submission.job) for submission in read_submissions(folder)}
     for start in records.read_starts(folder):
         job = start.job.partition("_")[0]
-        if start.index in begun.indices and job.isdigit() and job not in known:
+        if start.index in begun.indices and job.isdigit() and job not in recorded_jobs:
             return _record(folder, begun, int(job))
     return None
 
@@ -199,8 +199,8 @@ def look_up(submissions: Sequence[Submission]) -> dict[int, Task]:
     Raises SlurmSilent where no program of Slurm answers, so that nothing is known.
     """
     # The last array counts.
-    left = {index: f"{each.job}_{index - each.offset}" for each in submissions for index in each.indices}
-    found: dict[int, Task] = {}
+    left = {index: f"{array.job}_{index - array.offset}" for array in submissions for index in array.indices}
+    tasks: dict[int, Task] = {}
     silence: list[str] = []
     programs = (_ask_scontrol, _ask_squeue, _ask_sacct)
     for ask in programs:
@@ -212,11 +212,11 @@ def look_up(submissions: Sequence[Submission]) -> dict[int, Task]:
                 seen.setdefault(task.job, task)
         except SlurmSilent as error:
             silence.append(str(error))
-        found |= {index: replace(seen[name], index=index) for index, name in left.items() if name in seen}
-        left = {index: name for index, name in left.items() if index not in found}
+        tasks |= {index: replace(seen[name], index=index) for index, name in left.items() if name in seen}
+        left = {index: name for index, name in left.items() if index not in tasks}
     if len(silence) == len(programs):
         raise SlurmSilent(f"Slurm does not answer: {silence[0]}.")
-    return found
+    return tasks
 
 
 def _problem(code: int | None, text: str) -> str:
@@ -234,7 +234,9 @@ def _require_answer(code: int | None, text: str) -> None:
 
 def name_of(submissions: Iterable[Submission], index: int) -> str:
     """Return Slurm's name of the last task that has ``index``: ``4711_7``; empty where none has it."""
-    return next((f"{each.job}_{index - each.offset}" for each in reversed([*submissions]) if index in each.indices), "")
+    return next(
+        (f"{array.job}_{index - array.offset}" for array in reversed([*submissions]) if index in array.indices), ""
+    )
 
 
 def _ask_scontrol(jobs: Sequence[int]) -> list[Task]:
@@ -290,16 +292,16 @@ def _read_sacct(text: str) -> Iterator[Task]:
 
 def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Task:
     """Return what Slurm says of a task; ``exit_code`` is ``1:0``, a code and a signal."""
-    known = _STATES.get(state.strip().rstrip("+"), TaskState.UNKNOWN)
+    task_state = _STATES.get(state.strip().rstrip("+"), TaskState.UNKNOWN)
     node, reason = ("" if word.strip() in _NONE else word.strip() for word in (node, reason))
-    if known is TaskState.PENDING and restarts:
-        known = TaskState.REQUEUED
-    if known is TaskState.FAILED:
+    if task_state is TaskState.PENDING and restarts:
+        task_state = TaskState.REQUEUED
+    if task_state is TaskState.FAILED:
         killed = exit_code.endswith(":9") or exit_code.startswith("137:")
-        known, reason = (TaskState.KILLED, "") if killed else (known, f"exit code {exit_code.split(':')[0]}")
-    elif not known.is_queued:
+        task_state, reason = (TaskState.KILLED, "") if killed else (task_state, f"exit code {exit_code.split(':')[0]}")
+    elif not task_state.is_queued:
         reason = ""
-    return Task(state=known, node=node, details=reason)
+    return Task(state=task_state, node=node, details=reason)
 
 
 def limit(most: int | None) -> str:
@@ -321,8 +323,8 @@ def indices(numbers: Sequence[int]) -> str:
 def expand(text: str) -> Iterator[int]:
     """Yield the indices in ``3``, ``[3-9%2,12]``, ``0-8:4``. Other texts have none."""
     for part in text.strip("[]").partition("%")[0].split(","):
-        if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
-            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
             yield from range(first, last + 1, max(step, 1))
 
 
@@ -374,14 +376,14 @@ def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
     # As in process.ask_python: nothing is imported from the current folder.
     argv = ["srun", *tasks, f"--chdir={process.ROOT}", sys.executable, "-m", "profpipe.measure.node"]
     answer = ask(argv, {**_slurm_variables(), "PYTHONPATH": process.own_python_path()}) or ""
-    found = {}
-    for each in node_info.from_lines(answer.splitlines()):
+    described = {}
+    for description in node_info.from_lines(answer.splitlines()):
         try:
-            machine = manifest.parse(manifest.Machine, each["machine"])
-            found[str(each["node"])] = NodeEntry(machine, dict(each["packages"]))
+            machine = manifest.parse(manifest.Machine, description["machine"])
+            described[str(description["node"])] = NodeEntry(machine, dict(description["packages"]))
         except (ValueError, LookupError, TypeError):  # it is not what profpipe writes
             continue
-    return dict(sorted(found.items()))
+    return dict(sorted(described.items()))
 
 
 def _find_steps(allocation: str, job: Job, ask: Ask) -> list[str]:

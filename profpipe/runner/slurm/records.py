@@ -133,10 +133,10 @@ class Record:
         """Raises ConfigError where the file is no record."""
         try:
             document = budget.load_json(atomic.read_regular(path).decode())
-            found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
-            if [(task.index, task.attempt) for task in found.manifest.tasks] != [_numbers(path.name)]:
+            record = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
+            if [(task.index, task.attempt) for task in record.manifest.tasks] != [_numbers(path.name)]:
                 raise ValueError("it is of another task or attempt")
-            return found
+            return record
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"is not the record that profpipe wrote: {error}."
             raise ConfigError(str(path), what, "Remove it; `profpipe resume` then runs the task again.") from None
@@ -144,8 +144,8 @@ class Record:
 
 def list_records(folder: Path) -> frozenset[tuple[str, int]]:
     """Return name and time of change of each record, to find out whether there are newer ones."""
-    found = (folder / RECORDS / _file_name(*numbers) for numbers in _list(folder / RECORDS))
-    return frozenset((path.name, path.stat().st_mtime_ns) for path in found)
+    paths = (folder / RECORDS / _file_name(*numbers) for numbers in _list(folder / RECORDS))
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in paths)
 
 
 def read_records(folder: Path, wanted: int | None = None) -> dict[int, Record]:
@@ -157,14 +157,14 @@ def read_records(folder: Path, wanted: int | None = None) -> dict[int, Record]:
     for index, attempt in sorted(_list(folder / RECORDS)):
         if wanted in (None, index):
             attempts.setdefault(index, []).append(attempt)
-    return {index: _choose(folder, index, own) for index, own in attempts.items()}
+    return {index: _choose(folder, index, numbers) for index, numbers in attempts.items()}
 
 
 def _choose(folder: Path, index: int, attempts: list[int]) -> Record:
-    every = (Record.load(folder / RECORDS / _file_name(index, attempt)) for attempt in reversed(attempts))
-    last = next(every)
+    newest_first = (Record.load(folder / RECORDS / _file_name(index, attempt)) for attempt in reversed(attempts))
+    last = next(newest_first)
     is_done = last.task.state is TaskState.DONE
-    return last if is_done else next((record for record in every if record.task.state is TaskState.DONE), last)
+    return last if is_done else next((record for record in newest_first if record.task.state is TaskState.DONE), last)
 
 
 # --- names of files --------------------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ def _list(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(name: str) -> tuple[int, int] | None:
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _file_name(index: int, attempt: int) -> str:

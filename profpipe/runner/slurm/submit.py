@@ -57,14 +57,14 @@ def plan_tasks(request: RunRequest, compared: Compared, both: tuple[Side, Side] 
     planned = session.plan_run(request, Machine.examine(request), both)
     if both:
         # Cases in one process are one job.
-        found = [
+        tasks = [
             Task(workload=job.workload, cases=tuple(c.id for c in job.cases), profilers=("plain",)) for job in planned
         ]
     else:
         chosen, spread = {job.workload for job in planned}, settings_of(request).spread
         names = (name for name in request.pipeline.workloads if name in chosen)
-        found = [task for name in names for task in _tasks_of(request, name, spread, compared)]
-    return [replace(task, index=index) for index, task in enumerate(found)]
+        tasks = [task for name in names for task in _tasks_of(request, name, spread, compared)]
+    return [replace(task, index=index) for index, task in enumerate(tasks)]
 
 
 def _tasks_of(request: RunRequest, name: str, spread: Spread, compared: Compared) -> Iterator[Task]:
@@ -87,9 +87,9 @@ def _reference(groups: Sequence[Sequence[str]], cases: Sequence[Case], workload:
     """Return the baseline of the first comparison, or its first case; empty where nothing is compared."""
     first = next((set(group) for group in groups if len(group) > 1), set())
     baseline = workload.baseline or {}
-    own = [case for case in cases if case.id in first]
-    is_baseline = (case for case in own if all(case.params.get(name) == value for name, value in baseline.items()))
-    return next(is_baseline, own[0]).id if own else ""
+    members = [case for case in cases if case.id in first]
+    is_baseline = (case for case in members if all(case.params.get(name) == value for name, value in baseline.items()))
+    return next(is_baseline, members[0]).id if members else ""
 
 
 def _apart(profilers: Sequence[str], workload: Workload) -> list[tuple[str, ...]]:
@@ -161,8 +161,8 @@ def _directive_word(word: str) -> str:
 def _shape(request: RunRequest) -> tuple[int, int]:
     """Return the nodes of a task and the processes on each. Raises ConfigError where workloads differ in them."""
     pairs = request.pipeline.workloads.items()
-    chosen = {name: own for name, own in pairs if not request.workloads or name in request.workloads}
-    shapes = {(own.nodes, own.tasks_per_node) for own in chosen.values()}
+    chosen = {name: workload for name, workload in pairs if not request.workloads or name in request.workloads}
+    shapes = {(workload.nodes, workload.tasks_per_node) for workload in chosen.values()}
     if len(shapes) > 1:
         what = "have different `nodes` or `tasks_per_node`, and all tasks of an array are alike."
         raise ConfigError(f"workloads {', '.join(chosen)}", what, "Submit each of them alone: -w NAME.")

@@ -47,37 +47,37 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
     plan = records.load_plan(folder)
     if not 0 <= index < len(plan):
         raise ConfigError(str(index), f"is no index of the plan, which has {len(plan)} tasks.")
-    known = records.read_records(folder, index).get(index)
-    if known and known.task.state is TaskState.DONE:
-        listener.message(f"Task {index} is done already, by attempt {known.task.attempt} on {known.task.node}.")
+    earlier = records.read_records(folder, index).get(index)
+    if earlier and earlier.task.state is TaskState.DONE:
+        listener.message(f"Task {index} is done already, by attempt {earlier.task.attempt} on {earlier.task.node}.")
         return TaskState.DONE
     request = RunRequest.load(folder)
     # Slurm's name of this task: ``4711_7``.
     words = (os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
     task = records.begin(folder, replace(plan[index], node=node.name(), job="_".join(filter(None, words))))
     try:
-        has_nodes = any(own.nodes > 1 for own in request.pipeline.workloads.values())
+        has_nodes = any(workload.nodes > 1 for workload in request.pipeline.workloads.values())
         # The processes on the other nodes write into the folder too.
         shared = folder / records.FOLDER if has_nodes else None
         with _scratch(request.pipeline.slurm or Slurm(), shared) as scratch:
             request = replace(request, workloads=(task.workload,), profilers=task.profilers, reuse=False)
-            opened = _open(folder, task, request, scratch / folder.name, known)
+            opened = _open(folder, task, request, scratch / folder.name, earlier)
             return _carry_out(opened, folder, listener, choose_again)
     except Interrupted:
         raise
     except (ProfpipeError, OSError) as error:
-        _save_failure(folder, task, known, error)
+        _save_failure(folder, task, earlier, error)
         raise
 
 
-def _save_failure(folder: Path, task: Task, known: Record | None, error: Exception) -> None:
+def _save_failure(folder: Path, task: Task, earlier: Record | None, error: Exception) -> None:
     """Write why the attempt failed into its record, which keeps what is measured."""
     # Without the path of the run's folder: the record may be published.
     text = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
     failed = replace(task, state=TaskState.FAILED, details=text.replace(f"{folder}/", ""))
     path = folder / records.RECORDS
     try:
-        last = records.read_records(folder, task.index).get(task.index) or known or Record(Manifest())
+        last = records.read_records(folder, task.index).get(task.index) or earlier or Record(Manifest())
         replace(last, manifest=replace(last.manifest, tasks=(failed,))).save(folder)
     except OSError as second:
         print(f"profpipe: {path}: {second.strerror or second}. The record was not written.", file=sys.stderr)
@@ -94,7 +94,7 @@ def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
-def _open(folder: Path, task: Task, request: RunRequest, place: Path, known: Record | None) -> Session:
+def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: Record | None) -> Session:
     """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt.
 
     An attempt at pairs begins anew: both processes of a pair run on one node, which decides the profiler of captures.
@@ -102,15 +102,15 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, known: Rec
     settings, both = Manifest.load(folder).ab, None
     if settings:
         machine, settings = sides.prepare(request, settings)
-        a, b = (replace(each, request=replace(each.request, workloads=(task.workload,))) for each in sides.load(folder))
-        both, known = (a, b), None
+        a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
+        both, earlier = (a, b), None
     else:
         machine = Machine.examine(request)
     begun = session.begin_run(request, machine)
     begun = replace(begun, nodes={task.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
     if settings:
         begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
-    data, begun = _continue(known, begun)
+    data, begun = _continue(earlier, begun)
     opened = Session(request, place, begun, data, both, task)
     opened.machine = machine
     (place / "raw").mkdir(parents=True)
@@ -124,14 +124,14 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, known: Rec
     return opened
 
 
-def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
+def _continue(earlier: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
     """Return the tables and the manifest of an earlier attempt without the jobs that it did not end.
 
     A job runs on one node as a whole: its cases are compared with each other.
     """
-    if known is None:
+    if earlier is None:
         return Tables(), begun
-    data, before = collect.tables_of([known]), known.manifest
+    data, before = collect.tables_of([earlier]), earlier.manifest
     for entry in before.jobs:
         if not session.is_done(entry):
             before = before.without_job(entry.folder)
@@ -207,9 +207,9 @@ def _save(opened: Session, folder: Path, state: TaskState, details: str = "") ->
         )
         for entry in opened.manifest.jobs
     )
-    known = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs)
-    known = replace(known, tasks=(replace(task, state=state, details=details),))
-    Record(known, collect.texts_of(opened.data)).save(folder)
+    recorded = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs)
+    recorded = replace(recorded, tasks=(replace(task, state=state, details=details),))
+    Record(recorded, collect.texts_of(opened.data)).save(folder)
 
 
 def _why_stopped(task: Task) -> TaskState:
