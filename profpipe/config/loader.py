@@ -60,8 +60,8 @@ def load_document(
     where, written = where or shown(path), dict(written)
     masking.remember(masking.secrets_of_placeholders(placeholders(written), env))
     document = substituted(written, env, where)
-    for each in overrides:
-        override(document, each, path)
+    for assignment in overrides:
+        override(document, assignment, path)
     for node in (document, written):
         _keep_commas(node, path)
     _split_lists(document)
@@ -92,14 +92,14 @@ def _merge_defaults(document: dict[str, Any]) -> None:
     shared = {k: v for k, v in defaults.items() if k in Settings.model_fields}
     # A number of iterations for all scripts is no number of processes.
     of_commands = {k: v for k, v in shared.items() if k != "repeats"}
-    for name, own in workloads.items():
-        if isinstance(own, dict):
-            workloads[name] = _merged(of_commands if "command" in own else shared, own)
+    for name, workload in workloads.items():
+        if isinstance(workload, dict):
+            workloads[name] = _merged(of_commands if "command" in workload else shared, workload)
 
 
-def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key for key in shared if isinstance(shared[key], dict) and isinstance(own.get(key), dict)}
-    return {**shared, **own, **{key: _merged(shared[key], own[key]) for key in both}}
+def _merged(shared: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in shared if isinstance(shared[key], dict) and isinstance(settings.get(key), dict)}
+    return {**shared, **settings, **{key: _merged(shared[key], settings[key]) for key in both}}
 
 
 def override(document: dict[str, Any], text: str, path: Path) -> None:
@@ -141,15 +141,15 @@ def _override_value(name: str, keys: list[str], text: str, commands: Collection[
 
 def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, written: str, path: Path) -> None:
     """Make an axis of a parameter in each workload that knows it, so that the names of cases hold its value."""
-    known = {
-        name: {*mapping_at(each, "params"), *mapping_at(each, "matrix"), *_declared(each, path)}
-        for name, each in workloads.items()
+    names_by_workload = {
+        name: {*mapping_at(workload, "params"), *mapping_at(workload, "matrix"), *_declared(workload, path)}
+        for name, workload in workloads.items()
     }
-    if not any(param in names for names in known.values()):
-        names = {*Workload.model_fields}.union(*known.values())
+    if not any(param in names for names in names_by_workload.values()):
+        names = {*Workload.model_fields}.union(*names_by_workload.values())
         raise ConfigError("--set", f"unknown name '{param}'.", did_you_mean(param, names))
-    for name in known:
-        if param in known[name]:
+    for name in names_by_workload:
+        if param in names_by_workload[name]:
             at = ["workloads", name, "matrix", param]
             _assign(document, at, _override_value(param, at, written, commands_of(document)))
             mapping_at(workloads[name], "params").pop(param, None)

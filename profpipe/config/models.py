@@ -380,16 +380,16 @@ def read_recorded(document: Mapping[str, Any]) -> Pipeline:
 
     A setting that another version had, lacked or allowed gets its default. Raises ValueError for one of the wrong type.
     """
-    known: dict[str, Any] = copy.deepcopy({**document, "version": 1})
+    remaining: dict[str, Any] = copy.deepcopy({**document, "version": 1})
     while True:
         try:
-            return Pipeline.model_validate(known, context=RECORDED)
+            return Pipeline.model_validate(remaining, context=RECORDED)
         except ValidationError as error:
-            for each in error.errors(include_url=False):
-                is_mistyped = each["type"].endswith(("_type", "_parsing", "literal_error"))
-                setting = None if is_mistyped else _deepest_key(known, each["loc"])
+            for detail in error.errors(include_url=False):
+                is_mistyped = detail["type"].endswith(("_type", "_parsing", "literal_error"))
+                setting = None if is_mistyped else _deepest_key(remaining, detail["loc"])
                 if setting is None:
-                    raise ValueError(f"{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
+                    raise ValueError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
                 mapping, key = setting
                 mapping.pop(key, None)
 
@@ -397,11 +397,11 @@ def read_recorded(document: Mapping[str, Any]) -> Pipeline:
 def _deepest_key(document: dict[str, Any], location: Sequence[int | str]) -> tuple[dict[str, Any], str] | None:
     """Return the last mapping and its key on the way to ``location``, as far as the document goes."""
     node: Any = document
-    found: tuple[dict[str, Any], str] | None = None
+    deepest: tuple[dict[str, Any], str] | None = None
     for key in location:
         if isinstance(node, dict) and key in node:
-            found = node, str(key)
+            deepest = node, str(key)
         elif not (isinstance(node, list) and isinstance(key, int)):
             break
         node = node[key]
-    return found
+    return deepest

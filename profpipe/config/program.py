@@ -77,7 +77,7 @@ def read_program(
     words = _startable(words, env, command)
     name, overrides = _named(name, overrides)
     masked, secrets = mask(words, env)
-    known = {**env, **secrets}
+    environment = {**env, **secrets}
     name = name or name_of(words)
     workload: dict[str, Any] = {
         "command": [_escape(word, secrets) for word in masked],
@@ -93,19 +93,19 @@ def read_program(
     keys = [override.partition("=")[0].strip() for override in overrides]
     if axes := [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]:
         workload["matrix"] = dict.fromkeys(axes)
-    for each in overrides:
-        loader.override(document, each, path)
+    for assignment in overrides:
+        loader.override(document, assignment, path)
     if axes:
         workload["matrix"] = {axis: as_list(workload["matrix"][axis], read_word) for axis in axes}
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
         # Cases that run side by side are not compared: those with a common baseline stay on one GPU.
         if not document.get("gpus"):
             workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
-    pipeline = loader.load_document(document, path, known, where=f"{command} --")
+    pipeline = loader.load_document(document, path, environment, where=f"{command} --")
     values = {secret: f"${{{key}}}" for key, text in secrets.items() for secret in (text, *masking.secret_parts(text))}
     values |= {secret: f"${{{key}}}" for key in given for secret in masking.secrets_in_variable(key, env.get(key, ""))}
     hidden = _hide_values(document, secrets)
-    text = _as_text(document, {*secrets, *hidden} - env.keys(), repeat)
+    text = _format_pipeline(document, {*secrets, *hidden} - env.keys(), repeat)
     return Program(pipeline, text, tuple(masked), values)
 
 
@@ -138,8 +138,8 @@ def name_of(words: Sequence[str]) -> str:
     """Return the name of a program: ``train`` for ``torchrun --nproc-per-node 2 train.py``."""
     modules = [word for option, word in itertools.pairwise(words) if option == "-m" and word not in _LAUNCHERS]
     scripts = [word for word in words if Path(word).suffix in (".py", ".sh", ".pyz")]
-    found = Path(scripts[0]).stem if scripts else modules[0].rpartition(".")[2] if modules else Path(words[0]).name
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", found).lstrip("_.-")
+    stem = Path(scripts[0]).stem if scripts else modules[0].rpartition(".")[2] if modules else Path(words[0]).name
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-")
     return "program" if name in ("", "lock") or name.endswith(".json") else name
 
 
@@ -154,27 +154,27 @@ def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[
         for name, value in env.items()
         if len(value) >= masking.SHORTEST and masking.is_secret_name(name) and masking.secrets_in_variable(name, value)
     }
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     masked: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
         public = word
         for name, value in hidden.items():
             if value in public:
-                public, found[name] = _replaced(public, value, name), value
+                public, secrets[name] = _replaced(public, value, name), value
         option, equals, value = word.partition("=")
         if public == word and equals and value and masking.is_secret_option(option, value):
-            public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
+            public, secrets[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
         elif public == word and word and masking.is_secret_option(before, word) and not word.startswith("--"):
-            public, found[_variable(before)] = f"${{{_variable(before)}}}", word
+            public, secrets[_variable(before)] = f"${{{_variable(before)}}}", word
         parts = [(part, "") for part in masking.secret_parts(public)]
         parts += [(part, masking.BEFORE_VALUE) for part in masking.assigned_secrets(public, before)]
         for part, behind in parts:
-            name = _new_name("SECRET", found)
+            name = _new_name("SECRET", secrets)
             replaced = _replaced(public, part, name, behind)
             if replaced != public:
-                public, found[name] = replaced, PLACEHOLDER.sub(lambda m: found.get(m[1], m[0]), part)
+                public, secrets[name] = replaced, PLACEHOLDER.sub(lambda m: secrets.get(m[1], m[0]), part)
         masked.append(public)
-    return masked, found
+    return masked, secrets
 
 
 def _replaced(word: str, part: str, name: str, behind: str = "") -> str:
@@ -241,17 +241,17 @@ def _environment(variables: Sequence[str], env: Mapping[str, str]) -> Iterator[t
 def _check_names(overrides: Sequence[str], words: Sequence[str]) -> None:
     """Raise ConfigError for a name that is neither a setting nor in braces among the words."""
     in_braces = re.findall(r"\{(\w+)\}", " ".join(words))
-    known = [*in_braces, *Pipeline.model_fields, *Workload.model_fields]
+    names = [*in_braces, *Pipeline.model_fields, *Workload.model_fields]
     for name in (override.partition("=")[0].strip() for override in overrides):
-        if name and "." not in name and name not in known:
-            hint = did_you_mean(name, known)
+        if name and "." not in name and name not in names:
+            hint = did_you_mean(name, names)
             remedy = (
                 hint if hint.startswith("Did") else f"Write {{{name}}} where its value goes: python train.py {{{name}}}"
             )
             raise ConfigError("--set", f"'{name}' is no setting, and no argument is {{{name}}}.", remedy)
 
 
-def _as_text(document: Mapping[str, Any], missing: Collection[str], repeat: Sequence[str]) -> str:
+def _format_pipeline(document: Mapping[str, Any], missing: Collection[str], repeat: Sequence[str]) -> str:
     """Return the pipeline file. ``missing`` are variables that stand for words of the command line."""
     head = [f"# Repeats the run in this folder: {shlex.join([*repeat[:2], 'pipeline.yaml', *repeat[2:]])}"]
     if missing:

@@ -77,10 +77,10 @@ def ignored_settings(workloads: Mapping[str, Any]) -> list[Mistake]:
     """Return the settings of the harness in workloads with a command. ``workloads`` are without the defaults."""
     return [
         (f"workloads.{name}.{key}", "has no effect on a command, which the harness does not run.", _OWN_LOOP[key])
-        for name, own in workloads.items()
-        if isinstance(own, dict) and "command" in own
+        for name, workload in workloads.items()
+        if isinstance(workload, dict) and "command" in workload
         for key in OF_SCRIPTS
-        if key in own
+        if key in workload
     ]
 
 
@@ -104,8 +104,8 @@ def unknown_names(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) ->
 
     ``path`` is the pipeline file, ``written`` its content before the environment and ``--set`` change it.
     """
-    in_workloads = [m for name, workload in pipeline.workloads.items() for m in _in_workload(name, workload, path)]
-    return in_workloads + list(_in_studies(pipeline, path, written))
+    in_workloads = [m for name, workload in pipeline.workloads.items() for m in _check_workload(name, workload, path)]
+    return in_workloads + list(_check_studies(pipeline, path, written))
 
 
 def _explain(entry: ErrorDetails) -> Mistake:
@@ -118,8 +118,8 @@ def _explain(entry: ErrorDetails) -> Mistake:
         return at, "is missing.", "Add 'version: 1'." if at == "version" else ""
     if kind == "literal_error":
         # pydantic gives the choices only as text: 'plain', 'torch' or 'nsys'
-        known = re.findall(r"'([^']+)'|(\d+)", entry["ctx"]["expected"])
-        return at, f"{value!r} is not known.", did_you_mean(str(value), map("".join, known))
+        choices = re.findall(r"'([^']+)'|(\d+)", entry["ctx"]["expected"])
+        return at, f"{value!r} is not known.", did_you_mean(str(value), map("".join, choices))
     text = repr(value) if len(repr(value)) <= 60 else f"{value!r:.57}..."
     if len(location) > 1 and location[-1] in ("str", "int", "float", "bool"):
         # pydantic reports each type that a single value may have.
@@ -146,33 +146,33 @@ def _nearest_key(location: Sequence[int | str]) -> str:
     return did_you_mean(str(location[-1]), {field.alias or name for name, field in model.model_fields.items()})
 
 
-def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
+def _check_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
     at = f"workloads.{name}"
     if workload.script is not None:
-        yield from _in_script(at, workload, workload.script, path)
-        yield from _in_env_of_script(at, workload)
+        yield from _check_script(at, workload, workload.script, path)
+        yield from _check_script_env(at, workload)
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
     if workload.cwd is not None and not (path.resolve().parent / workload.cwd).resolve().is_dir():
         yield f"{at}.cwd", f"there is no folder '{workload.cwd}'.", f"It is relative to {path.resolve().parent}."
-    yield from _in_items(f"{at}.items_per_step", workload)
-    yield from _of_one_name(at, workload)
+    yield from _check_items(f"{at}.items_per_step", workload)
+    yield from _check_case_names(at, workload)
     if workload.command is not None:
-        yield from _in_command(name, workload, path)
-        yield from _in_flags(f"{at}.flag", workload)
+        yield from _check_command(name, workload, path)
+        yield from _check_flags(f"{at}.flag", workload)
     axes = set(workload.matrix)
     baseline = (workload.baseline or {},)
     for part, points in (("exclude", workload.exclude), ("include", workload.include), ("baseline", baseline)):
-        known = axes | set(workload.params) if part == "include" else axes
-        for word in dict.fromkeys(key for point in points for key in point if key not in known):
-            yield f"{at}.{part}", f"'{word}' is not an axis of the matrix.", did_you_mean(word, known)
+        allowed = axes | set(workload.params) if part == "include" else axes
+        for word in dict.fromkeys(key for point in points for key in point if key not in allowed):
+            yield f"{at}.{part}", f"'{word}' is not an axis of the matrix.", did_you_mean(word, allowed)
     for axis, value in (workload.baseline or {}).items():
         if axis in axes and value not in (values := _values(workload, axis)):
             yield f"{at}.baseline", f"{axis}={value} is not in the matrix.", did_you_mean(str(value), map(str, values))
 
 
-def _of_one_name(at: str, workload: Workload) -> Iterator[Mistake]:
+def _check_case_names(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the values of an axis, such as 1 and "1", whose cases would have the same name."""
     for axis in dict.fromkeys(name for point in (workload.matrix, *workload.include) for name in point):
         named: dict[str, Scalar] = {}
@@ -188,22 +188,22 @@ def _values(workload: Workload, axis: str) -> list[Scalar]:
     return [*workload.matrix.get(axis, ()), *(point[axis] for point in workload.include if axis in point)]
 
 
-def _in_command(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
+def _check_command(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
     """Yield the placeholders in a command and its ``env`` that are not parameters, and the axes without a placeholder.
 
     Other braces belong to the command (JSON, awk's ``{print}``). If an axis is not used at all, so that its cases would
     all be the same, braces as the value of an option count as a placeholder.
     """
     at, command = f"workloads.{name}.command", " ".join(workload.command or ())
-    known = {*workload.matrix, *workload.params}
+    declared = {*workload.matrix, *workload.params}
     texts = " ".join((command, *workload.env.values()))
     unused = [axis for axis in _varying(workload) if f"{{{axis}}}" not in texts]
     of_options = {word for pair in itertools.pairwise(workload.command or ()) for word in _option_values(*pair)}
     has_unknown = False
     for word in dict.fromkeys(re.findall(r"\{([A-Za-z_]\w*)\}", texts)):
-        if word in known:
+        if word in declared:
             continue
-        if (remedy := did_you_mean(word, known)).startswith("Did you mean"):
+        if (remedy := did_you_mean(word, declared)).startswith("Did you mean"):
             place = at if f"{{{word}}}" in command else f"workloads.{name}.env"
             yield place, f"there is no parameter '{word}'.", remedy
             has_unknown = True
@@ -224,13 +224,13 @@ def _varying(workload: Workload) -> list[str]:
     return list(dict.fromkeys([*workload.matrix, *(axis for point in workload.include for axis in point)]))
 
 
-def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
+def _check_items(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the names in ``items_per_step`` that are no parameters, and the first case that it has no number for."""
     if not isinstance(expression := workload.items_per_step, str):
         return
-    names, known = parameters(expression), {*_varying(workload), *workload.params}
-    if unknown := [name for name in names if name not in known]:
-        yield from ((at, f"there is no parameter '{name}'.", did_you_mean(name, known)) for name in unknown)
+    names, declared = parameters(expression), {*_varying(workload), *workload.params}
+    if unknown := [name for name in names if name not in declared]:
+        yield from ((at, f"there is no parameter '{name}'.", did_you_mean(name, declared)) for name in unknown)
         return
     axes = [name for name in names if name in workload.matrix]
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*map(workload.matrix.get, axes))]  # type: ignore[arg-type]
@@ -242,12 +242,12 @@ def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
             return
 
 
-def _in_flags(at: str, workload: Workload) -> Iterator[Mistake]:
+def _check_flags(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the flags that no parameter has, and the values that have no words."""
-    known = {*_varying(workload), *workload.params}
+    declared = {*_varying(workload), *workload.params}
     for name in workload.flag:
-        if name not in known:
-            yield f"{at}.{name}", "is no parameter of this workload.", did_you_mean(name, known)
+        if name not in declared:
+            yield f"{at}.{name}", "is no parameter of this workload.", did_you_mean(name, declared)
             continue
         values = [*_values(workload, name), *([workload.params[name]] if name in workload.params else [])]
         for value in dict.fromkeys(as_text(value) for value in values if workload.flag_words(name, value) is None):
@@ -255,7 +255,7 @@ def _in_flags(at: str, workload: Workload) -> Iterator[Mistake]:
             yield f"{at}.{name}", what, f"Write {{{value}: --option, ...}}, or {{{value}: null}} for no word."
 
 
-def _in_env_of_script(at: str, workload: Workload) -> Iterator[Mistake]:
+def _check_script_env(at: str, workload: Workload) -> Iterator[Mistake]:
     """Yield the placeholders in variables that all cases of a process share."""
     for name, value in workload.env.items():
         for parameter in (*workload.matrix, *workload.params):
@@ -271,21 +271,21 @@ def _option_values(before: str, word: str) -> list[str]:
     return re.findall(r"^\{([A-Za-z_]\w*)\}$", alone)
 
 
-def _in_script(at: str, workload: Workload, script: str, path: Path) -> Iterator[Mistake]:
-    found = plugins.script_path(script, path)
-    if found is None:
-        own = [file.stem for file in plugins.files("workloads", "*.py", path.resolve().parent)]
-        yield f"{at}.script", f"there is no workload '{script}'.", did_you_mean(script.removesuffix(".py"), own)
+def _check_script(at: str, workload: Workload, script: str, path: Path) -> Iterator[Mistake]:
+    script_file = plugins.script_path(script, path)
+    if script_file is None:
+        stems = [file.stem for file in plugins.files("workloads", "*.py", path.resolve().parent)]
+        yield f"{at}.script", f"there is no workload '{script}'.", did_you_mean(script.removesuffix(".py"), stems)
         return
     try:
-        declared = plugins.declared_params(found)
-        problem = plugins.find_build_problem(found)
+        declared = plugins.declared_params(script_file)
+        problem = plugins.find_build_problem(script_file)
     except (SyntaxError, ValueError) as error:
-        yield f"{at}.script", f"{shown(found)}: {error}.", "PARAMS must be a literal dict of names and defaults."
+        yield f"{at}.script", f"{shown(script_file)}: {error}.", "PARAMS must be a literal dict of names and defaults."
         return
     if problem is not None:
         what, build_line = problem
-        place = f"{shown(found)}:{build_line}" if build_line else shown(found)
+        place = f"{shown(script_file)}:{build_line}" if build_line else shown(script_file)
         remedy = f"Define build(params), or run the file as a program: command: [python, {script}]"
         line = line_of(path, "workloads", at.removeprefix("workloads."), "script")
         yield f"{at}.script", f"{place} {what}.", remedy, line
@@ -330,7 +330,7 @@ _ERRORS = re.compile(r"(error_(max|mean|rel_l1|rmse)|cosine)(_\w+)?")
 _NAME = re.compile(r"[A-Za-z]\w*")
 
 
-def _in_studies(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> Iterator[Mistake]:
+def _check_studies(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> Iterator[Mistake]:
     """Yield the mistakes in the tables and plots of ``pipeline``, read from ``path``.
 
     ``written`` is the file before the environment and ``--set`` change it. A table may name a value that the file has
@@ -346,7 +346,7 @@ def _in_studies(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> I
             continue
         chosen = {n: w for n, w in pipeline.workloads.items() if n in table.workload or not table.workload}
         if chosen:
-            yield from _in_table(at, table, _Words(chosen, path, written))
+            yield from _check_table(at, table, _Words(chosen, path, written))
 
 
 _WORKLOAD_LIB: Final = Path(__file__).parents[1] / "workload_lib"
@@ -404,32 +404,32 @@ def _texts(script: Path) -> frozenset[str]:
     return names.union(*(_texts(part) for part in parts if part != script))
 
 
-def _in_table(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
-    yield from _in_values(at, table, known)
-    yield from _in_places(at, table, known)
+def _check_table(at: str, table: Table | Plot, vocabulary: _Words) -> Iterator[Mistake]:
+    yield from _check_values(at, table, vocabulary)
+    yield from _check_places(at, table, vocabulary)
     for axis, values in table.where.items():
-        if axis not in known.axes:
-            if axis != "workload" and not known.is_metric(axis):
-                yield f"{at}.where", f"'{axis}' is no axis and no metric.", known.nearest(axis, known.axes)
+        if axis not in vocabulary.axes:
+            if axis != "workload" and not vocabulary.is_metric(axis):
+                yield f"{at}.where", f"'{axis}' is no axis and no metric.", vocabulary.nearest(axis, vocabulary.axes)
             continue
         for value in values:
-            texts = [as_text(other) for other in known.axes[axis]]
+            texts = [as_text(other) for other in vocabulary.axes[axis]]
             if as_text(value) not in texts:
                 yield f"{at}.where.{axis}", f"no case has {as_text(value)}.", did_you_mean(as_text(value), texts)
-    yield from _in_units(at, table)
+    yield from _check_units(at, table)
 
 
-def _in_places(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
+def _check_places(at: str, table: Table | Plot, vocabulary: _Words) -> Iterator[Mistake]:
     places = table.axes
     # A plot draws one picture for each value.
     reserved = _PLACES if isinstance(table, Table) else tuple(word for word in _PLACES if word != "value")
     for part, words in places.items():
         for word in words:
-            if word not in known.axes and word not in reserved and not known.is_metric(word):
+            if word not in vocabulary.axes and word not in reserved and not vocabulary.is_metric(word):
                 yield (
                     f"{at}.{part}",
                     f"'{word}' is no axis and no metric.",
-                    known.nearest(word, [*known.axes, *reserved]),
+                    vocabulary.nearest(word, [*vocabulary.axes, *reserved]),
                 )
     (first, words), (second, others) = places.items()
     if table.profiler and "profiler" in (*words, *others):
@@ -440,13 +440,13 @@ def _in_places(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]
         yield at, "has 'phase' among its axes and names none.", "For example: phase: [forward, backward]"
 
 
-def _in_values(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]:
+def _check_values(at: str, table: Table | Plot, vocabulary: _Words) -> Iterator[Mistake]:
     values = [quantities.parse_value(word) for word in table.value]
     for value in values:
-        if value.source is Source.METRIC and value.name in known.axes:
+        if value.source is Source.METRIC and value.name in vocabulary.axes:
             yield f"{at}.value", f"'{value.name}' is an axis.", "Put it among rows or columns."
-        elif value.source is Source.METRIC and not known.is_metric(value.name):
-            remedy = known.nearest(value.name, quantities.known_names(), with_metrics=True)
+        elif value.source is Source.METRIC and not vocabulary.is_metric(value.name):
+            remedy = vocabulary.nearest(value.name, quantities.known_names(), with_metrics=True)
             yield f"{at}.value", f"'{value.name}' is not known.", remedy
         elif value.source is Source.KERNELS and table.profiler == "plain":
             yield f"{at}.profiler", f"plain sees no kernels, and '{value.name}' needs them.", "Leave it out, or: nsys."
@@ -459,12 +459,12 @@ def _in_values(at: str, table: Table | Plot, known: _Words) -> Iterator[Mistake]
         yield f"{at}.value", f"'{name}' is not known by phase.", "Give it a separate table."
 
 
-def _in_units(at: str, table: Table | Plot) -> Iterator[Mistake]:
+def _check_units(at: str, table: Table | Plot) -> Iterator[Mistake]:
     stored = [quantities.parse_value(word).unit for word in table.value]
     for unit in table.unit:
         fitting = [name for name, units in quantities.UNITS.items() if unit in units]
         if not fitting:
-            every = [name for units in quantities.UNITS.values() for name in units]
-            yield f"{at}.unit", f"'{unit}' is no unit.", did_you_mean(unit, every)
+            all_units = [name for units in quantities.UNITS.values() for name in units]
+            yield f"{at}.unit", f"'{unit}' is no unit.", did_you_mean(unit, all_units)
         elif all(stored) and not set(fitting) & set(stored):
             yield f"{at}.unit", f"nothing here is measured in {unit}.", ""

@@ -156,7 +156,7 @@ def _settled(node: Any, path: tuple[Any, ...] = (), commands: Collection[Any] = 
 def commands_of(document: Mapping[Any, Any]) -> list[Any]:
     """Return the names of the workloads in an unvalidated document that are commands."""
     workloads = mapping_at(document, "workloads")
-    return [name for name, each in workloads.items() if isinstance(each, dict) and "command" in each]
+    return [name for name, workload in workloads.items() if isinstance(workload, dict) and "command" in workload]
 
 
 def is_parameter(path: Sequence[Any], commands: Collection[Any]) -> bool:
@@ -178,7 +178,7 @@ def _check_values(document: Any, where: str) -> None:
             raise ConfigError(f"{where}: {'.'.join(path)}", what, "Write out what it means.")
         children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         if children and id(node) not in sizes:
-            sizes[id(node)] = 1 + sum(size(each, (*path, str(key)), (*around, id(node))) for key, each in children)
+            sizes[id(node)] = 1 + sum(size(child, (*path, str(key)), (*around, id(node))) for key, child in children)
         return sizes.get(id(node), 1)
 
     if size(document, (), ()) > _MOST_VALUES:
@@ -195,10 +195,10 @@ def line_of(path: Path, *keys: str) -> int | None:
     line = None
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        found = next(((name, value) for name, value in pairs if name.value == key), None)
-        if found is None:
+        pair = next(((name, value) for name, value in pairs if name.value == key), None)
+        if pair is None:
             return None
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = pair[0].start_mark.line + 1, pair[1]
     return line
 
 
