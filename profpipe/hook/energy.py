@@ -42,13 +42,13 @@ class EnergyCounter:
         if now_s - self._read_s < _PERIOD_S and not at_once:
             return {}
         self._read_s = now_s
-        devices = [each for each in range(self._cuda.device_count()) if self._cuda.max_memory_reserved(each)]
-        found: Dict[str, Any] = {"gpus": len(devices)}
+        devices = [device for device in range(self._cuda.device_count()) if self._cuda.max_memory_reserved(device)]
+        reading: Dict[str, Any] = {"gpus": len(devices)}
         counts: List[Optional[int]] = [self._count(device) for device in devices]
-        known = [count for count in counts if count is not None]
-        if devices and len(known) == len(devices):
-            found["energy"] = [time.monotonic_ns(), sum(known)]
-        return found
+        counters_mj = [count for count in counts if count is not None]
+        if devices and len(counters_mj) == len(devices):
+            reading["energy"] = [time.monotonic_ns(), sum(counters_mj)]
+        return reading
 
     def _count(self, device: int) -> Optional[int]:
         if self._nvml is None:

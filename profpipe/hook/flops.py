@@ -57,7 +57,7 @@ class FlopStep:
         count = self._count
         if count is not None and count.end():
             self._count = None
-            flops = {"by_type": {name: round(own) for name, own in count.by_type.items()}, "again": round(count.again)}
+            flops = {"by_type": {name: round(ops) for name, ops in count.by_type.items()}, "again": round(count.again)}
             self._record.write("flops", step=self._number, unknown=count.unknown, **flops)
 
     def abandon(self) -> None:
@@ -88,7 +88,7 @@ def why_not(torch: Any) -> str:
 def _has_block_masks() -> bool:
     """Return True if the program uses flex_attention, which without the compiler holds a matrix of all scores."""
     kind = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "BlockMask", None)
-    return kind is not None and any(type(each) is kind for each in gc.get_objects())
+    return kind is not None and any(type(candidate) is kind for candidate in gc.get_objects())
 
 
 def _has_room(library: Any) -> bool:
@@ -152,9 +152,9 @@ class FlopCount:
         """Name what is called without an operator of torch."""
         original = getattr(kind, method)
 
-        def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-            self.unknown[name(own)] += 1
-            return original(own, *args, **kwargs)
+        def call(callee: Any, *args: Any, **kwargs: Any) -> Any:
+            self.unknown[name(callee)] += 1
+            return original(callee, *args, **kwargs)
 
         setattr(kind, method, call)
         self._restore.append(lambda: setattr(kind, method, original))
@@ -187,7 +187,7 @@ class FlopCount:
             if _HEAVY.search(name) if namespace == "aten" else namespace not in _LIGHT:
                 self.unknown[packet] += 1
             return
-        flops = formula(*_with_equal_heads(name, args), **kwargs, out_val=result)
+        flops = formula(*_expand_heads(name, args), **kwargs, out_val=result)
         if "attention" in name and "backward" in name:
             self.again += (1 - _OF_BACKWARD) * flops
             flops *= _OF_BACKWARD
@@ -200,12 +200,12 @@ class FlopCount:
     def _type_of(self, args: Any) -> str:
         """Return the data type of the first tensor: float32 is tf32 where torch may use that for matrix products."""
         torch = self._torch
-        dtype = str(next(each.dtype for each in args if isinstance(each, torch.Tensor))).replace("torch.", "")
+        dtype = str(next(tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor))).replace("torch.", "")
         is_tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
         return "tf32" if is_tf32 else dtype
 
 
-def _with_equal_heads(name: str, args: Any) -> Any:
+def _expand_heads(name: str, args: Any) -> Any:
     """Return the arguments of attention with as many heads of keys and values as of queries.
 
     Where several heads share keys and values (grouped-query attention), the formulas of torch 2.11 and before raise
@@ -216,7 +216,7 @@ def _with_equal_heads(name: str, args: Any) -> Any:
     first = 1 if "backward" in name else 0
     query, *shared = args[first : first + 3]
     # The formulas read shapes only, so a view that takes no memory will do.
-    shared = [each[:, :1].expand(-1, query.shape[1], -1, -1) for each in shared]
+    shared = [tensor[:, :1].expand(-1, query.shape[1], -1, -1) for tensor in shared]
     return (*args[:first], query, *shared, *args[first + 3 :])
 
 

@@ -39,11 +39,11 @@ def wrap_compiled(torch: Any, wrap: Wrap, target_of: Callable[[Any], Any] = lamb
 
     @functools.wraps(original)
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = original(target_of(model), *args, **kwargs)
+        compiled = original(target_of(model), *args, **kwargs)
         # Without a model it is a decorator, which calls torch.compile again. A module is wrapped by its `__call__`.
-        if model is None or isinstance(model, (type, torch.nn.Module)) or not callable(found):
-            return found
-        return wrap(model, found)
+        if model is None or isinstance(model, (type, torch.nn.Module)) or not callable(compiled):
+            return compiled
+        return wrap(model, compiled)
 
     torch.compile = compile
 
@@ -57,8 +57,8 @@ class OptimizerWatch:
         self._watch_creation(torch.optim.Optimizer)
 
     def count(self, optimizer: Any) -> int:
-        found: int = self._counts.get(optimizer, 0)
-        return found
+        count: int = self._counts.get(optimizer, 0)
+        return count
 
     def step(self, optimizer: Any) -> None:
         """Count a step of ``optimizer``, and report it."""
@@ -106,20 +106,20 @@ def _versions(optimizer: Any) -> Any:
 
 def after_import(name: str) -> None:
     """Install the hooks for the module ``name``, which this process has just imported."""
-    given, found = settings.read(), steps.of_process()
+    given, process_steps = settings.read(), steps.of_process()
     if given is not None and given.capture is not None and name == "torch":
         _note_import(given.path("torch"))
         span.begin(given)
-    if given is None or found is None:
+    if given is None or process_steps is None:
         return
     try:
         if name == "torch":
             _note_import(given.path("torch"))
-            _watch_torch(sys.modules["torch"], found, given)
+            _watch_torch(sys.modules["torch"], process_steps, given)
         elif name == "nvtx" and given.range is not None:
-            _watch_nvtx(sys.modules["nvtx"], found, given)
+            _watch_nvtx(sys.modules["nvtx"], process_steps, given)
     except Exception as error:  # the import of the program must go on
-        found.not_installed(error, f"import of {name}")
+        process_steps.not_installed(error, f"import of {name}")
 
 
 def _note_import(path: str) -> None:
@@ -127,49 +127,51 @@ def _note_import(path: str) -> None:
         pass
 
 
-def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
+def _watch_torch(torch: Any, process_steps: Steps, given: settings.Settings) -> None:
     if given.range is not None:
         kind = torch.autograd.profiler.record_function
-        _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), found, given)
+        _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), process_steps, given)
         for function in ("range_push", "range_start"):
-            _watch_opening(torch.cuda.nvtx, function, _first_argument, found, given)
+            _watch_opening(torch.cuda.nvtx, function, _first_argument, process_steps, given)
     elif given.forward:
-        watch = _ModuleWatch(torch, found)
+        watch = _ModuleWatch(torch, process_steps)
         wrap_compiled(torch, watch.wrap, watch.target)
     else:
-        _watch_optimizers(torch, found)
+        _watch_optimizers(torch, process_steps)
         if given.profiler == "plain":
             # The other profilers take the steps that plain finds.
-            watch = _ModuleWatch(torch, found)
+            watch = _ModuleWatch(torch, process_steps)
             wrap_compiled(torch, watch.wrap, watch.target)
-            found.when_optimizer_steps(watch.end)
-            found.note_memory_at_exit()
+            process_steps.when_optimizer_steps(watch.end)
+            process_steps.note_memory_at_exit()
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def _watch_optimizers(torch: Any, found: Steps) -> None:
+def _watch_optimizers(torch: Any, process_steps: Steps) -> None:
     # torch.optim deletes its attribute `optimizer`.
     library = importlib.import_module("torch.optim.optimizer")
     register = getattr(library, "register_optimizer_step_post_hook", None)
     if register is None:
-        found.note(f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()")
+        process_steps.note(
+            f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()"
+        )
         return
     is_compiling = modules.compiling(torch)
-    seen = OptimizerWatch(torch, is_compiling, functools.partial(found.call, "optimizer"))
+    seen = OptimizerWatch(torch, is_compiling, functools.partial(process_steps.call, "optimizer"))
 
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile traces this function as a part of the optimizer, where it must do nothing.
         if not is_compiling():
             seen.step(optimizer)
 
-    register(after_step)
+    register(count_step)
     wrap_compiled(torch, seen.wrap)
-    _watch_skipped_steps(torch, found, seen)
+    _watch_skipped_steps(torch, process_steps, seen)
 
 
-def _watch_skipped_steps(torch: Any, found: Steps, seen: OptimizerWatch) -> None:
+def _watch_skipped_steps(torch: Any, process_steps: Steps, seen: OptimizerWatch) -> None:
     """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     original = getattr(scaler, "_maybe_opt_step", None)
@@ -181,7 +183,7 @@ def _watch_skipped_steps(torch: Any, found: Steps, seen: OptimizerWatch) -> None
         before = seen.count(optimizer)
         result = original(self, optimizer, *args, **kwargs)
         if seen.count(optimizer) == before:
-            found.call("optimizer", optimizer)
+            process_steps.call("optimizer", optimizer)
         return result
 
     scaler._maybe_opt_step = maybe_step
@@ -203,8 +205,8 @@ class _ModuleWatch:
     save or script. A call inside another one takes 0.2 microseconds longer.
     """
 
-    def __init__(self, torch: Any, found: Steps) -> None:
-        self._kind, self._found, self._calls, self._has_ended = torch.nn.Module, found, _Calls(), False
+    def __init__(self, torch: Any, process_steps: Steps) -> None:
+        self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _Calls(), False
         self._original, self._is_compiling = self._kind.__call__, modules.compiling(torch)
         self._names: Dict[int, Tuple[Any, str]] = {}
         self._call = self._kind.__call__ = self._outermost(self._original)
@@ -257,7 +259,7 @@ class _ModuleWatch:
         if _loads_data():
             self.end()  # transforms of images are modules
         if not self._has_ended:
-            self._found.boundary("forward", lambda: self._name(args[0]) + _tokens(args[1:], kwargs))
+            self._steps.boundary("forward", lambda: self._name(args[0]) + _tokens(args[1:], kwargs))
 
     def _name(self, owner: Any) -> str:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.
@@ -269,14 +271,14 @@ class _ModuleWatch:
             return ranges.REPLAY
         if type(owner).__name__ == "OptimizedModule":  # what torch.compile made of a module
             owner = owner._orig_mod
-        known, name = self._names.get(id(owner), (None, ""))
-        if known is None or known() is not owner:
+        reference, name = self._names.get(id(owner), (None, ""))
+        if reference is None or reference() is not owner:
             name = re.sub(r"[^\w.]", "_", type(owner).__name__)[:_LONGEST_NAME]
-            self._names = {key: own for key, own in self._names.items() if own[0]() is not None}
+            self._names = {key: pair for key, pair in self._names.items() if pair[0]() is not None}
             if len(self._names) < _MOST_NAMES:
-                used = {own[1] for own in self._names.values()}
+                used = {pair[1] for pair in self._names.values()}
                 numbered = (f"{name}#{number}" for number in itertools.count(2))
-                name = next(each for each in itertools.chain([name], numbered) if each not in used)
+                name = next(candidate for candidate in itertools.chain([name], numbered) if candidate not in used)
                 self._names[id(owner)] = (weakref.ref(owner), name)
         return name
 
@@ -299,7 +301,7 @@ def _tokens(args: Any, kwargs: Any) -> str:
     """
     # This runs at each step, so it is written for speed: it takes 2 microseconds.
     try:
-        tensors = [each for each in (*args, *kwargs.values()) if hasattr(each, "is_floating_point")]
+        tensors = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "is_floating_point")]
         if not tensors:
             return ""
         shape, is_id = tensors[0].shape, not tensors[0].is_floating_point()
@@ -325,13 +327,13 @@ def _tokens(args: Any, kwargs: Any) -> str:
 # --- ranges of the program -------------------------------------------------------------------------------------------
 
 
-def _watch_nvtx(nvtx: Any, found: Steps, given: settings.Settings) -> None:
+def _watch_nvtx(nvtx: Any, process_steps: Steps, given: settings.Settings) -> None:
     def message_of(opened: Any) -> Any:
         return getattr(getattr(opened, "attributes", None), "message", "")
 
-    _watch_opening(nvtx.annotate, "__enter__", message_of, found, given)
+    _watch_opening(nvtx.annotate, "__enter__", message_of, process_steps, given)
     for function in ("push_range", "start_range"):
-        _watch_opening(nvtx, function, _first_argument, found, given)
+        _watch_opening(nvtx, function, _first_argument, process_steps, given)
 
 
 def _first_argument(*args: Any, **kwargs: Any) -> Any:
@@ -339,7 +341,7 @@ def _first_argument(*args: Any, **kwargs: Any) -> Any:
 
 
 def _watch_opening(
-    owner: Any, function: str, name_of: Callable[..., Any], found: Steps, given: settings.Settings
+    owner: Any, function: str, name_of: Callable[..., Any], process_steps: Steps, given: settings.Settings
 ) -> None:
     """Begin a step where ``owner.function`` opens a range of a chosen name; ``name_of`` takes it from the arguments."""
     original = getattr(owner, function)
@@ -347,7 +349,7 @@ def _watch_opening(
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if given.range is not None and given.range.fullmatch(str(name_of(*args, **kwargs))):
-            found.boundary("marker")
+            process_steps.boundary("marker")
         return original(*args, **kwargs)
 
     setattr(owner, function, call)

@@ -24,8 +24,8 @@ _ATTRIBUTES = {name for name in _WRAPPERS.values() if name.startswith("_")}
 
 def compiling(torch: Any) -> Callable[[], bool]:
     """Return ``torch.compiler.is_compiling``, which torch.compile knows to be constant."""
-    found: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    return found or (lambda: False)
+    is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    return is_compiling or (lambda: False)
 
 
 class _Calls(threading.local):
@@ -62,7 +62,7 @@ class ModuleRanges:
             return
         kind = self._torch.nn.Module
         self._original = kind.__call__
-        self._call = kind.__call__ = self._with_range(self._original)
+        self._call = kind.__call__ = self._wrap_call(self._original)
 
     def remove(self) -> None:
         kind = self._torch.nn.Module
@@ -72,7 +72,7 @@ class ModuleRanges:
         self._call = None
         self._names.clear()
 
-    def _with_range(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling, calls = compiling(self._torch), self._calls
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -117,11 +117,11 @@ class ModuleRanges:
             self._roots[root] = self._roots.get(root, 0) + 1
             if self._roots[root] > 1:
                 root = f"{root}#{self._roots[root]}"
-        every = [("", module)] if self._calls.depth else [("", module), *inside.named_modules()]
-        for path, each in every:
+        named_modules = [("", module)] if self._calls.depth else [("", module), *inside.named_modules()]
+        for path, submodule in named_modules:
             parts = [root, *(part for part in path.split(".") if part and part not in _ATTRIBUTES)]
-            text = f"{'.'.join(parts)}:{_kind(_wrapped(each)).__name__}"
-            self._names[id(each)] = (each, ranges.encode_name(ranges.MODULE_PREFIX + text))
+            text = f"{'.'.join(parts)}:{_kind(_wrapped(submodule)).__name__}"
+            self._names[id(submodule)] = (submodule, ranges.encode_name(ranges.MODULE_PREFIX + text))
 
 
 def _wrapped(module: Any) -> Any:

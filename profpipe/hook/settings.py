@@ -93,5 +93,5 @@ def local_size() -> int:
 
 
 def _number(names: Any) -> Optional[int]:
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdigit()), None)
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdigit()), None)

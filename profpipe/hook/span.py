@@ -30,7 +30,7 @@ _EXPORT_S = 300.0
 def begin(given: Settings) -> None:
     """Record the span of this process, and that of processes which it forks before the span begins."""
     span = _Span(given)
-    os.register_at_fork(after_in_child=span.after_fork)
+    os.register_at_fork(after_in_child=span.restart_in_child)
     if not span.is_whole:
         span.start()
     elif span.waits_for_gpu:
@@ -98,7 +98,7 @@ class _Span:
             self._record.error(error, "capture")
         self.start()
 
-    def after_fork(self) -> None:
+    def restart_in_child(self) -> None:
         """Record the span in a forked process too. A profiler that is on is a copy, which must not be used."""
         self._record.forget()
         was_on = self._is_on

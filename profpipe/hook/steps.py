@@ -82,7 +82,7 @@ class Steps:
         self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given))
         self._when_optimizer_steps: Optional[Callable[[], None]] = None
         self._reset()
-        os.register_at_fork(after_in_child=self._after_fork)
+        os.register_at_fork(after_in_child=self._restart_in_child)
 
     def _reset(self) -> None:
         self.number, self.rule = -1, ""
@@ -232,9 +232,9 @@ class Steps:
         self.rule = rule
         self._record.write("recording", rule=rule)
         self._capture = captures.choose(self._settings, self._record)
-        record.at_end(functools.partial(self._at_exit, os.getpid()))
+        record.at_end(functools.partial(self._finish_capture, os.getpid()))
 
-    def _at_exit(self, pid: int) -> None:
+    def _finish_capture(self, pid: int) -> None:
         """Complete the files. A forked child inherits this function, and the steps are not its own."""
         if pid != os.getpid() or self._capture is None:
             return
@@ -245,7 +245,7 @@ class Steps:
         except Exception as error:  # at the exit nothing else can be done with it
             self._record.error(error, "exit")
 
-    def _after_fork(self) -> None:
+    def _restart_in_child(self) -> None:
         """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""
         self._record.forget()
         # A model that was only evaluated so far may be trained in the child.
@@ -266,7 +266,7 @@ class Steps:
     def _stop(self) -> None:
         """End the program as its own end would: cleanly, with exit code 0."""
         if self._stops == 1:
-            self._at_exit(os.getpid())
+            self._finish_capture(os.getpid())
             atexit.register(self._leave_group)
             self._finish_gpu()
         is_main = threading.current_thread() is threading.main_thread()

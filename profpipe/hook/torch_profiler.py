@@ -142,8 +142,8 @@ class Others:
     def _exporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
             if profiler is self._written:
-                own = os.path.join(self._settings.folder, _trace_name(self._settings))
-                with gzip.open(own) as trace, open(path, "wb") as copy:
+                trace_path = os.path.join(self._settings.folder, _trace_name(self._settings))
+                with gzip.open(trace_path) as trace, open(path, "wb") as copy:
                     shutil.copyfileobj(trace, copy)
                 return None
             result = original(profiler, path, *args, **kwargs)

@@ -61,7 +61,7 @@ def _imported(name):  # type: ignore[no-untyped-def]
         print(f"profpipe: the start-up hook failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _at_exit():  # type: ignore[no-untyped-def]
+def _list_foreign_modules():  # type: ignore[no-untyped-def]
     try:
         from profpipe import origins
 
@@ -79,7 +79,7 @@ def _prepare(settings):  # type: ignore[no-untyped-def]
     if os.environ.get("PROFPIPE_ROOTS"):
         import atexit
 
-        atexit.register(_at_exit)
+        atexit.register(_list_foreign_modules)
     for name in _Finder.watched:
         if name in sys.modules:  # a .pth file imported it
             _imported(name)
@@ -96,7 +96,7 @@ def _prepare(settings):  # type: ignore[no-untyped-def]
 
 def _chain():  # type: ignore[no-untyped-def]
     """Execute the sitecustomize that this module hides. Its errors are treated by ``site`` as without the hook."""
-    own = sys.modules.pop("sitecustomize", None)
+    hook_module = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
@@ -104,8 +104,8 @@ def _chain():  # type: ignore[no-untyped-def]
             raise
     finally:
         # The import system looks for the module that it is importing.
-        if own is not None:
-            sys.modules.setdefault("sitecustomize", own)
+        if hook_module is not None:
+            sys.modules.setdefault("sitecustomize", hook_module)
 
 
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _FOLDER]
