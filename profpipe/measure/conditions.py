@@ -152,10 +152,12 @@ class Conditions:
     @property
     def throttles(self) -> dict[str, float]:
         """The reasons that slowed the clock and are no user's setting, each with its share of the readings."""
-        known = [reading for reading in self.readings if reading.reasons is not None]
-        slowed = [reading.reasons or 0 for reading in known if self._is_slowed(reading)]
+        readings = [reading for reading in self.readings if reading.reasons is not None]
+        slowed = [reading.reasons or 0 for reading in readings if self._is_slowed(reading)]
         shares = {
-            name: sum(bool(bits & bit) for bits in slowed) / len(known) for bit, name in _THROTTLES.items() if known
+            name: sum(bool(bits & bit) for bits in slowed) / len(readings)
+            for bit, name in _THROTTLES.items()
+            if readings
         }
         return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
 
@@ -175,16 +177,16 @@ class Conditions:
     def findings(self) -> dict[Flag, str]:
         """The flags that are set, each with the numbers behind it."""
         low, high, median = self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz or 0.0
-        found = {}
+        findings = {}
         if throttles := self.throttles:
             causes = ", ".join(f"{name} in {100 * share:.0f} %" for name, share in throttles.items())
-            found[Flag.THROTTLED] = f"throttled: {causes} of {len(self.readings)} readings"
+            findings[Flag.THROTTLED] = f"throttled: {causes} of {len(self.readings)} readings"
         if low is not None and high is not None and high - low > _CLOCK_SPREAD * high:
             clocks = f"between {low / 1e6:.0f} and {high / 1e6:.0f} MHz, median {median / 1e6:.0f} MHz"
-            found[Flag.CLOCK_SPREAD] = f"SM clock {clocks}"
+            findings[Flag.CLOCK_SPREAD] = f"SM clock {clocks}"
         if self.other_processes:
-            found[Flag.OTHER_PROCESS] = f"other processes on the GPU: {self.other_processes}"
-        return found
+            findings[Flag.OTHER_PROCESS] = f"other processes on the GPU: {self.other_processes}"
+        return findings
 
     def metrics(self) -> dict[str, tuple[float, str]]:
         """Return the rows of the metrics table, name -> (value, unit), without unknown values."""

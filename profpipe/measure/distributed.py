@@ -102,17 +102,17 @@ class Ranks:
         messages = self._exchange_and_continue(RankMessage("numbers", values=tuple(values)))
         return [max(at_index) for at_index in zip(*(message.values for message in messages), strict=True)]
 
-    def agree_on_end(self, own: CaseEnd) -> CaseEnd:
+    def agree_on_end(self, end: CaseEnd) -> CaseEnd:
         """Return how the visit to a case ended: the most severe end of any process, and the flags of all.
 
         Raises PeerTimeout if this process ends the case early and the others do not come to the exchange.
         """
         # A failed check may have left the others in the middle of it.
-        is_early = own.status in _SEVERITY or Flag.UNCHECKED in own.flags
-        message = RankMessage("end", own.status, own.reason, tuple(own.flags))
+        is_early = end.status in _SEVERITY or Flag.UNCHECKED in end.flags
+        message = RankMessage("end", end.status, end.reason, tuple(end.flags))
         messages = self._exchange(message, PEER_TIMEOUT_S if is_early else None)
-        of_all = tuple(dict.fromkeys(flag for one in messages for flag in one.flags))
-        return replace(_most_severe_end(messages) or own, flags=of_all)
+        of_all = tuple(dict.fromkeys(flag for message in messages for flag in message.flags))
+        return replace(_most_severe_end(messages) or end, flags=of_all)
 
     def shutdown(self) -> None:
         """Destroy the process group after the last case."""

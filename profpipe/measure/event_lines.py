@@ -64,11 +64,11 @@ def read(path: Path, key: str = "event") -> tuple[list[Event], list[BadLine]]:
         return [], []
     events: list[Event] = []
     bad: list[BadLine] = []
-    for _, found in parse_lines(path.read_bytes().splitlines(), key):
-        if isinstance(found, BadLine):
-            bad.append(found)
+    for _, parsed in parse_lines(path.read_bytes().splitlines(), key):
+        if isinstance(parsed, BadLine):
+            bad.append(parsed)
         else:
-            events.append(found)
+            events.append(parsed)
     return events, bad
 
 
@@ -103,15 +103,15 @@ def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, E
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        found = parse(line, key)
-        if found is Damage.NO_JSON and (following := [*_OTHER_PROCESS.finditer(line, 1)]):
+        parsed = parse(line, key)
+        if parsed is Damage.NO_JSON and (following := [*_OTHER_PROCESS.finditer(line, 1)]):
             yield number, BadLine(number, Damage.CUT)
-            found = parse(line[following[-1].start() :], key)
-        if isinstance(found, Damage):
-            is_cut = found is Damage.NO_JSON and _is_last_of_process(lines[i] for i in range(number, len(lines)))
-            yield number, BadLine(number, Damage.CUT if is_cut else found, _kind_of(line, key))
+            parsed = parse(line[following[-1].start() :], key)
+        if isinstance(parsed, Damage):
+            is_cut = parsed is Damage.NO_JSON and _is_last_of_process(lines[i] for i in range(number, len(lines)))
+            yield number, BadLine(number, Damage.CUT if is_cut else parsed, _kind_of(line, key))
         else:
-            yield number, found
+            yield number, parsed
 
 
 def parse(line: bytes, key: str = "event") -> Event | Damage:

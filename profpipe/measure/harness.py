@@ -292,14 +292,14 @@ class Worker:
 
     def _agree_on_end(self, name: str, end: CaseEnd | None) -> CaseEnd | None:
         """Return how the visit ended in all processes."""
-        own = end or CaseEnd(distributed.CONTINUE)
+        rank_end = end or CaseEnd(distributed.CONTINUE)
         try:
-            agreed = self.ranks.agree_on_end(own)
+            agreed = self.ranks.agree_on_end(rank_end)
         except distributed.PeerTimeout:
             # torchrun ends the other processes with this one, and the runner starts new ones for the next case if the
             # events of rank 0 have the end of this case.
-            reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
-            ended = vars(replace(own, reason=reason))
+            reason = f"rank {self.ranks.rank}: {rank_end.reason}" if rank_end.reason else ""
+            ended = vars(replace(rank_end, reason=reason))
             with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)

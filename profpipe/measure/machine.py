@@ -74,11 +74,11 @@ def usable_cores() -> float:
 
 def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of the installed packages among ``names``."""
-    found = {}
+    versions = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 @contextmanager
@@ -182,8 +182,8 @@ _DATA_SHEET_MHZ: Final[Mapping[str, int]] = {
 
 def data_sheet_flops(gpu: Mapping[str, Any]) -> dict[str, float]:
     """Return the dense FLOP/s by data type of NVIDIA's data sheet; empty for a card that is not listed here."""
-    found = (mhz for pattern, mhz in _DATA_SHEET_MHZ.items() if re.fullmatch(pattern, str(gpu.get("name"))))
-    mhz = None if gpu.get("mig") else next(found, None)
+    matching_mhz = (mhz for pattern, mhz in _DATA_SHEET_MHZ.items() if re.fullmatch(pattern, str(gpu.get("name"))))
+    mhz = None if gpu.get("mig") else next(matching_mhz, None)
     return {} if mhz is None else peaks({**gpu, "max_sm_clock_hz": mhz * 1_000_000}).get("flops", {})
 
 
@@ -201,10 +201,10 @@ def _cpu_model() -> str:
 def torch() -> Any:
     """Return the module torch, or None: a workload may do without it."""
     try:
-        import torch as found
+        import torch as library
     except ImportError:
         return None
-    return found
+    return library
 
 
 def device() -> str:
@@ -262,32 +262,32 @@ def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str], count: in
     if entries is None:
         return [str(number) for number in range(len(gpus))][:count]
     has_numbers = len(gpus) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    found: dict[int | str, str] = {}
+    entry_by_gpu: dict[int | str, str] = {}
     for entry in map(str.strip, entries.split(",")):
         listed = list(_listed(gpus, [entry], by_bus=has_numbers))
         if not listed:
             break  # CUDA ignores all entries after an invalid one
-        known = str(listed[0].get("uuid") or entry)
-        found.setdefault(int(entry) if entry.isdecimal() and not has_numbers else known, entry)
-    if len({type(key) for key in list(found)[:count]}) > 1:
+        gpu_id = str(listed[0].get("uuid") or entry)
+        entry_by_gpu.setdefault(int(entry) if entry.isdecimal() and not has_numbers else gpu_id, entry)
+    if len({type(key) for key in list(entry_by_gpu)[:count]}) > 1:
         what = "lists GPUs by number and by UUID, and one GPU may be listed twice."
         raise ConfigError("CUDA_VISIBLE_DEVICES", what, "List all by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID.")
-    return list(found.values())[:count]
+    return list(entry_by_gpu.values())[:count]
 
 
 def _listed(gpus: Sequence[Gpu], entries: Iterable[str], by_bus: bool) -> Iterator[Gpu]:
     for entry in entries:
         if entry.startswith("MIG-"):
-            found: Sequence[Gpu] = [{"name": "a part (MIG) of a GPU"}]
+            listed: Sequence[Gpu] = [{"name": "a part (MIG) of a GPU"}]
         elif entry.isdecimal() and by_bus:
-            found = gpus[int(entry) : int(entry) + 1]
+            listed = gpus[int(entry) : int(entry) + 1]
         elif entry.isdecimal():
-            found = gpus if int(entry) < len(gpus) else ()
+            listed = gpus if int(entry) < len(gpus) else ()
         else:
-            found = [gpu for gpu in gpus if entry and str(gpu.get("uuid", "")).startswith(entry)]
-        if not found:
+            listed = [gpu for gpu in gpus if entry and str(gpu.get("uuid", "")).startswith(entry)]
+        if not listed:
             return  # CUDA ignores all entries after an invalid one
-        yield from found
+        yield from listed
 
 
 def matching_gpus(gpus: Sequence[Gpu], described: Mapping[str, Any]) -> list[Gpu]:
@@ -325,5 +325,5 @@ def peaks_of_job(
         return common_peaks(
             visible(gpus, environment), "CUDA_VISIBLE_DEVICES shows no GPU" if gpus else "no NVIDIA GPU"
         )
-    used = [gpu for one in described for gpu in matching_gpus(gpus, one)]
+    used = [gpu for process in described for gpu in matching_gpus(gpus, process)]
     return common_peaks(used, "its process used the CPU" if gpus else "no NVIDIA GPU")

@@ -48,11 +48,11 @@ def measure(
         copied = _copy(torch, kind, max_copy_bytes, rule)
         for dtype in PRODUCTS:
             try:
-                found = [_matmul(torch, kind, dtype, size, rule) for size in sizes]
+                products = [_matmul(torch, kind, dtype, size, rule) for size in sizes]
             except (RuntimeError, AttributeError, ValueError) as error:
                 absent[dtype] = errors.words(error)
             else:
-                rates[dtype] = max(found, key=lambda one: float(one["flops"]))
+                rates[dtype] = max(products, key=lambda product: float(product["flops"]))
     measured = monitor.conditions()
     with machine.nvml() as library:
         driver = None if library is None else str(library.nvmlSystemGetDriverVersion())
@@ -86,17 +86,17 @@ def renew(out: Path, ask_python: Ask) -> dict[str, Any]:
         if not made.is_file():
             last = (output or f"no output within {LONGEST_S:.0f} s").strip().splitlines()[-1]
             raise errors.ToolMissing(f"the ceilings were not measured: {last}")
-        found: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+        ceilings: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
         made.replace(out / FILE)
-    return found
+    return ceilings
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(ceilings: Mapping[str, Any]) -> str:
     """Format the measured rates, one per line."""
-    lines = [f"{'copy':8}{found['copy']['bytes_per_s'] / 1e12:8.2f} TB/s"]
-    lines += [f"{dtype:8}{one['flops'] / 1e12:8.1f} TFLOP/s" for dtype, one in found["matmul"].items()]
-    lines += [f"{dtype:8}{'':8} not measured: {reason}" for dtype, reason in found["absent"].items()]
-    return "\n".join([*lines, *found["notes"]])
+    lines = [f"{'copy':8}{ceilings['copy']['bytes_per_s'] / 1e12:8.2f} TB/s"]
+    lines += [f"{dtype:8}{product['flops'] / 1e12:8.1f} TFLOP/s" for dtype, product in ceilings["matmul"].items()]
+    lines += [f"{dtype:8}{'':8} not measured: {reason}" for dtype, reason in ceilings["absent"].items()]
+    return "\n".join([*lines, *ceilings["notes"]])
 
 
 def load(path: Path, gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -106,17 +106,17 @@ def load(path: Path, gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None
     """
     try:
         # Reading a pipe could wait for ever.
-        found = json.loads(path.read_text(encoding="utf-8") if path.is_file() else "")
-        if found["device"] not in [gpu.get("name") for gpu in gpus]:
+        ceilings = json.loads(path.read_text(encoding="utf-8") if path.is_file() else "")
+        if ceilings["device"] not in [gpu.get("name") for gpu in gpus]:
             return None
-        matmul, copied = found["matmul"], found["copy"]
-        sizes = ", ".join(f"{dtype} {one['size']} (n={one['n']})" for dtype, one in matmul.items())
+        matmul, copied = ceilings["matmul"], ceilings["copy"]
+        sizes = ", ".join(f"{dtype} {product['size']} (n={product['n']})" for dtype, product in matmul.items())
         return {
-            "device": found["device"],
-            "flops": {dtype: one["flops"] for dtype, one in matmul.items()},
+            "device": ceilings["device"],
+            "flops": {dtype: product["flops"] for dtype, product in matmul.items()},
             "bytes_per_s": copied["bytes_per_s"],
-            "source": f"measured on such a GPU with driver {found['driver']} and torch {found['torch']}: a copy of "
-            f"{copied['bytes'] / 2**20:.0f} MiB (n={copied['n']}), square matmuls of {sizes or 'no type'}",
+            "source": f"measured on such a GPU with driver {ceilings['driver']} and torch {ceilings['torch']}: a copy "
+            f"of {copied['bytes'] / 2**20:.0f} MiB (n={copied['n']}), square matmuls of {sizes or 'no type'}",
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -42,9 +42,9 @@ def from_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         words = line.split(" ", 2)
         if words[0] == _MARK and len(words) == 3:
             pieces.setdefault(words[1], []).append(words[2])
-    for own in pieces.values():
+    for parts in pieces.values():
         try:
-            yield json.loads("".join(own))
+            yield json.loads("".join(parts))
         except ValueError:
             continue
 

@@ -247,10 +247,10 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
 
     Another case, the time limit or the user ended that process; its samples are as good as any.
     """
-    found: dict[str, dict[str, dict[int, RoundSamples]]] = {}
+    samples: dict[str, dict[str, dict[int, RoundSamples]]] = {}
     for event in event_lines.read(events)[0]:
         if event["event"] == "samples" and event["case"] in names:
-            metrics = found.setdefault(event["case"], {})
+            metrics = samples.setdefault(event["case"], {})
             measured = RoundSamples(event["values"], Conditions.from_record(event.get("conditions") or {}))
             metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
-    return found
+    return samples

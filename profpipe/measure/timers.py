@@ -231,8 +231,8 @@ class CudaTimer(CpuTimer):
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 200_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        known = prior.launch if prior.launch and prior.launch.call_ns >= _SHORT_CALL_NS else None
-        self._launch = launch = known or LaunchProfiler(self._torch, self._hold, ranks).profile(fn)
+        prior_launch = prior.launch if prior.launch and prior.launch.call_ns >= _SHORT_CALL_NS else None
+        self._launch = launch = prior_launch or LaunchProfiler(self._torch, self._hold, ranks).profile(fn)
         if not launch.synchronises:
             hold_ns = _HOLD_FACTOR * launch.host_ns + _HOLD_EXTRA_NS - self._flush_ns
             # Equal to the nanosecond in all processes, because later decisions depend on it.
@@ -473,9 +473,9 @@ class CudaTimer(CpuTimer):
                 " synchronises in a way that torch does not report, so part of the launch time is in the sample"
             )
         if self._hold_ns:
-            each = "each sample" if self._steady_hold_ns else "each sample that finds it idle"
+            occasion = "each sample" if self._steady_hold_ns else "each sample that finds it idle"
             hold_us, first_us = (self._steady_hold_ns or self._hold_ns) / 1e3, self._first_hold_ns / 1e3
-            notes.append(f"the GPU is held for {hold_us:.0f} us before {each}, {first_us:.0f} us before a batch")
+            notes.append(f"the GPU is held for {hold_us:.0f} us before {occasion}, {first_us:.0f} us before a batch")
         if launch and not launch.host_waits and self._launches_too_long(launch.host_ns):
             notes.append(
                 f"launching a call takes the host {launch.host_ns / 1e6:.0f} ms, longer than the GPU is held, so part"

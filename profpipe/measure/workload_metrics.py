@@ -49,7 +49,7 @@ def write(
     case.write("phase_work", lambda work: [number for item in _flatten(work) for number in _work(*item)])
     case.write("facts", lambda facts: [("", m, value, unit, 1) for m, (value, unit) in _allowed(facts).items()])
     checked = case.write(
-        "check", lambda found: [("", m, _without_nan(m, v), "1", 1) for m, v in _allowed(found).items()]
+        "check", lambda measures: [("", m, _replace_nan(m, v), "1", 1) for m, v in _allowed(measures).items()]
     )
     case.snapshot(folder)
     if checked is None:
@@ -129,7 +129,7 @@ def _plain_numbers(result: Any) -> Any:
         return result
 
 
-def _without_nan(measure: str, value: Any) -> Any:
+def _replace_nan(measure: str, value: Any) -> Any:
     """Replace NaN by the worst value of the measure: the tables would treat NaN as missing."""
     is_nan = isinstance(value, Real) and math.isnan(value)
     return tolerance.worst(measure) if is_nan and measure in tolerance.MEASURES else value
