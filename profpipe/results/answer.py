@@ -77,12 +77,12 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
     try:
         if (folder / FILE).lstat().st_size > _LONGEST:
             return None
-        found = Answer(**json.loads(atomic.read_regular(folder / FILE)))
-        holds = found.folder == _state_of_folder(folder, found) and (files is None or found.files == files != "")
+        answer = Answer(**json.loads(atomic.read_regular(folder / FILE)))
+        holds = answer.folder == _state_of_folder(folder, answer) and (files is None or answer.files == files != "")
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them out.
-    return replace(found, printed=visible(found.printed)) if holds else None
+    return replace(answer, printed=visible(answer.printed)) if holds else None
 
 
 def _masked(node: Any) -> Any:
@@ -127,14 +127,14 @@ _LISTS: Final = {"cases": 1.0, "files": 1.0, "findings": 0.5, "warnings": 0.5}
 def fit(document: dict[str, Any], most: int = MOST) -> dict[str, Any]:
     """Return the document in at most ``most`` bytes of JSON. ``left_out`` has the number of entries without room."""
     kept: dict[str, Any] = {
-        name: [_clean(each) for each in value] if name in _LISTS else _clean(value, name)
+        name: [_clean(entry) for entry in value] if name in _LISTS else _clean(value, name)
         for name, value in document.items()
     }
     left: dict[str, Any] = kept.pop("left_out", {})
     # `left_out` itself needs room.
     excess = len(as_json(kept)) - most + 120
-    sizes = {name: [len(as_json(each)) + 2 for each in kept[name]] for name in _LISTS if name in kept}
-    totals = {name: _LISTS[name] * sum(own) for name, own in sizes.items()}
+    sizes = {name: [len(as_json(entry)) + 2 for entry in kept[name]] for name in _LISTS if name in kept}
+    totals = {name: _LISTS[name] * sum(lengths) for name, lengths in sizes.items()}
     while excess > 0 and any(sizes.values()):
         name = max(totals, key=lambda name: totals[name])
         size = sizes[name].pop()
@@ -152,9 +152,9 @@ def with_folder(document: dict[str, Any], folder: str) -> dict[str, Any]:
 def _clean(value: Any, name: str = "") -> Any:
     """Return ``value`` without secrets, control characters and long texts."""
     if isinstance(value, dict):
-        return {key: _clean(each, key) for key, each in value.items()}
+        return {key: _clean(child, key) for key, child in value.items()}
     if isinstance(value, list):
-        return [_clean(each) for each in value[:_MOST_TEXTS]]
+        return [_clean(child) for child in value[:_MOST_TEXTS]]
     if not isinstance(value, str):
         return value
     return clean_text(value, _LONGEST_PATH if name == "folder" else _LONGEST_TEXT)

@@ -128,7 +128,9 @@ def _fingerprints(manifest: Manifest) -> dict[tuple[str, ...], str]:
         for case in job.cases if job.profiler == "plain" else ():
             keys.setdefault((job.workload, case), []).append("" if job.reused_from else job.key)
     return {
-        case: hashlib.sha256("\n".join(sorted(own)).encode()).hexdigest()[:32] for case, own in keys.items() if all(own)
+        case: hashlib.sha256("\n".join(sorted(job_keys)).encode()).hexdigest()[:32]
+        for case, job_keys in keys.items()
+        if all(job_keys)
     }
 
 
@@ -201,12 +203,12 @@ def _prepare(database: Any, path: Path) -> None:
             database.execute("begin immediate")
             if not _described(database):
                 _create(database)
-    found, version = _described(database), _version(database)
-    if found == _expected() and version == VERSION:
+    statements, version = _described(database), _version(database)
+    if statements == _expected() and version == VERSION:
         return
-    names = sorted(name for kind, name in found if kind == "table")
-    runs = found.get(("table", "runs")) or ""
-    if found and not all(name in runs for name in ("run", "name", "started", "ended")):
+    names = sorted(name for kind, name in statements if kind == "table")
+    runs = statements.get(("table", "runs")) or ""
+    if statements and not all(name in runs for name in ("run", "name", "started", "ended")):
         what = f"is a database of another program: it has the tables {', '.join(names[:_MOST_NAMED])}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
     what = f"is of another version of profpipe (schema {version}; this one writes {VERSION})."
@@ -282,15 +284,17 @@ def _placeholders(values: Sequence[str]) -> str:
 
 def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return ``times``, which are ordered by case, with a name for each set of a case's parameters."""
-    found: list[dict[str, Any]] = []
+    named_rows: list[dict[str, Any]] = []
     for _, group in itertools.groupby(times, key=lambda row: (row["workload"], row["case"])):
         rows = [{**row, "params": budget.load_json(row["params"] or "{}")} for row in group]
         if wrong := next((row["params"] for row in rows if not isinstance(row["params"], dict)), None):
             raise ValueError(f"parameters are a {type(wrong).__name__}")
         # Files that `profpipe ingest` read have no parameters.
-        known = [row["params"] for row in rows if row["params"]]
-        names = dict.fromkeys(name for params in known for name in params)
-        differing = [name for name in names if any(params.get(name) != known[0].get(name) for params in known)]
+        parameter_sets = [row["params"] for row in rows if row["params"]]
+        names = dict.fromkeys(name for params in parameter_sets for name in params)
+        differing = [
+            name for name in names if any(params.get(name) != parameter_sets[0].get(name) for params in parameter_sets)
+        ]
         by_name: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             params = row.pop("params")
@@ -298,5 +302,5 @@ def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row["case_id"] = row["case"]
             row["case"] += f" ({values})" if values else ""
             by_name.setdefault(row["case"], []).append(row)
-        found += itertools.chain.from_iterable(by_name.values())
-    return found
+        named_rows += itertools.chain.from_iterable(by_name.values())
+    return named_rows

@@ -121,12 +121,12 @@ def list_runs(out: Path) -> Iterator[tuple[Path, Manifest]]:
 
     A run with a damaged manifest is left out. So are folders that ``profpipe ingest`` wrote.
     """
-    found: list[tuple[Path, Manifest]] = []
+    runs: list[tuple[Path, Manifest]] = []
     # A name with a dot belongs to a folder that was never finished.
     for folder in (path.parent for path in out.glob(f"[!.]*/{FILE}") if not path.parent.is_symlink()):
         with suppress(ConfigError):
-            found.append((folder, Manifest.load(folder)))
-    yield from sorted((run for run in found if run[1].is_run), key=_sort_key, reverse=True)
+            runs.append((folder, Manifest.load(folder)))
+    yield from sorted((run for run in runs if run[1].is_run), key=_sort_key, reverse=True)
 
 
 def _sort_key(run: tuple[Path, Manifest]) -> tuple[str, bool, int, str]:

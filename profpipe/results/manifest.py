@@ -373,14 +373,14 @@ class Manifest:
         ``files`` and ``refused`` are its files. ``families`` is the kernel family that each of its cases must run. The
         sources of ``incidents`` are relative to the job's folder.
         """
-        own = (replace(incident, source=f"{entry.folder}/{incident.source}") for incident in incidents)
+        job_incidents = (replace(incident, source=f"{entry.folder}/{incident.source}") for incident in incidents)
         earlier = self.without_job(entry.folder)
         return replace(
             earlier,
             jobs=(*earlier.jobs, entry),
             files=(*earlier.files, *files),
             refused=(*earlier.refused, *refused),
-            incidents=(*earlier.incidents, *own),
+            incidents=(*earlier.incidents, *job_incidents),
             expects={**self.expects, entry.workload: {**self.expects.get(entry.workload, {}), **families}},
         )
 
@@ -395,7 +395,7 @@ class Manifest:
             jobs=tuple(job for job in self.jobs if job.folder != folder),
             files=tuple(file for file in self.files if not file.source.startswith(f"{folder}/")),
             refused=tuple(file for file in self.refused if not file.source.startswith(f"{folder}/")),
-            incidents=tuple(each for each in self.incidents if not each.source.startswith(f"{folder}/")),
+            incidents=tuple(incident for incident in self.incidents if not incident.source.startswith(f"{folder}/")),
         )
 
 
@@ -436,11 +436,11 @@ def _check_numbers(value: object, place: str = "") -> None:
         if not -(2**63) <= value < 2**63:
             raise ValueError(f"{place} is a number beyond 64 bits")
     elif isinstance(value, Mapping):
-        for key, own in value.items():
-            _check_numbers(own, f"{place}.{key}" if place else str(key))
+        for key, child in value.items():
+            _check_numbers(child, f"{place}.{key}" if place else str(key))
     elif isinstance(value, (list, tuple)):
-        for number, own in enumerate(value):
-            _check_numbers(own, f"{place}.{number}")
+        for number, child in enumerate(value):
+            _check_numbers(child, f"{place}.{number}")
     elif is_dataclass(value):
         _check_numbers(vars(value), place)
 

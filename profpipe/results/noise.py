@@ -75,8 +75,8 @@ class Noise:
     @property
     def of_runs(self) -> Spread | None:
         """The spread of processes of two runs: the larger one, for runs vary at least as much as one session."""
-        known = [each for each in (self.between, self.within) if each]
-        return max(known, key=lambda each: each.spread, default=None)
+        spreads = [spread for spread in (self.between, self.within) if spread]
+        return max(spreads, key=lambda spread: spread.spread, default=None)
 
 
 #: What is known of each case, by (workload, case).
@@ -120,15 +120,15 @@ def read_of(out: Path, name: str, device: str, driver: str) -> Model:
         return {}
     with database.connect(out) as db:
         rows = list(db.query(_READ, [name, device, driver]))
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    rows_by_case: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["workload"], row["case"]), []).append(row)
+        rows_by_case.setdefault((row["workload"], row["case"]), []).append(row)
     return {
         key: Noise(
-            pool([row for row in own if row["source"] != Source.RUNS]),
-            pool([row for row in own if row["source"] == Source.RUNS]),
+            pool([row for row in case_rows if row["source"] != Source.RUNS]),
+            pool([row for row in case_rows if row["source"] == Source.RUNS]),
         )
-        for key, own in found.items()
+        for key, case_rows in rows_by_case.items()
     }
 
 
@@ -159,8 +159,8 @@ def read_repeated(out: Path, run: str) -> dict[tuple[str, str, str], list[float]
 
     They are in the order of the runs, and of the first process where several repeat a case.
     """
-    found: dict[tuple[str, str, str], list[float]] = {}
+    times_ns: dict[tuple[str, str, str], list[float]] = {}
     with database.connect(out) as db:
         for row in db.query(_REPEATED, [run]):
-            found.setdefault((row["fingerprint"], row["workload"], row["case"]), []).append(row["value"])
-    return found
+            times_ns.setdefault((row["fingerprint"], row["workload"], row["case"]), []).append(row["value"])
+    return times_ns

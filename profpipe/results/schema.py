@@ -135,13 +135,13 @@ def _table(
     name: str, row: str, columns: str, is_new: bool = False, is_picture: bool = False, **values: tuple[str, ...]
 ) -> Table:
     """Read the columns from their text: name, type and meaning, which may go on in further lines."""
-    found = (match.groups() for match in _COLUMN.finditer(_KEY + columns))
-    read = tuple(Column(key, dtype, " ".join(text.split()), values.get(key, ())) for key, dtype, text in found)
+    groups = (match.groups() for match in _COLUMN.finditer(_KEY + columns))
+    read = tuple(Column(key, dtype, " ".join(text.split()), values.get(key, ())) for key, dtype, text in groups)
     return Table(name, row, read, is_new, is_picture)
 
 
 def _values(of: type[Enum]) -> tuple[str, ...]:
-    return tuple(str(each.value) for each in of)
+    return tuple(str(member.value) for member in of)
 
 
 CASES: Final = _table(
@@ -587,7 +587,7 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
         return pd.Series("" if is_text else pd.NA, dtype=dtype, index=given.index)
     values = given[column.name].astype(dtype)
     # In a group-by a missing text would be unequal to itself. Categories show it faster than their texts do.
-    return values.where(known, "") if is_text and not (known := given[column.name].notna()).all() else values
+    return values.where(present, "") if is_text and not (present := given[column.name].notna()).all() else values
 
 
 @dataclass(frozen=True)

@@ -216,10 +216,10 @@ def _check_json(frame: pd.DataFrame) -> None:
     for name, (kind, word, empty) in _JSON.items():
         for row, text in enumerate(frame.get(name, ()), start=2):
             try:
-                found: Any = budget.load_json(text or empty)
+                parsed: Any = budget.load_json(text or empty)
             except ValueError as error:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
-            if not isinstance(found, kind) or (kind is list and not all(isinstance(each, str) for each in found)):
+            if not isinstance(parsed, kind) or (kind is list and not all(isinstance(member, str) for member in parsed)):
                 raise ValueError(f"row {row}, column {name}: is no JSON {word}")
-            if len(found) > _MOST_PARAMETERS:
+            if len(parsed) > _MOST_PARAMETERS:
                 raise ValueError(f"row {row}, column {name}: has more than {_MOST_PARAMETERS:,} {name}")
