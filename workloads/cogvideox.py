@@ -143,7 +143,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     attention, prediction = accuracy.Difference(), accuracy.Difference()
     prediction.add(
         _Model(config, cogvideox_model.transformer(config), nullcontext).step().cpu(),
-        _in_fp32(replace(config, impl="sdpa_math", compile=False)),  # the same for every implementation
+        _predict_in_fp32(replace(config, impl="sdpa_math", compile=False)),  # the same for every implementation
     )
     eager = replace(config, compile=False)
     compared = _compared(eager.attention, cogvideox_model.attend(eager, nullcontext), attention)
@@ -268,7 +268,7 @@ def _exact(config: attention_config.AttentionConfig, q: Tensor, k: Tensor, v: Te
 
 
 @functools.lru_cache(maxsize=1)
-def _in_fp32(config: CogVideoXConfig) -> Tensor:
+def _predict_in_fp32(config: CogVideoXConfig) -> Tensor:
     """Return the prediction for the weights and inputs of ``config`` in fp32, on the CPU; cached for the next case."""
     exact = replace(config, dtype="fp32")
     weights = torch.nn.Module.float(cogvideox_model.transformer(config))

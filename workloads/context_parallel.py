@@ -124,12 +124,12 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     produced = iteration(case, parallel.prepare(case.method, case), shards, nullcontext)()
     del shards
     expected = iteration(case, parallel.prepare("single", case), draw_inputs(case), nullcontext)()
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     for name, got, whole in zip(NAMES, produced, expected, strict=False):
         difference = accuracy.Difference()
         difference.add(got.detach(), case.shards(whole.detach())[0])
-        found |= difference.measures(name)
-    return found
+        measures |= difference.measures(name)
+    return measures
 
 
 def parse_params(params: Mapping[str, Any]) -> Case:

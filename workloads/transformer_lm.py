@@ -105,11 +105,11 @@ def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """Return the number of parameters; with ``record_dtypes: true`` also the bits of a number by kind of tensor."""
     config = parse_params(params)
-    found = {"parameters": (float(lm_model.parameter_count(config)), "1")}
+    metrics = {"parameters": (float(lm_model.parameter_count(config)), "1")}
     if config.record_dtypes:
         bits = lm_model.bits(config)
-        found |= {name: (float(bits[name.removesuffix("_bits")]), "1") for name in BITS}
-    return found
+        metrics |= {name: (float(bits[name.removesuffix("_bits")]), "1") for name in BITS}
+    return metrics
 
 
 def available(params: Mapping[str, Any]) -> str | None:

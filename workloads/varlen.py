@@ -91,8 +91,8 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     tensors = varlen.inputs(config)
     with accuracy.full_fp32_precision():
         for rows in config.sequences():
-            own = (tensor[rows] for tensor in tensors)
-            for name, some, expected in accuracy.reference(config.sequence(rows), *own):
+            sequence_tensors = (tensor[rows] for tensor in tensors)
+            for name, some, expected in accuracy.reference(config.sequence(rows), *sequence_tensors):
                 differences[name].add(produced[name][rows][some], expected)
     return {name: value for tensor, seen in differences.items() for name, value in seen.measures(tensor).items()}
 

@@ -57,10 +57,10 @@ class Difference:
     def _add(self, a: Tensor, b: Tensor) -> None:
         distance = a - b
         sums = (distance.abs(), distance.square(), b.abs(), a.square(), b.square(), a * b)
-        largest, *found = torch.stack([distance.abs().max(), *(terms.sum() for terms in sums)]).tolist()
+        largest, *totals = torch.stack([distance.abs().max(), *(terms.sum() for terms in sums)]).tolist()
         self.largest = max(self.largest, _nan_to_inf(largest))
         self.count += distance.numel()
-        self.sums = [before + now for before, now in zip(self.sums, found, strict=True)]
+        self.sums = [before + now for before, now in zip(self.sums, totals, strict=True)]
 
     def measures(self, tensor: str = "out") -> dict[str, float]:
         """Return the five measures with their names for ``tensor``: ``out``, ``dq``, ``dk`` or ``dv``.
@@ -123,15 +123,20 @@ def measure_differences(
     """
     differences = {name: Difference() for name in produced}
     with full_fp32_precision():
-        for item, own, shared in checked_heads(config, precision, backward=len(inputs) > 3):
-            heads = {"out": own, "dq": own, "dk": shared, "dv": shared}
-            given = [tensor[item, :, some] for tensor, some in zip(inputs, (own, shared, shared, own), strict=False)]
+        for item, query_heads, shared in checked_heads(config, precision, backward=len(inputs) > 3):
+            heads = {"out": query_heads, "dq": query_heads, "dk": shared, "dv": shared}
+            given = [
+                tensor[item, :, some]
+                for tensor, some in zip(inputs, (query_heads, shared, shared, query_heads), strict=False)
+            ]
             if precision == "fp64":
                 given = [tensor.cpu() for tensor in given]
             for name, rows, expected in reference(config, *given, dtype=attention_config.REFERENCES[precision]):
                 if name in differences:
                     differences[name].add(produced[name][item, rows, heads[name]], expected)
-    return {name: value for tensor, found in differences.items() for name, value in found.measures(tensor).items()}
+    return {
+        name: value for tensor, difference in differences.items() for name, value in difference.measures(tensor).items()
+    }
 
 
 def checked_heads(config: AttentionConfig, precision: str, *, backward: bool) -> list[tuple[int, slice, slice]]:
@@ -140,19 +145,19 @@ def checked_heads(config: AttentionConfig, precision: str, *, backward: bool) ->
     In fp32 whole items where the budget allows; else single key/value heads, spread evenly, at least one: the last,
     where an index overflow would show.
     """
-    every, group = config.batch * config.kv_heads, config.group_size
+    all_heads, group = config.batch * config.kv_heads, config.group_size
     # Two products of 2 x queries x keys x head_dim forward; four more backward, which reuses the weights.
     of_one = (12 if backward else 4) * group * config.q_shape[1] * config.seqlen * config.head_dim
-    count = max(1, min(every, int(FLOPS[precision] / of_one)))
-    if precision == "fp32" and count == every:
+    count = max(1, min(all_heads, int(FLOPS[precision] / of_one)))
+    if precision == "fp32" and count == all_heads:
         return [(item, slice(0, config.heads), slice(0, config.kv_heads)) for item in range(config.batch)]
-    places = (divmod(every - 1 - i * every // count, config.kv_heads) for i in range(count))
+    places = (divmod(all_heads - 1 - i * all_heads // count, config.kv_heads) for i in range(count))
     return [(item, slice(head * group, (head + 1) * group), slice(head, head + 1)) for item, head in places]
 
 
 def checked_share(config: AttentionConfig, precision: str, *, backward: bool) -> float:
     """Return the share of the tensors that is compared."""
-    heads = sum(own.stop - own.start for _, own, _ in checked_heads(config, precision, backward=backward))
+    heads = sum(part.stop - part.start for _, part, _ in checked_heads(config, precision, backward=backward))
     return heads / (config.batch * config.heads)
 
 

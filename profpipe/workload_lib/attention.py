@@ -63,16 +63,16 @@ def bytes_moved(case: AttentionConfig) -> float:
 def facts(case: AttentionConfig) -> dict[str, tuple[float, str]]:
     """Return sparsity, memory between the passes, and the checked share, where they apply."""
     row = IMPLEMENTATIONS[case.impl]
-    found: dict[str, tuple[float, str]] = {}
+    metrics: dict[str, tuple[float, str]] = {}
     if row.sparsity is not None:
         skipped = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in attention_config.draw(case)[:3]))
-        found |= {"sparsity": (100 * skipped, "%"), "flops_effective": (dense_flops(case) * (1 - skipped), "flop")}
-        found |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
+        metrics |= {"sparsity": (100 * skipped, "%"), "flops_effective": (dense_flops(case) * (1 - skipped), "flop")}
+        metrics |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
     if case.needs_grad and attention_config.device() == "cuda":
         memory = memory_before_backward(case, torch.cuda.memory_allocated)
-        found["memory_before_backward"] = (float(memory), "byte")
+        metrics["memory_before_backward"] = (float(memory), "byte")
     share = accuracy.checked_share(case, case.reference, backward=case.needs_grad)
-    return found | ({"checked": (100 * share, "%")} if share < 1 else {})
+    return metrics | ({"checked": (100 * share, "%")} if share < 1 else {})
 
 
 def memory_before_backward(case: AttentionConfig, allocated: Callable[[], int]) -> int:

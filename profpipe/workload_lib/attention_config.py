@@ -39,11 +39,11 @@ def iteration(
 
     def forward_pass() -> tuple[Tensor, ...]:
         with phase("forward"):
-            return as_tuple(forward(*inputs))
+            return make_tuple(forward(*inputs))
 
     if mode == "fwd":
         return forward_pass
-    kept = as_tuple(forward(*inputs)) if mode == "bwd" or callable(upstream) else ()
+    kept = make_tuple(forward(*inputs)) if mode == "bwd" or callable(upstream) else ()
     gradients = upstream(kept) if callable(upstream) else upstream
 
     def backward_pass() -> tuple[Tensor, ...]:
@@ -58,7 +58,7 @@ def iteration(
     return backward_pass if mode == "bwd" else both_passes
 
 
-def as_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def make_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return out if isinstance(out, tuple) else (out,)
 
 

@@ -186,11 +186,11 @@ def attend(config: CogVideoXConfig, phase: Phase) -> attention_config.Forward:
             return forward(q, k, v).transpose(1, 2)
         return forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
 
-    def in_range(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def call_in_range(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with phase("attention"):
             return called(q, k, v)
 
-    return torch.compiler.disable(called) if config.compile else in_range
+    return torch.compiler.disable(called) if config.compile else call_in_range
 
 
 def _traceable(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ class OnlyBackend:
     """
 
     def __init__(self, backend: str) -> None:
-        found = switches()
-        if backend not in found:
+        backends = switches()
+        if backend not in backends:
             raise ValueError(f"torch {torch.__version__} has no SDPA backend {backend!r}: it needs 2.5 or later")
-        self._getters = [is_enabled for is_enabled, _ in found.values()]
-        self._setters = [(enable, name == backend) for name, (_, enable) in found.items()]
+        self._getters = [is_enabled for is_enabled, _ in backends.values()]
+        self._setters = [(enable, name == backend) for name, (_, enable) in backends.items()]
         self._before: list[bool] = []
 
     def __enter__(self) -> None:
@@ -305,8 +305,8 @@ def xformers_family(config: AttentionConfig) -> str:
     # Another version may lack the functions or give them other parameters. The last is raised where no operator fits.
     except (AttributeError, TypeError, NotImplementedError):
         return any_family
-    found = [next((f for start, f in families.items() if o.NAME.startswith(start)), "") for o in operators]
-    return "|".join(dict.fromkeys(filter(None, found)))
+    kernel_families = [next((f for start, f in families.items() if o.NAME.startswith(start)), "") for o in operators]
+    return "|".join(dict.fromkeys(filter(None, kernel_families)))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

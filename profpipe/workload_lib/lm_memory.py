@@ -105,7 +105,7 @@ def record(config: LmConfig, file: Path) -> Numbers:
     blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
     for entry in chain(blocks, *snapshot["device_traces"]):
         for frame in entry.get("frames", ()):
-            frame["filename"] = _without_folder(frame["filename"])
+            frame["filename"] = _shorten_path(frame["filename"])
     file.write_bytes(pickle.dumps(snapshot))
     phases = {
         path: {metric: (float(size), "byte", 1) for metric, size in row.items()} for path, row in peaks.by_phase.items()
@@ -121,19 +121,19 @@ def courses(trace: Sequence[Entry], peaks: Peaks) -> dict[str, list[tuple[int, i
 
     The points divide a phase evenly. Times are the host's: the GPU may run a kernel later than its memory is allocated.
     """
-    found: dict[str, list[tuple[int, int]]] = {}
+    points_by_phase: dict[str, list[tuple[int, int]]] = {}
     for name, began, ended in peaks.spans:
         step = max(1, -(-(ended - began) // _POINTS))
-        now, points = peaks.by_phase[name]["allocated_at_start"], found.setdefault(name, [])
-        own = iter([entry for entry in trace if began <= entry.get("time_us", 0) <= ended])
-        entry = next(own, None)
+        now, points = peaks.by_phase[name]["allocated_at_start"], points_by_phase.setdefault(name, [])
+        entries = iter([entry for entry in trace if began <= entry.get("time_us", 0) <= ended])
+        entry = next(entries, None)
         for end in range(began + step, ended + step, step):
             most = now
             while entry is not None and entry["time_us"] <= end:
                 now += _change(entry)
-                most, entry = max(most, now), next(own, None)
+                most, entry = max(most, now), next(entries, None)
             points.append((min(end, ended) - peaks.spans[0][1], most))
-    return found
+    return points_by_phase
 
 
 def _change(entry: Entry) -> int:
@@ -149,14 +149,14 @@ def largest_allocations(trace: Sequence[Entry]) -> Numbers:
     """
     kinds, held = Counter(_kind(entry) for entry in trace if entry["action"] == "alloc"), _held_at_peak(trace)
     ranked = sorted(kinds, key=lambda kind: (-kind[0] * held[kind], -kind[0]))
-    found: Numbers = {}
+    numbers: Numbers = {}
     for rank, kind in enumerate(ranked[:_LARGEST], start=1):
         (size, place), count = kind, kinds[kind]
-        own = found.setdefault(place, {})
-        own[f"allocation:{rank}"] = (float(size), "byte", count)
+        place_numbers = numbers.setdefault(place, {})
+        place_numbers[f"allocation:{rank}"] = (float(size), "byte", count)
         if held[kind]:
-            own[f"held:{rank}"] = (float(size * held[kind]), "byte", held[kind])
-    return found
+            place_numbers[f"held:{rank}"] = (float(size * held[kind]), "byte", held[kind])
+    return numbers
 
 
 def _kind(entry: Entry) -> tuple[int, str]:
@@ -182,11 +182,11 @@ def _held_at_peak(trace: Sequence[Entry]) -> Counter[tuple[int, str]]:
 def place_of(frames: Sequence[Mapping[str, Any]]) -> str:
     """Return the innermost frame in this workload, else the innermost: ``plain, lm_model.py:80``."""
     shown = [(Path(frame["filename"]).name, frame["line"], frame["name"]) for frame in frames]
-    own = [frame for frame in shown if frame[0].startswith(("lm_", "transformer_lm"))]
-    return next((f"{name}, {file}:{line}" for file, line, name in own or shown), "outside Python")
+    workload_frames = [frame for frame in shown if frame[0].startswith(("lm_", "transformer_lm"))]
+    return next((f"{name}, {file}:{line}" for file, line, name in workload_frames or shown), "outside Python")
 
 
-def _without_folder(filename: str) -> str:
+def _shorten_path(filename: str) -> str:
     """Return the path from the package or the workload's folder on, without folders of this machine."""
     path = Path(filename)
     if not path.is_absolute():

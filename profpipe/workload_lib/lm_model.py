@@ -343,19 +343,21 @@ def bits(config: LmConfig) -> dict[str, int]:
     width, inner, layers, heads = SIZES["tiny"]
     small = replace(config, d_model=width, d_ff=inner, layers=layers, heads=heads, context=16, batch=1, vocab=64)
     model = Model(replace(small, compile=False), nullcontext)
-    found: dict[str, set[torch.dtype]] = {name: set() for name in ("parameter", *_KINDS, "logits", "loss", "gradient")}
+    dtypes_by_kind: dict[str, set[torch.dtype]] = {
+        name: set() for name in ("parameter", *_KINDS, "logits", "loss", "gradient")
+    }
     for module in model.layers.modules():
         for kind, types in _KINDS.items():
             if isinstance(module, types):
-                module.register_forward_hook(lambda _, given, out, own=found[kind]: own.add(out.dtype))
+                module.register_forward_hook(lambda _, given, out, dtypes=dtypes_by_kind[kind]: dtypes.add(out.dtype))
     logits, loss = model.forward()
     loss.backward()
-    found["logits"], found["loss"] = {logits.dtype}, {loss.dtype}
+    dtypes_by_kind["logits"], dtypes_by_kind["loss"] = {logits.dtype}, {loss.dtype}
     for parameter in model.layers.parameters():
-        found["parameter"].add(parameter.dtype)
+        dtypes_by_kind["parameter"].add(parameter.dtype)
         if parameter.grad is not None:
-            found["gradient"].add(parameter.grad.dtype)
-    return {kind: max(torch.finfo(dtype).bits for dtype in dtypes) for kind, dtypes in found.items()}
+            dtypes_by_kind["gradient"].add(parameter.grad.dtype)
+    return {kind: max(torch.finfo(dtype).bits for dtype in dtypes) for kind, dtypes in dtypes_by_kind.items()}
 
 
 # --- what a case needs -----------------------------------------------------------------------------------------------

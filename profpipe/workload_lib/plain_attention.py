@@ -149,7 +149,7 @@ def tile_scores(queries: Tensor, keys: Tensor, rows: slice, columns: slice, befo
     """Return one tile of scores, -inf where masked. Every row sees a key of the first tile, so no row is all masked."""
     scores = (queries @ keys.mT).to(_exact(queries)) / math.sqrt(queries.shape[-1])
     if before is not None and columns.stop - 1 > rows.start + before:
-        row, column = (torch.arange(one.start, one.stop, device=keys.device) for one in (rows, columns))
+        row, column = (torch.arange(span.start, span.stop, device=keys.device) for span in (rows, columns))
         hidden = column > row[:, None] + before
         scores.masked_fill_(hidden.repeat(queries.shape[2] // len(row), 1), -math.inf)
     return scores

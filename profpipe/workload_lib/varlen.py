@@ -255,11 +255,11 @@ def xformers(config: VarlenConfig) -> Forward:
 def torch_varlen(config: VarlenConfig) -> Forward:
     """The arguments differ: torch 2.10 has ``is_causal``, later releases a window; 2.12 requires ``enable_gqa``."""
     varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    known = inspect.signature(varlen_attn).parameters
+    parameters = inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {}
     if config.causal:
-        options |= {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
-    if config.group_size > 1 and "enable_gqa" in known:
+        options |= {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
+    if config.group_size > 1 and "enable_gqa" in parameters:
         options["enable_gqa"] = True
     offsets, longest = config.offsets(), config.longest
     return lambda q, k, v: (varlen_attn(q, k, v, offsets, offsets, longest, longest, **options),)
@@ -274,8 +274,8 @@ def flex(config: VarlenConfig) -> Forward:
     document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own = document[query] == document[key]
-        return own & (query >= key) if config.causal else own
+        same_document = document[query] == document[key]
+        return same_document & (query >= key) if config.causal else same_document
 
     mask = create_block_mask(visible, None, None, config.tokens, config.tokens, device=device)
     call = implementations.flex_with_mask(mask, config, grouped=config.group_size > 1, kept=config.mode == "bwd")
@@ -374,10 +374,10 @@ def iteration(config: VarlenConfig, phase: attention_config.Phase) -> Callable[[
 def produced(config: VarlenConfig) -> dict[str, Tensor]:
     """Return the output and, with a backward pass, the gradients of one call, packed: out, dq, dk and dv."""
     layout, results = IMPLEMENTATIONS[config.impl].layout(config), iteration(config, nullcontext)()
-    found = {"out": layout.join([out.detach() for out in results[: layout.parts]])}
+    tensors = {"out": layout.join([out.detach() for out in results[: layout.parts]])}
     if gradients := results[layout.parts :]:
-        found |= zip(("dq", "dk", "dv"), layout.packed(gradients), strict=True)
-    return found
+        tensors |= zip(("dq", "dk", "dv"), layout.packed(gradients), strict=True)
+    return tensors
 
 
 def unavailable_reason(config: VarlenConfig) -> str | None:
