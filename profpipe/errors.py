@@ -113,13 +113,13 @@ def explain_disk_full(text: str) -> tuple[str, str]:
     return "the disk was full", "Free some space"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``Did you mean 'seqlen'?``, or the list of known words if none is close."""
-    known = sorted(set(known))
-    if close := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
+    choices = sorted(set(choices))
+    if close := difflib.get_close_matches(word, choices, n=1, cutoff=0.6):
         return f"Did you mean '{close[0]}'?"
     # Short words ("b") are below any cutoff, so all words are shown.
-    return f"Known: {', '.join(known)}." if known else ""
+    return f"Known: {', '.join(choices)}." if choices else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -70,7 +70,7 @@ def revealed(params: Mapping[str, Scalar], hidden: Mapping[str, Scalar]) -> dict
 
 def readable(case: str) -> str:
     """Return a case's name with decoded letters. A comma in a value stays encoded, for it would separate the name."""
-    return _LETTERS.sub(lambda found: text if (text := unquote(found[0])).isprintable() else found[0], case)
+    return _LETTERS.sub(lambda match: text if (text := unquote(match[0])).isprintable() else match[0], case)
 
 
 def count_cases(number: int) -> str:

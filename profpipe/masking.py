@@ -180,7 +180,7 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
     is_line = is_line_option(before)
     # Whether a value is a path, the file system has to say. A long word may repeat one value ten thousand times.
     is_secret = functools.cache(_is_assigned_secret)
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for item in _NEXT_ITEM.split(word):
         space = re.search(r"\s", item)
         at, first_space = 0, space.start() if space else len(item)
@@ -193,8 +193,8 @@ def assigned_secrets(word: str, before: str = "") -> dict[str, str]:
             if end is not None:
                 values += [end[0].strip("\"'")] if space or is_line else []
                 at = max(at, end.end())
-            found |= {value: name[2] for value in values if is_secret(name[2], value)}
-    return dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
+            secrets |= {value: name[2] for value in values if is_secret(name[2], value)}
+    return dict(sorted(secrets.items(), key=lambda item: len(item[0]), reverse=True))
 
 
 def _is_secret_variable(name: str) -> bool:
@@ -213,11 +213,11 @@ def _is_assigned_secret(name: str, value: str) -> bool:
 
 def hide_assigned(word: str, hidden: str = _HIDDEN, before: str = "") -> str:
     """Return ``word`` with ``hidden`` in place of each of its ``assigned_secrets``."""
-    found = assigned_secrets(word, before)
-    if len(found) > _MOST_ASSIGNED:
+    secrets = assigned_secrets(word, before)
+    if len(secrets) > _MOST_ASSIGNED:
         return hidden
-    for value in found:
-        word = re.sub(rf"({BEFORE_VALUE}){re.escape(value)}", lambda found: f"{found[1]}{hidden}", word)
+    for value in secrets:
+        word = re.sub(rf"({BEFORE_VALUE}){re.escape(value)}", lambda match: f"{match[1]}{hidden}", word)
     return word
 
 
@@ -249,12 +249,12 @@ def secrets_in_variable(name: str, value: str) -> list[str]:
     items = [item.strip() for item in re.split("[,;]", value)] if re.search("[,;]", value) else []
     if is_secret_name(name):
         is_size = _NUMBER.fullmatch(value) and len(value) <= _MOST_DIGITS and not _PASSWORD.search(name)
-        found = [] if is_size or _is_path(value) else [value, *items]
+        secrets = [] if is_size or _is_path(value) else [value, *items]
     elif _is_long_text(value) and not (items and not any(map(_is_long_text, items))):
-        found = [value, *filter(_is_long_text, items)]
+        secrets = [value, *filter(_is_long_text, items)]
     else:
-        found = [value] if has_secret_form(value) else []
-    return list(dict.fromkeys(filter(None, [*found, *(_passwords(value) if found else ())])))
+        secrets = [value] if has_secret_form(value) else []
+    return list(dict.fromkeys(filter(None, [*secrets, *(_passwords(value) if secrets else ())])))
 
 
 def secrets_of_placeholders(placeholders: Iterable[tuple[str, str | None]], env: Mapping[str, str]) -> dict[str, str]:
@@ -262,11 +262,11 @@ def secrets_of_placeholders(placeholders: Iterable[tuple[str, str | None]], env:
 
     The default is a secret too where the name of the variable says so.
     """
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for name, default in placeholders:
         value = env.get(name) or (default if is_secret_name(name) else "") or ""
-        found |= dict.fromkeys(secrets_in_variable(name, value), f"${{{name}}}")
-    return found
+        secrets |= dict.fromkeys(secrets_in_variable(name, value), f"${{{name}}}")
+    return secrets
 
 
 def _is_long_text(text: str) -> bool:
@@ -289,8 +289,8 @@ def _is_one_path(text: str) -> bool:
 
 def _passwords(text: str) -> list[str]:
     """Return the passwords of the URLs in ``text``, as they are and decoded."""
-    found = [text[start:end] for start, end in _password_spans(text)]
-    return [each for password in found for each in (password, unquote(password)) if len(each) >= SHORTEST]
+    passwords = [text[start:end] for start, end in _password_spans(text)]
+    return [form for password in passwords for form in (password, unquote(password)) if len(form) >= SHORTEST]
 
 
 def digest(value: object, salt: bytes) -> str:
@@ -369,8 +369,8 @@ def _has_open_secret(text: str, end: int) -> bool:
 
 def _form_spans(text: str) -> Iterator[_Span]:
     """Yield where the secrets of any form stand."""
-    spans = [*_password_spans(text), *_keyed_spans(text), *(found.span(1) for found in _P_OPTION.finditer(text))]
-    spans += [found.span() for found in (*_matches(_TOKEN_BEGINS, _TOKEN, text), *_PRIVATE_KEY.finditer(text))]
+    spans = [*_password_spans(text), *_keyed_spans(text), *(match.span(1) for match in _P_OPTION.finditer(text))]
+    spans += [match.span() for match in (*_matches(_TOKEN_BEGINS, _TOKEN, text), *_PRIVATE_KEY.finditer(text))]
     # The end of a private key whose begin is missing.
     if (first := _KEY_LINES.search(text)) and first[0].startswith("-----END"):
         spans.append((0, first.end()))
@@ -379,7 +379,7 @@ def _form_spans(text: str) -> Iterator[_Span]:
 
 def _password_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where the passwords of URLs and of data sources without ``://`` stand."""
-    yield from (found.span(1) for found in _URL.finditer(text))
+    yield from (match.span(1) for match in _URL.finditer(text))
     for host in _HOST.finditer(text):
         account = _ACCOUNT.search(text, max(0, host.start() - _LONGEST_CUT), host.start())
         if account and (host[1] or ("/" not in account[1] and _is_random(account[1]))):
@@ -390,9 +390,9 @@ def _keyed_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where random values stand behind their names."""
     # Of the same length as the text. A pattern that ignores case takes ten times as long.
     lower, end = text.replace("\u0130", "I").lower(), 0
-    for found in _matches(_KEY_BEGINS, _KEYED, lower):
-        start = found.start(1)
-        if start >= end and _is_keyed(found, text[start : found.end(1)]):
+    for match in _matches(_KEY_BEGINS, _KEYED, lower):
+        start = match.start(1)
+        if start >= end and _is_keyed(match, text[start : match.end(1)]):
             end = next(_REST.finditer(text, start)).end()
             yield start, end
 
@@ -401,14 +401,14 @@ def _matches(begins: re.Pattern[str], pattern: re.Pattern[str], text: str) -> It
     """Yield the matches of ``pattern``, which all begin with ``begins``."""
     end = 0
     for begin in begins.finditer(text):
-        if begin.start() >= end and (found := pattern.match(text, begin.start())):
-            end = found.end()
-            yield found
+        if begin.start() >= end and (match := pattern.match(text, begin.start())):
+            end = match.end()
+            yield match
 
 
-def _is_keyed(found: re.Match[str], value: str) -> bool:
+def _is_keyed(match: re.Match[str], value: str) -> bool:
     """Return True for a secret behind its name. "Basic" is a word of English too, unless user:password follows it."""
-    key = found[0]
+    key = match[0]
     if not _is_random(value) or (len(value) < _LEAST_VALUE and not key.startswith(("pass", "pwd", "auth", "-"))):
         return False
     if key.startswith("basic"):
@@ -416,7 +416,7 @@ def _is_keyed(found: re.Match[str], value: str) -> bool:
             return ":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode()
         except ValueError:
             return False
-    before = found.string[max(0, found.start() - _LONGEST_CUT) : found.start()]
+    before = match.string[max(0, match.start() - _LONGEST_CUT) : match.start()]
     return bool(re.search("^bearer|^auth|^-|[:=]", key) or _IN_OPTION.search(before))
 
 
@@ -458,8 +458,8 @@ class Masker:
         return _replace(text, _decoded_spans(text, self._spans))
 
     def _spans(self, text: str) -> Iterator[_Span]:
-        known = self._pattern.finditer(text) if self._pattern else ()
-        return ((*found.span(), self._public[found[0]]) for found in known)
+        matches = self._pattern.finditer(text) if self._pattern else ()
+        return ((*match.span(), self._public[match[0]]) for match in matches)
 
     def mask_all(self, node: Any) -> Any:
         """Return a JSON document with every text masked."""
@@ -482,13 +482,13 @@ def _masker(secrets: tuple[tuple[str, str], ...]) -> Masker:
 
 def spellings(value: str) -> Iterator[str]:
     """Yield ``value`` as programs write it: as it is, escaped, encoded for a URL, and each of several lines alone."""
-    found = [value, *(line.strip() for line in value.splitlines())] if "\n" in value else [value]
-    for text in found:
-        yield from (each for each in dict.fromkeys(_spellings(text)) if len(each) >= SHORTEST)
+    texts = [value, *(line.strip() for line in value.splitlines())] if "\n" in value else [value]
+    for text in texts:
+        yield from (spelling for spelling in dict.fromkeys(_spellings(text)) if len(spelling) >= SHORTEST)
 
 
 def _spellings(text: str) -> Iterator[str]:
-    yield from (text, *(each[1:-1] for each in (json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text))))
+    yield from (text, *(form[1:-1] for form in (json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text))))
     encoded = text.encode("utf-8", "surrogatepass")
     yield from (repr(encoded)[2:-1], quote(encoded, safe=""), quote(encoded), quote_plus(encoded))
     # As in the name of a case.
@@ -517,10 +517,10 @@ def mask_printed(text: str) -> str:
 
 def secrets_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets by value in variables that look secret by name or form, and ``${NAME}`` for each."""
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for name, value in environment.items():
         if is_secret_name(name) or has_secret_form(value):
             # A word such as AUTH_MODE=disabled may occur anywhere.
             texts = filter(is_searchable, secrets_in_variable(name, value))
-            found.update(dict.fromkeys(texts, f"${{{name}}}"))
-    return found
+            secrets.update(dict.fromkeys(texts, f"${{{name}}}"))
+    return secrets

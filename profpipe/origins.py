@@ -41,10 +41,10 @@ def write_foreign_modules() -> None:
     if not roots or not target:
         return
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    found = dict(foreign_packages(files, roots.split(os.pathsep)))
-    if found:
+    packages = dict(foreign_packages(files, roots.split(os.pathsep)))
+    if packages:
         with open(target, "a", encoding="utf-8") as stream:
-            stream.writelines(f"{name}\t{path}\n" for name, path in found.items())
+            stream.writelines(f"{name}\t{path}\n" for name, path in packages.items())
 
 
 def read_foreign_modules(folder: Path) -> dict[str, str]:
@@ -73,7 +73,7 @@ def foreign_packages(files: Mapping[str, object], roots: Sequence[str]) -> Itera
         if folder not in real_folders:
             real_folders[folder] = os.path.realpath(folder)
         path = os.path.join(real_folders[folder], os.path.basename(file))
-        root = max((each for each in roots if path.startswith(each.rstrip(os.sep) + os.sep)), key=len, default=None)
+        root = max((root for root in roots if path.startswith(root.rstrip(os.sep) + os.sep)), key=len, default=None)
         if root is not None and root != roots[0]:
             seen.add(package)
             yield package, os.path.relpath(path, root)

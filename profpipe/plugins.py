@@ -175,14 +175,14 @@ def find_build_problem(script: Path) -> tuple[str, int | None] | None:
     aliases = [node for node in ast.walk(tree) if isinstance(node, ast.alias)]
     if any(alias.name == "*" or "build" in (alias.name, alias.asname) for alias in aliases):
         return None
-    found = [node for node in tree.body if "build" in _bound(node)]
-    if not found:
+    bindings = [node for node in tree.body if "build" in _bound(node)]
+    if not bindings:
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         # `build` may be defined inside an `if`, but not inside another function.
         is_bound = "build" in symtable.symtable(ast.unparse(tree), str(script), "exec").get_identifiers()
         return None if is_bound or names & _DEFINERS else ("has no function 'build'", None)
-    last = found[-1]
-    if any(isinstance(node, ast.stmt) and "build" in _bound(node) and node not in found for node in ast.walk(tree)):
+    last = bindings[-1]
+    if any(isinstance(node, ast.stmt) and "build" in _bound(node) and node not in bindings for node in ast.walk(tree)):
         return None
     if isinstance(last, (ast.Assign, ast.AnnAssign)) and isinstance(last.value, _LITERALS):
         return "has a 'build' that is no function", last.lineno

@@ -37,7 +37,7 @@ _DRAWING = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z]|\r)")
 
 def visible(text: object) -> str:
     """Return ``text`` with control and invisible characters, those of writing direction included, as ``<U+202E>``."""
-    return INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
+    return INVISIBLE.sub(lambda match: f"<U+{ord(match[0]):04X}>", str(text))
 
 
 def visible_line(text: object) -> str:
@@ -100,12 +100,12 @@ class MaskingStream:
         masked = masking.mask_printed(text)
         parts = _DRAWING.split(masked) if self._is_drawn_on else [masked]
         shown = "".join(part if i % 2 else visible(part) for i, part in enumerate(parts))
-        self._stream.write(shown if self._gives_commands else self._without_commands(shown))
+        self._stream.write(shown if self._gives_commands else self._escape_commands(shown))
         return len(text)
 
-    def _without_commands(self, text: str) -> str:
-        def write_out(found: re.Match[str]) -> str:
-            return f"{found[1] or found[2]}<U+{ord(found[0][-1]):04X}>"
+    def _escape_commands(self, text: str) -> str:
+        def write_out(match: re.Match[str]) -> str:
+            return f"{match[1] or match[2]}<U+{ord(match[0][-1]):04X}>"
 
         before = self._line
         whole = _COMMAND.sub(write_out, before + text)
@@ -134,14 +134,14 @@ class TolerantStream(MaskingStream):
 
 def for_drawing(stream: TextIO) -> TextIO:
     """Return a stream to the same terminal that also writes colours and moves of the cursor."""
-    own: Any = stream
-    return cast(TextIO, TolerantStream(own._stream if isinstance(own, MaskingStream) else own, is_drawn_on=True))
+    outer: Any = stream
+    return cast(TextIO, TolerantStream(outer._stream if isinstance(outer, MaskingStream) else outer, is_drawn_on=True))
 
 
 def for_commands(stream: TextIO) -> TextIO:
     """Return a stream to the same place for lines that are commands of CI. What they hold must be encoded."""
-    own: Any = stream
-    place = own._stream if isinstance(own, MaskingStream) else own
+    outer: Any = stream
+    place = outer._stream if isinstance(outer, MaskingStream) else outer
     return cast(TextIO, TolerantStream(place, gives_commands=True))
 
 
