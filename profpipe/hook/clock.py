@@ -99,7 +99,7 @@ class EventClock:
         return self._steps[-1][0] if self._steps else None
 
     def finish(self) -> Sequence[Row]:
-        """Wait for all steps, and return those that the GPU has finished. Threads have streams of their own."""
+        """Wait for all steps, and return those that the GPU has finished. Each thread has a separate stream."""
         until_s = monotonic() + _WAIT_S
         while not all(end.query() for *_, end in self._steps) and monotonic() < until_s:
             sleep(_POLL_S)

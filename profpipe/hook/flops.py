@@ -164,7 +164,7 @@ class FlopCount:
         if packet is None:  # an operator of higher order
             self.unknown[str(func)] += 1
             return func(*args, **kwargs)
-        # Tensors of another kind, such as a part of a distributed one, do their work in operators of their own.
+        # Tensors of another kind, such as a part of a distributed one, do their work in other operators.
         if any(kind not in (self._torch.Tensor, self._torch.nn.Parameter) for kind in types):
             return NotImplemented
         formula = self._formulas.get(str(packet).replace("_for_cpu", ""))
@@ -191,7 +191,7 @@ class FlopCount:
         if "attention" in name and "backward" in name:
             self.again += (1 - _OF_BACKWARD) * flops
             flops *= _OF_BACKWARD
-        # Gradients are computed without gradients of their own, unlike a part of the forward pass.
+        # The backward pass runs with gradients off. A part of the forward pass that it repeats has them on.
         if self._torch._C._current_graph_task_id() != -1 and self._torch.is_grad_enabled():
             self.again += flops
         else:
