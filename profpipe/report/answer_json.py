@@ -71,53 +71,59 @@ def of_report(
     where = _places(document)
     if isinstance(findings, PairFindings):
         assert full is not None
-        said = [each for section in document.sections if section.id == "headline" for each in _sentences(section)]
-        found = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
+        said = [
+            sentence for section in document.sections if section.id == "headline" for sentence in _sentences(section)
+        ]
+        headline_findings = [_finding("verdict" if not i else f"remark.{i}", text, where.get(("headline", "")))
                  for i, text in enumerate(said)]  # fmt: skip
-        return _document("ab", run, document, found, full["warnings"], list(judged(full["cases"])),
+        return _document("ab", run, document, headline_findings, full["warnings"], list(judged(full["cases"])),
                          {"gate": full["gate"], "counts": full["counts"], "exit_code": full["exit_code"]})  # fmt: skip
     by_rank: list[tuple[int, dict[str, Any]]] = []
     for workload in findings.workloads:
-        by_rank += _of_workload(workload, document, where)
-    every = [each for _, each in sorted(by_rank, key=lambda pair: pair[0])]
+        by_rank += _rank_findings(workload, document, where)
+    ranked = [finding for _, finding in sorted(by_rank, key=lambda pair: pair[0])]
     several = len(findings.workloads) > 1
     listed = [case for workload in findings.workloads for case in cases(workload, several)]
     lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.by_kind(findings, run)]
     files = {} if run.is_run else {"files": _files(run)}
-    return _document("run" if run.is_run else "ingest", run, document, every, lines, listed, files)
+    return _document("run" if run.is_run else "ingest", run, document, ranked, lines, listed, files)
 
 
-def of_comparison(found: Comparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0) -> dict[str, Any]:
+def of_comparison(
+    compared: Comparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0
+) -> dict[str, Any]:
     """Return the document of a comparison. ``full`` is its whole document."""
     lines, sides = full["warnings"], {side: full[side]["runs"][0] for side in ("a", "b")}
-    if isinstance(found, Comparison):
+    if isinstance(compared, Comparison):
         gate = full["gate"]
-        why = comparison.gate_text(found, gate["percent"]) if gate else ""
-        shown = [_finding("difference", comparison.run_headline(found), None)]
+        why = comparison.gate_text(compared, gate["percent"]) if gate else ""
+        shown = [_finding("difference", comparison.run_headline(compared), None)]
         shown += [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
         more = {**sides, "gate": gate, "exit_code": exit_code}
         return _document(full["kind"], None, None, shown, lines, list(judged(full["cases"])), more)
-    every: list[dict[str, Any]] = []
-    for change, own in zip(found.changes, full["cases"], strict=True):
+    findings: list[dict[str, Any]] = []
+    for change, case in zip(compared.changes, full["cases"], strict=True):
         name = change.a.case or change.a.workload
-        every.append(_finding(f"{name}.difference", write_text(comparison.headline(change)), None,
-                              own.get("difference_ns"), "ns", **_sides(own)))  # fmt: skip
+        findings.append(_finding(f"{name}.difference", write_text(comparison.headline(change)), None,
+                              case.get("difference_ns"), "ns", **_sides(case)))  # fmt: skip
         if change.is_same:
             continue
-        every += [_finding(f"{name}.remark.{i}", write_text(text), None)
+        findings += [_finding(f"{name}.remark.{i}", write_text(text), None)
                   for i, text in enumerate(comparison.sentences(change), start=1)]  # fmt: skip
-        for part, values in {**own.get("parts", {}), **own.get("compute", {})}.items():
+        for part, values in {**case.get("parts", {}), **case.get("compute", {})}.items():
             if values["difference_ns"]:
-                every.append(_finding(f"{name}.part.{part}", "", None, values["difference_ns"], "ns", **_sides(values)))
-        for i, kernel in enumerate(own["kernels"][:_KERNELS], start=1):
+                findings.append(
+                    _finding(f"{name}.part.{part}", "", None, values["difference_ns"], "ns", **_sides(values))
+                )
+        for i, kernel in enumerate(case["kernels"][:_KERNELS], start=1):
             calls = {"a_calls": number(kernel["a_calls"]), "b_calls": number(kernel["b_calls"])}
-            every.append(_finding(f"{name}.kernel.{i}", "", None, kernel.get("difference_ns"), "ns",
+            findings.append(_finding(f"{name}.kernel.{i}", "", None, kernel.get("difference_ns"), "ns",
                                   kernel=visible_line(kernel["kernel"]), change=kernel["cause"], **calls))  # fmt: skip
-    return _document(full["kind"], None, None, every, lines, [], sides)
+    return _document(full["kind"], None, None, findings, lines, [], sides)
 
 
-def _sides(own: dict[str, Any]) -> dict[str, Any]:
-    return {side: number(own[f"{side}_ns"]) for side in ("a", "b") if own.get(f"{side}_ns") is not None}
+def _sides(figures: dict[str, Any]) -> dict[str, Any]:
+    return {side: number(figures[f"{side}_ns"]) for side in ("a", "b") if figures.get(f"{side}_ns") is not None}
 
 
 def _document(
@@ -150,8 +156,12 @@ def _finding(
     id: str, sentence: str, where: str | None, value: float | None = None, unit: str = "", **more: Any
 ) -> dict[str, Any]:
     figures = {} if value is None else {"value": number(value), "unit": unit}
-    known = {"sentence": sentence, "in": where, **more}
-    return {"id": visible_line(id), **figures, **{name: own for name, own in known.items() if own not in (None, "")}}
+    fields = {"sentence": sentence, "in": where, **more}
+    return {
+        "id": visible_line(id),
+        **figures,
+        **{name: field for name, field in fields.items() if field not in (None, "")},
+    }
 
 
 def _places(document: doc.Document) -> dict[tuple[str, str], str]:
@@ -174,7 +184,7 @@ def _sentences(section: doc.Section | None) -> Iterator[str]:
 # --- a workload ------------------------------------------------------------------------------------------------------
 
 
-def _of_workload(
+def _rank_findings(
     workload: WorkloadFindings, document: doc.Document, where: dict[tuple[str, str], str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the findings with their rank: the answer, where its time goes, remarks, kernels."""
@@ -192,21 +202,26 @@ def _of_workload(
     # Of several workloads, the answers stand together.
     yield 0, _answer(workload, best, answer, at("headline" if answer in said else "answers"))
     of_step = [text for text in map(write_text, steps.remarks(workload, best)) if text in said] if best else []
-    own = workload.steps.of(best.id) if best else None
-    if own and own.parts_without_profiler:
-        parts = own.parts_without_profiler
+    case_steps = workload.steps.of(best.id) if best else None
+    if case_steps and case_steps.parts_without_profiler:
+        parts = case_steps.parts_without_profiler
         goes = next(iter(of_step), "")
-        yield 1, _finding(f"{name}.step", goes, at("steps"), parts.wall_ns, "ns", profiler=own.profiler, table="steps")
+        yield (
+            1,
+            _finding(
+                f"{name}.step", goes, at("steps"), parts.wall_ns, "ns", profiler=case_steps.profiler, table="steps"
+            ),
+        )
         yield from ((1, _finding(f"{name}.gains", text, at("headline"))) for text in of_step[1:])
-        yield from ((1, each) for each in _parts(f"{name}.step", parts))
+        yield from ((1, finding) for finding in _parts(f"{name}.step", parts))
     elif best and len(recorded := workload.steps.recordings.get(best.id, {})) == 1:
         (whole,) = recorded.values()
         yield 1, _finding(f"{name}.recording", "", at("recording"), whole.wall_ns, "ns", table="ranges")
-        yield from ((1, each) for each in _parts(f"{name}.recording", whole))
+        yield from ((1, finding) for finding in _parts(f"{name}.recording", whole))
     others = [text for text in said if text not in (answer, *of_step)]
     yield from ((2, _finding(f"{name}.remark.{i}", text, at("headline"))) for i, text in enumerate(others, start=1))
     if best:
-        yield from ((3, each) for each in _kernels(workload, best, at("kernels")))
+        yield from ((3, finding) for finding in _kernels(workload, best, at("kernels")))
     for id in _FINDINGS:
         if text := next(_sentences(document.section(id, name)), ""):
             yield 4, _finding(f"{name}.{id}", text, at(id))
@@ -254,7 +269,7 @@ def cases(workload: WorkloadFindings, several: bool) -> Iterator[dict[str, Any]]
     for shape in shapes:
         for case in shape.cases if len(workload.cases) > 1 else ():
             is_fastest = shape.win is not None and shape.win.verdict is WinVerdict.CLEAR and shape.win.best is case
-            known = {
+            fields = {
                 "workload": visible_line(workload.name) if several else "",
                 "value": number(case.ns),
                 "unit": "ns" if case.time else "",
@@ -263,16 +278,16 @@ def cases(workload: WorkloadFindings, several: bool) -> Iterator[dict[str, Any]]
                 "flags": list(case.marks),
                 "status": "" if case.time else case.outcome,
             }
-            yield {"id": visible_line(case.id), **{name: own for name, own in known.items() if own}}
+            yield {"id": visible_line(case.id), **{name: field for name, field in fields.items() if field}}
 
 
 def judged(cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the cases of a comparison: those that failed, those that changed most, and the others."""
     keys = ("verdict", "a_ns", "b_ns", "ratio", "ci_low", "ci_high", "pairs", "is_beyond_noise", "gate")
     for case in sorted(cases, key=lambda case: (case["failure"] is None, -abs((case["ratio"] or 1.0) - 1.0))):
-        known = {key: number(own) if isinstance(own := case.get(key), float) else own for key in keys}
+        figures = {key: number(figure) if isinstance(figure := case.get(key), float) else figure for key in keys}
         failure = case["failure"] and case["failure"].get("reason", "failed")
-        kept = {name: own for name, own in {**known, "failure": failure}.items() if own is not None}
+        kept = {name: field for name, field in {**figures, "failure": failure}.items() if field is not None}
         yield {"id": visible_line(f"{case['workload']}/{case['case']}"), **kept}
 
 
@@ -304,7 +319,10 @@ def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
 def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
     title = write_text(table.title)
     # A title names the unit that has no name.
-    units = [own if (own := column.unit) and (own.name or own.size == 1.0) else None for column in table.columns]
+    units = [
+        column_unit if (column_unit := column.unit) and (column_unit.name or column_unit.size == 1.0) else None
+        for column in table.columns
+    ]
     columns = [" ".join(filter(None, [write_text(column.title) or column.id, f"[{stored_unit(unit)}]" if unit else ""]))
                for column, unit in zip(table.columns, units, strict=True)]  # fmt: skip
     for row in table.rows:
@@ -327,5 +345,5 @@ def _cell(cell: doc.Cell, unit: Unit | None, of_column: Unit | None) -> Any:
     else:
         is_share = unit.name == PERCENT.name
         content, other = number(100 * cell.value if is_share else cell.value / unit.size), unit.name
-    more = [each for each in (other, write_text(cell.note), *cell.flags) if each]
+    more = [part for part in (other, write_text(cell.note), *cell.flags) if part]
     return [content, *more] if more else content

@@ -93,7 +93,7 @@ def lines(chart: doc.Chart, panel: Panel, columns: int = 2) -> Drawing:
     classes = line_classes(chart)
     ordered = sorted(panel, key=lambda series: (not series.is_rejected, series.is_baseline))
     parts = [_grid(chart, x, y), _references(chart, x, y), *_roofs(chart, x, y)]
-    parts += [_line(each, *classes[each.key], chart, x, y) for each in ordered]
+    parts += [_line(series, *classes[series.key], chart, x, y) for series in ordered]
     if has_names:
         parts += _end_labels(panel, classes, x, y)
     if chart.kind is doc.ChartKind.ROOFLINE:
@@ -103,20 +103,20 @@ def lines(chart: doc.Chart, panel: Panel, columns: int = 2) -> Drawing:
 
 def names_lines(chart: doc.Chart) -> bool:
     """Return True if the names of the lines stand at their ends."""
-    return chart.kind is doc.ChartKind.LINES and len(chart.panels) == 1 and any(each.name for each in chart.series)
+    return chart.kind is doc.ChartKind.LINES and len(chart.panels) == 1 and any(series.name for series in chart.series)
 
 
 def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale]:
     """Return the common scales. That of a roofline has room for the ridges beside the marks."""
-    xs, values = [mark.x for mark in chart.marks], [each.value for each in chart.references]
+    xs, values = [mark.x for mark in chart.marks], [reference.value for reference in chart.references]
     left, right, bottom = 74, right - 12, height - _BOTTOM
     if chart.kind is doc.ChartKind.ROOFLINE:
-        xs += [each.ridge for each in chart.references if each.ridge]
+        xs += [reference.ridge for reference in chart.references if reference.ridge]
         ys = [mark.y for mark in chart.marks]
         return (Scale(min(xs) / 2, max(xs) * 2, left, right, True),
                 Scale(min(ys) / 2, 1.6 * max(ys + values), bottom, _TOP, True))  # fmt: skip
     low, high = value_range(chart)
-    peaks = [each.value for each in chart.references if each.kind is doc.ReferenceKind.PEAK]
+    peaks = [reference.value for reference in chart.references if reference.kind is doc.ReferenceKind.PEAK]
     high = max([high, *(1.04 * peak for peak in peaks if peak <= _NEAR * high)])
     return Scale(min(xs), max(xs), left, right, chart.x.is_log), Scale(low, high, bottom, _TOP, chart.y.is_log)
 
@@ -125,7 +125,7 @@ def value_range(chart: doc.Chart) -> tuple[float, float]:
     """Return the ends of the common y scale, with room around the marks; a linear scale of positive values has 0."""
     drawn = [mark.y for mark in chart.marks]
     drawn += [end for mark in chart.marks if mark.has_visible_range for end in (mark.low, mark.high) if end]
-    drawn += [each.value for each in chart.references if each.kind is not doc.ReferenceKind.PEAK]
+    drawn += [reference.value for reference in chart.references if reference.kind is not doc.ReferenceKind.PEAK]
     low, high = min(drawn), max(drawn)
     if chart.y.is_log:
         room = (high / low) ** 0.05
@@ -158,27 +158,29 @@ def _position(x: float, axis: doc.Axis) -> str:
 
 def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     parts = []
-    for each in chart.references:
-        if each.kind is not doc.ReferenceKind.ROOF and y.low <= each.value <= y.high:
-            parts.append(level(y(each.value), x.start - 12, x.end + 12, f"ref {each.kind.value}"))
-            peak = f"peak {tick(each.value, chart.y)}" if each.kind is doc.ReferenceKind.PEAK else ""
-            if name := each.name or peak:
-                parts.append(word(name, x.start - 6, y(each.value) - 5, "tick", 40))
+    for reference in chart.references:
+        if reference.kind is not doc.ReferenceKind.ROOF and y.low <= reference.value <= y.high:
+            parts.append(level(y(reference.value), x.start - 12, x.end + 12, f"ref {reference.kind.value}"))
+            peak = f"peak {tick(reference.value, chart.y)}" if reference.kind is doc.ReferenceKind.PEAK else ""
+            if name := reference.name or peak:
+                parts.append(word(name, x.start - 6, y(reference.value) - 5, "tick", 40))
     return element("g", *parts)
 
 
 def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
     """Yield the roofs: the bandwidth's line up to the ridge, then the level of the peak."""
     above = -math.inf
-    for each in sorted(chart.references, key=lambda each: -each.value):
-        if each.kind is doc.ReferenceKind.ROOF and each.ridge:
+    for reference in sorted(chart.references, key=lambda reference: -reference.value):
+        if reference.kind is doc.ReferenceKind.ROOF and reference.ridge:
             # From where the bandwidth's line enters the plot.
-            left = max(x.low, y.low * each.ridge / each.value)
-            start, top = y(each.value * left / each.ridge), y(each.value)
-            yield empty("path", d=f"M{x(left):g} {start:g}L{x(each.ridge):g} {top:g}H{x.end + 12:g}", class_="roof")
+            left = max(x.low, y.low * reference.ridge / reference.value)
+            start, top = y(reference.value * left / reference.ridge), y(reference.value)
+            yield empty(
+                "path", d=f"M{x(left):g} {start:g}L{x(reference.ridge):g} {top:g}H{x.end + 12:g}", class_="roof"
+            )
             # Below the line where the next line above is near.
             apart, above = (14 if top - above < 2 * LINE else -6), top
-            yield word(each.name, x.end + 8, top + apart, "tick end", 40)
+            yield word(reference.name, x.end + 8, top + apart, "tick end", 40)
 
 
 def _line(series: doc.Series, colour: str, shape: str, chart: doc.Chart, x: Scale, y: Scale) -> Markup:
@@ -202,13 +204,13 @@ def _path(marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Markup:
     return empty("path", d="M" + "L".join(f"{x(mark.x):g} {y(mark.y):g}" for mark in marks), class_="line")
 
 
-def _end_labels(every: Panel, classes: Mapping[str, tuple[str, str]], x: Scale, y: Scale) -> Iterator[Markup]:
+def _end_labels(panel: Panel, classes: Mapping[str, tuple[str, str]], x: Scale, y: Scale) -> Iterator[Markup]:
     """Yield the names of the lines at their right ends, in the order in which the lines end.
 
     Colours repeat from nine lines on, and markers do not.
     """
-    heights = spread([y(series.marks[-1].y) for series in every], LINE, y.end + 4, y.start)
-    for series, height in zip(every, heights, strict=True):
+    heights = spread([y(series.marks[-1].y) for series in panel], LINE, y.end + 4, y.start)
+    for series, height in zip(panel, heights, strict=True):
         if series.name:
             (colour, shape), mark, tie = classes[series.key], series.marks[-1], Markup("")
             # A tie from further left would cross other lines.
@@ -220,18 +222,21 @@ def _end_labels(every: Panel, classes: Mapping[str, tuple[str, str]], x: Scale, 
                           data_series=series.key)  # fmt: skip
 
 
-def _point_names(chart: doc.Chart, every: Panel, x: Scale, y: Scale) -> Iterator[Markup]:
+def _point_names(chart: doc.Chart, panel: Panel, x: Scale, y: Scale) -> Iterator[Markup]:
     """Yield the name of each series beside its highest point with room for it; of an only series, that of each point.
 
     The room is what points, roofs and other names leave.
     """
-    taken = [(x(mark.x) - 6, y(mark.y) - 6, x(mark.x) + 6, y(mark.y) + 6) for mark in _marks(every)]
-    for each in chart.references:
-        taken.append((x.end - text_width(each.name), y(each.value) - LINE, x.end + 12, y(each.value) + LINE))
-        taken.append((x(each.ridge or x.low), y(each.value) - 3, x.end + 12, y(each.value) + 3))
+    taken = [(x(mark.x) - 6, y(mark.y) - 6, x(mark.x) + 6, y(mark.y) + 6) for mark in _marks(panel)]
+    for reference in chart.references:
+        taken.append(
+            (x.end - text_width(reference.name), y(reference.value) - LINE, x.end + 12, y(reference.value) + LINE)
+        )
+        taken.append((x(reference.ridge or x.low), y(reference.value) - 3, x.end + 12, y(reference.value) + 3))
         slope = (10 ** (-n / 20) for n in range(60))
-        taken += [(x(share * (each.ridge or 0)) - 3, y(share * each.value) - 3, x(share * (each.ridge or 0)) + 3,
-                   y(share * each.value) + 3) for share in slope]  # fmt: skip
+        taken += [(x(share * (reference.ridge or 0)) - 3, y(share * reference.value) - 3,
+                   x(share * (reference.ridge or 0)) + 3, y(share * reference.value) + 3)
+                  for share in slope]  # fmt: skip
 
     def place(mark: doc.Mark, text: str) -> tuple[float, float] | None:
         right, top, width = x(mark.x) + 9, y(mark.y) - LINE / 2, text_width(text)
@@ -244,11 +249,11 @@ def _point_names(chart: doc.Chart, every: Panel, x: Scale, y: Scale) -> Iterator
                 return left, upper + 12
         return None
 
-    for series in every:
+    for series in panel:
         of_series = sorted(series.marks, key=lambda mark: -mark.y)
-        wanted = ((mark, cut(flat(series.name if len(every) > 1 else mark.note), _NAME)) for mark in of_series)
-        found = ((text, at) for mark, text in wanted if (at := place(mark, text)))
-        for text, at in itertools.islice(found, 1 if len(every) > 1 else None):
+        wanted = ((mark, cut(flat(series.name if len(panel) > 1 else mark.note), _NAME)) for mark in of_series)
+        placed = ((text, at) for mark, text in wanted if (at := place(mark, text)))
+        for text, at in itertools.islice(placed, 1 if len(panel) > 1 else None):
             yield element("g", word(text, *at, "tick halo", _NAME), data_series=series.key)
 
 
@@ -268,7 +273,7 @@ def bars(chart: doc.Chart, panel: Panel) -> Drawing:
     """Return a bar for each label of the x axis, below its name. All bars have one scale, that of the longest."""
     totals, sums = _totals(chart), bar_labels(chart)
     scale = Scale(0.0, max(totals, default=0.0) or 1.0, 0, _LENGTH)
-    drawn = (_bar(chart, panel, row, scale, *each) for row, each in enumerate(zip(totals, sums, strict=True)))
+    drawn = (_bar(chart, panel, row, scale, *bar) for row, bar in enumerate(zip(totals, sums, strict=True)))
     return Drawing(join(drawn), _LENGTH, _BAR_ROW * len(totals))
 
 
@@ -293,17 +298,17 @@ def _bar(chart: doc.Chart, panel: Panel, row: int, scale: Scale, total: float, s
             text = f"{flat(series.name) or 'everything else'}\n{name}\n{quantity(value, chart.y)} ({share})"
             box = empty("rect", x=left, y=top + 25, width=max(width, 0.2), height=_BAR, data_tip=text,
                         data_case=case or None, class_="piece")  # fmt: skip
-            fits = [each for each in (share, share.replace(" ", "")) if 1.15 * text_width(each) < width]
+            fits = [label for label in (share, share.replace(" ", "")) if 1.15 * text_width(label) < width]
             inside = word(fits[0], left + width / 2, top + 25 + _BAR / 2 + 4, "inside") if fits else ""
             parts.append(element("g", box, inside, class_=f"series {key_class(series.key)}", data_series=series.key))
             start += value
     return element("g", *parts, class_="bar")
 
 
-def _with_shares(chart: doc.Chart, series: doc.Series) -> str:
+def _append_shares(chart: doc.Chart, series: doc.Series) -> str:
     """Return the name of a piece in the legend, with its share of each of few bars: small pieces have no room."""
     totals = _totals(chart)
-    values = [sum(mark.y for own in chart.series if own.key == series.key for mark in own.marks if mark.x == row)
+    values = [sum(mark.y for piece in chart.series if piece.key == series.key for mark in piece.marks if mark.x == row)
               for row in range(len(totals))]  # fmt: skip
     shares = [percent(value / total) for value, total in zip(values, totals, strict=True) if total]
     return f"{flat(series.name)} {', '.join(shares)} %" if 0 < len(shares) <= doc.MOST_SHARES else series.name
@@ -332,11 +337,11 @@ def intervals(chart: doc.Chart, panel: Panel) -> Drawing:
     for value in x.ticks(chart.y.quantity):
         parts.append(upright(x(value), _TOP, bottom, "grid"))
         parts.append(word(tick(value, chart.y), x(value), bottom + 17, "tick middle"))
-    limits = sorted(x(each.value) for each in chart.references if each.kind is doc.ReferenceKind.LIMIT)
+    limits = sorted(x(reference.value) for reference in chart.references if reference.kind is doc.ReferenceKind.LIMIT)
     # Two limits are the ends of a band.
     if len(limits) == 2:
         parts.append(_band(limits[0], limits[1], _TOP, bottom - _TOP))
-    levels = (each.value for each in chart.references if each.kind is doc.ReferenceKind.LEVEL)
+    levels = (reference.value for reference in chart.references if reference.kind is doc.ReferenceKind.LEVEL)
     parts += [upright(x(value), _TOP, bottom, "ref level") for value in levels]
     parts.append(word(chart.y.title, (left + x.end) / 2, bottom + 35, "label middle"))
     for series in panel:
@@ -348,7 +353,7 @@ def intervals(chart: doc.Chart, panel: Panel) -> Drawing:
 
 def _ends(chart: doc.Chart, marks: Sequence[doc.Mark]) -> tuple[float, float]:
     """Return the ends of the scale. Wide intervals of a forest plot lead out of it, as do ends below a log scale."""
-    values = [mark.y for mark in marks] + [each.value for each in chart.references]
+    values = [mark.y for mark in marks] + [reference.value for reference in chart.references]
     ends = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
     if chart.y.is_log:
         # The interval of few and noisy processes may begin below zero.
@@ -403,7 +408,7 @@ _MOST_POINTS = 1500
 def strip(chart: doc.Chart, panel: Panel) -> Drawing:
     """Return the values of a panel over their number, as points."""
     marks = _marks(panel)
-    ys = [mark.y for mark in marks] + [each.value for each in chart.references]
+    ys = [mark.y for mark in marks] + [reference.value for reference in chart.references]
     low, high = min(ys), max(ys)
     # From zero where the values are spread widely; a narrow band would be a line.
     low, high = (0.0, 1.05 * high) if high > 2 * low else (low - 0.15 * (high - low), high + 0.15 * (high - low))
@@ -414,13 +419,13 @@ def strip(chart: doc.Chart, panel: Panel) -> Drawing:
     y = Scale(low, high, bottom, _TOP)
     parts = list(value_grid(chart.y, y, _LEFT, _RIGHT))
     parts += [word(f"{value:g}", x(value), bottom + 17, "tick middle") for value in x.ticks()]
-    parts += [level(y(each.value), _LEFT, _RIGHT, "ref level") for each in chart.references]
+    parts += [level(y(reference.value), _LEFT, _RIGHT, "ref level") for reference in chart.references]
     parts.append(word(chart.x.title, (_LEFT + _WIDTH) / 2, bottom + 35, "label middle"))
     for series in panel:
         colour, shape = line_classes(chart)[series.key]
-        own = [marker(shape, x(m.x), y(m.y), m, chart) for m in ends_of_pixels(series.marks, x)]
-        parts.append(_group(series, own, f"series {colour}"))
-    parts += [word(each.name, _RIGHT, y(each.value) - 5, "tick end halo") for each in chart.references]
+        markers = [marker(shape, x(m.x), y(m.y), m, chart) for m in ends_of_pixels(series.marks, x)]
+        parts.append(_group(series, markers, f"series {colour}"))
+    parts += [word(reference.name, _RIGHT, y(reference.value) - 5, "tick end halo") for reference in chart.references]
     return Drawing(join(parts), _WIDTH, bottom + _BOTTOM)
 
 
@@ -429,8 +434,8 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
     if len(marks) <= _MOST_POINTS:
         yield from marks
         return
-    for own in grouped((round(x(mark.x)), mark) for mark in marks).values():
-        ends = min(own, key=lambda m: m.y), max(own, key=lambda m: m.y)
+    for pixel_marks in grouped((round(x(mark.x)), mark) for mark in marks).values():
+        ends = min(pixel_marks, key=lambda m: m.y), max(pixel_marks, key=lambda m: m.y)
         # Not a set: the order of its marks differs from run to run.
         yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)
 
@@ -455,9 +460,11 @@ def course(chart: doc.Chart, panel: Panel) -> Drawing:
         left, right = x(marks[0].x) - half, x(marks[-1].x) + half
         parts.append(_band(left, right, y(high), y(low) - y(high)))
         parts.append(level(y((low * high) ** 0.5), left, right, "ref level"))
-    own = [_path(marks, x, y), *(marker("circle", x(mark.x), y(mark.y), mark, chart) for mark in marks)]
+    line_parts = [_path(marks, x, y), *(marker("circle", x(mark.x), y(mark.y), mark, chart) for mark in marks)]
     colour, _ = line_classes(chart)[panel[0].key]
-    return Drawing(join([*parts, element("g", *own, class_=f"series {colour}")]), _WIDTH, _TOP + _COURSE + _BOTTOM)
+    return Drawing(
+        join([*parts, element("g", *line_parts, class_=f"series {colour}")]), _WIDTH, _TOP + _COURSE + _BOTTOM
+    )
 
 
 _DRAWINGS: Mapping[doc.ChartKind, Callable[[doc.Chart, Panel], Drawing]] = {
@@ -480,12 +487,12 @@ def heading(chart: doc.Chart) -> str:
 
 def legend(chart: doc.Chart) -> Iterator[tuple[doc.Series, str, Drawing]]:
     """Yield each named series of a chart with several: its classes and its sign."""
-    every = {series.key: series for series in chart.series if series.name}
+    named_series = {series.key: series for series in chart.series if series.name}
     classes = line_classes(chart)
-    for key, series in every.items() if len(every) > 1 else ():
+    for key, series in named_series.items() if len(named_series) > 1 else ():
         if chart.kind is doc.ChartKind.STACKED_BARS:
             box = empty("rect", x=1, y=2, width=13, height=13, rx=2, class_="piece")
-            named = replace(series, name=_with_shares(chart, series))
+            named = replace(series, name=_append_shares(chart, series))
             yield named, series_class(series, key_class(key)), Drawing(box, 16, 16)
         else:
             colour, shape = classes[key]
@@ -527,8 +534,8 @@ def picture(chart: doc.Chart) -> str:
     is_bars = chart.kind is doc.ChartKind.STACKED_BARS
     # The names of the only lines stand at their ends, those of the pieces of bars below them.
     if not is_bars and not names_lines(chart):
-        own, y = _legend_below(chart, y, width)
-        parts += own
+        legend_parts, y = _legend_below(chart, y, width)
+        parts += legend_parts
     for i, (name, drawing) in enumerate(drawings.items()):
         x, top = _AROUND + i % columns * (drawing.width + _AROUND), y + (20 if name else 0)
         if name:
@@ -537,8 +544,8 @@ def picture(chart: doc.Chart) -> str:
         if i % columns == columns - 1 or i == len(drawings) - 1:
             y = top + drawing.height + _AROUND / 2
     if is_bars:
-        own, y = _legend_below(chart, y, width)
-        parts += own
+        legend_parts, y = _legend_below(chart, y, width)
+        parts += legend_parts
     ground = empty("rect", width=width, height=y, rx=8, class_="ground")
     body = _OF_SCRIPT.sub("", element("g", ground, *parts, class_="picture"))
     style, size = element("style", Markup(_style_of(body))), _ENLARGED if is_bars else 1.0
@@ -572,10 +579,10 @@ def _style_of(body: str) -> str:
     """Return the rules for the classes in ``body``, for viewers that know neither variables nor ``light-dark()``."""
     used = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
     light, dark = [], []
-    for selector, own in _rules():
+    for selector, declarations in _rules():
         if used.issuperset(re.findall(r"\.([\w-]+)", selector)):
-            light.append(f"{selector}{{{_LIGHT_DARK.sub(_FIRST, own)}}}")
-            if differing := ";".join(part for part in own.split(";") if "light-dark" in part):
+            light.append(f"{selector}{{{_LIGHT_DARK.sub(_FIRST, declarations)}}}")
+            if differing := ";".join(part for part in declarations.split(";") if "light-dark" in part):
                 dark.append(f"{selector}{{{_LIGHT_DARK.sub(_SECOND, differing)}}}")
     return f"{''.join(light)}@media (prefers-color-scheme:dark){{{''.join(dark)}}}"
 
@@ -587,10 +594,10 @@ def _rules() -> list[tuple[str, str]]:
     # The only variable that differs from element to element is its colour.
     sheet = sheet.replace("--c:", "color:").replace("var(--c)", "currentColor")
     values = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet))
-    sheet = re.sub(r"var\(--([\w-]+)\)", lambda found: values[found[1]], sheet)
+    sheet = re.sub(r"var\(--([\w-]+)\)", lambda match: values[match[1]], sheet)
     return [
-        (selector.strip(), own.strip())
-        for selectors, own in re.findall(r"([^{}]+)\{([^{}]*)\}", sheet)
+        (selector.strip(), declarations.strip())
+        for selectors, declarations in re.findall(r"([^{}]+)\{([^{}]*)\}", sheet)
         for selector in selectors.split(",")
         if ":root" not in selector
     ]

@@ -89,10 +89,10 @@ def workflow_commands(findings: PairFindings) -> Iterator[str]:
 
 def outputs(findings: PairFindings, folder: str) -> str:
     """Return the outputs of the step as ``name=value`` lines: the gate, the number of each verdict, and the folder."""
-    counts = {str(each): findings.count(each) for each in Verdict}
+    counts = {str(verdict): findings.count(verdict) for verdict in Verdict}
     gate = findings.gate.value if findings.gate else "none"
-    found = {"gate": gate, "cases": len(findings.cases), **counts, "folder": visible_line(folder)}
-    return "".join(f"{name}={value}\n" for name, value in found.items())
+    fields = {"gate": gate, "cases": len(findings.cases), **counts, "folder": visible_line(folder)}
+    return "".join(f"{name}={value}\n" for name, value in fields.items())
 
 
 # --- the job summary -------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> d
     return replace(section, title="", summary="", blocks=fold, sections=())
 
 
-def _without_empty_columns(table: doc.Table) -> doc.Table:
+def _drop_empty_columns(table: doc.Table) -> doc.Table:
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
     return table.without(*(column.id for column, cells in columns if all(cell.is_empty for cell in cells)))
 
@@ -158,7 +158,7 @@ def _divided(table: doc.Table, rows: int, most_folded: int) -> Iterator[doc.Bloc
     if len(table.rows) <= rows + _FEW_MORE:
         yield table
         return
-    yield _without_empty_columns(replace(table, rows=table.rows[:rows]))
+    yield _drop_empty_columns(replace(table, rows=table.rows[:rows]))
     if rest := table.rows[rows : rows + most_folded]:
         yield doc.Details(_counted(table, rest), (replace(table, rows=rest, title=""),))
     if left := len(table.rows) - rows - len(rest):

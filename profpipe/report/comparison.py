@@ -31,9 +31,9 @@ from profpipe.results.schema import KernelChange, StepState, Tables, Verdict
 _NOTES: Final = {True: "beyond the noise", False: "within the noise", None: "no verdict"}
 
 
-def text(found: Comparison | RecordingComparison) -> str:
+def text(comparison: Comparison | RecordingComparison) -> str:
     """Return the page as text within the width of the terminal, whatever its length: no other page may have it."""
-    made = sections(found) if isinstance(found, RecordingComparison) else run_sections(found)
+    made = sections(comparison) if isinstance(comparison, RecordingComparison) else run_sections(comparison)
     parts = [part for section in made for part in _titled(section) if part[-1]]
     return lay_out(parts, most_lines=sys.maxsize)
 
@@ -42,33 +42,42 @@ def _titled(section: doc.Section) -> Screen:
     return [["text", write_text(section.title)], *of_section(replace(section, title=""), has_bars=True)]
 
 
-def page(found: Comparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison) -> doc.Document:
+def page(
+    comparison: Comparison | RecordingComparison, names: Sequence[str], recorded: RecordingComparison
+) -> doc.Document:
     """Return the page of two runs or recordings, which are called ``names``. ``recorded`` are the kernels of runs."""
-    made = sections(found) if isinstance(found, RecordingComparison) else run_sections(found, recorded.changes)
+    made = (
+        sections(comparison)
+        if isinstance(comparison, RecordingComparison)
+        else run_sections(comparison, recorded.changes)
+    )
     a, b = names
     return doc.Document(f"B compared with A · A: {a} · B: {b}", tuple(made))
 
 
-def run_sections(found: Comparison, recorded: Sequence[RecordingChange] = ()) -> Iterator[doc.Section]:
+def run_sections(comparison: Comparison, recorded: Sequence[RecordingChange] = ()) -> Iterator[doc.Section]:
     """Yield the answer, a row for each case, and the recordings of both runs, whose bars follow the answer."""
-    shown = _by_size(recorded)
-    facts: list[doc.Text] = [*missing(found), *differences(found)]
-    if any(change.is_beyond_noise is None for change in found.changes):
+    shown = _sort_by_size(recorded)
+    facts: list[doc.Text] = [*missing(comparison), *differences(comparison)]
+    if any(change.is_beyond_noise is None for change in comparison.changes):
         why = "No verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
         how = f" {FEWEST_RUNS} runs of the same code in this results folder show it. {{}} needs none."
         facts.append(fill(why + how, doc.Code("profpipe ab")))
-    strong, pictures = doc.Paragraph(doc.Strong(run_headline(found))), [bars(own) for own in shown[:1] if own.has_times]
+    strong, pictures = (
+        doc.Paragraph(doc.Strong(run_headline(comparison))),
+        [bars(change) for change in shown[:1] if change.has_times],
+    )
     yield doc.make_section("headline", "", [strong, *pictures, doc.Bullets(tuple(facts))])
-    yield doc.make_section("times", "", [_run_table(found.changes)])
+    yield doc.make_section("times", "", [_run_table(comparison.changes)])
     for number, change in enumerate(shown[:_MOST_SECTIONS]):
         yield doc.Section("recording_change", _title(change), tuple(_blocks(change, has_bars=number > 0)))
 
 
-def run_headline(found: Comparison) -> str:
+def run_headline(comparison: Comparison) -> str:
     """Return ``B compared with A, 3 cases: 2 slower, ...; B - A from -1.0 % to +9.9 %.``; of one case its times."""
-    changes = found.changes
+    changes = comparison.changes
     if not changes:
-        return f"No case {'is the same' if found.changed_params else 'has a time'} in both runs."
+        return f"No case {'is the same' if comparison.changed_params else 'has a time'} in both runs."
     if len(changes) == 1:
         (only,), unit = changes, time_unit([changes[0].a_ns, changes[0].b_ns])
         times = [unit.with_name(ns) for ns in (only.a_ns, only.b_ns)]
@@ -80,27 +89,27 @@ def run_headline(found: Comparison) -> str:
     ]
     order = {**dict.fromkeys((*kinds.values(), _NOTES[False])), _NOTES[None]: "without a verdict"}
     counts = [f"{verdicts.count(kind)} {words or kind}" for kind, words in order.items() if kind in verdicts]
-    counts += [f"{len(found.lost)} failed in B"] if found.lost else []
+    counts += [f"{len(comparison.lost)} failed in B"] if comparison.lost else []
     ends = [signed_percent(end(change.percent for change in changes) / 100) for end in (min, max)]
     return f"B compared with A, {count_cases(len(changes))}: {', '.join(counts)}; B - A from {ends[0]} to {ends[1]}."
 
 
-def missing(found: Comparison) -> Iterator[str]:
+def missing(comparison: Comparison) -> Iterator[str]:
     """Yield the cases that have a time in A alone."""
-    yield from (f"{name}: has a time in A and failed in B" for name in found.lost)
-    yield from (f"{name}: has no times above 0 of the same kind in A and B" for name in found.absent)
+    yield from (f"{name}: has a time in A and failed in B" for name in comparison.lost)
+    yield from (f"{name}: has no times above 0 of the same kind in A and B" for name in comparison.absent)
 
 
-def differences(found: Comparison) -> Iterator[str]:
+def differences(comparison: Comparison) -> Iterator[str]:
     """Yield what differs between the runs beside the code."""
-    if found.changed_params:
-        yield f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
-    for case, differing in found.changed_params.items():
+    if comparison.changed_params:
+        yield f"Not compared, because parameters differ ({count_cases(len(comparison.changed_params))}; in A and in B):"
+    for case, differing in comparison.changed_params.items():
         texts = {name: ["none" if v is None else v for v in values] for name, values in differing.items()}
         yield f"{case}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}"
-    if found.gpus:
-        yield f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}."
-    if found.is_b_unfinished:
+    if comparison.gpus:
+        yield f"The GPUs differ: A ran on {comparison.gpus[0]}, B on {comparison.gpus[1]}."
+    if comparison.is_b_unfinished:
         yield "B has not ended: `profpipe resume` continues it."
 
 
@@ -131,16 +140,16 @@ _CAUSES: Final[Mapping[GateCause, str]] = {
 }
 
 
-def gate_text(found: Comparison, percent: float) -> str:
+def gate_text(comparison: Comparison, percent: float) -> str:
     """Return why B does not pass the gate; empty if it passes."""
     texts = []
-    for cause, cases in found.find_gate_causes(percent).items():
+    for cause, cases in comparison.find_gate_causes(percent).items():
         names: Iterable[str] = cases
         if cause is GateCause.CHANGED_PARAMS:
-            names = dict.fromkeys(name for params in found.changed_params.values() for name in params)
+            names = dict.fromkeys(name for params in comparison.changed_params.values() for name in params)
         words = {pair: pair.split("/")[len(cases) != 1] for pair in ("is/are", "was/were", "has/have")}
-        known = {"cases": count_cases(len(cases)), "percent": percent, "names": ", ".join(names)}
-        texts.append(_CAUSES[cause].format(**words, **known).rstrip("."))
+        facts = {"cases": count_cases(len(cases)), "percent": percent, "names": ", ".join(names)}
+        texts.append(_CAUSES[cause].format(**words, **facts).rstrip("."))
     return "; ".join(texts)
 
 
@@ -170,24 +179,24 @@ NO_VERDICT = fill(
 )  # fmt: skip
 
 
-def sections(found: RecordingComparison) -> Iterator[doc.Section]:
+def sections(comparison: RecordingComparison) -> Iterator[doc.Section]:
     """Yield the largest difference, a table of all recordings where there are several, and the others by part."""
-    changes = _by_size(found.changes)
+    changes = _sort_by_size(comparison.changes)
     several = len(changes) > 1
     for number, change in enumerate(changes[:_MOST_SECTIONS]):
         id = "recording_change" if number else "headline"
         yield doc.Section(id, _title(change) if number else "", tuple(_blocks(change, several and not number)))
         if several and not number:
-            yield doc.make_section("recordings", "", [_overview(found.changes)])
+            yield doc.make_section("recordings", "", [_overview(comparison.changes)])
     if left := changes[_MOST_SECTIONS:]:
         text = (
             f"Not shown: {plural(len(left), 'recording')} with smaller differences. `--json FILE` has the parts of all."
         )
         yield doc.make_section("others", "", [doc.Paragraph(text)])
-    yield doc.make_section("notes", "", [doc.Paragraph(line) for line in notes(found)])
+    yield doc.make_section("notes", "", [doc.Paragraph(line) for line in notes(comparison)])
 
 
-def _by_size(changes: Iterable[RecordingChange]) -> list[RecordingChange]:
+def _sort_by_size(changes: Iterable[RecordingChange]) -> list[RecordingChange]:
     """Return the recordings, that with the largest difference in percent first."""
 
     def size(change: RecordingChange) -> float:
@@ -196,28 +205,30 @@ def _by_size(changes: Iterable[RecordingChange]) -> list[RecordingChange]:
     return sorted(changes, key=size, reverse=True)
 
 
-def notes(found: RecordingComparison) -> Iterator[doc.Text]:
+def notes(comparison: RecordingComparison) -> Iterator[doc.Text]:
     """Yield the GPUs that differ, the recordings without a partner, and why there is no verdict."""
-    if found.gpus:
-        yield f"The GPUs differ: A was recorded on {found.gpus[0]}, B on {found.gpus[1]}."
-    for side, names in found.alone.items():
+    if comparison.gpus:
+        yield f"The GPUs differ: A was recorded on {comparison.gpus[0]}, B on {comparison.gpus[1]}."
+    for side, names in comparison.alone.items():
         if names:
             listed = doc.join(map(doc.Code, names), most=_MOST_NAMED)
             yield fill(f"Only {side} holds {{}}.", listed)
-    if any(change.has_times and not change.is_same for change in found.changes):
+    if any(change.has_times and not change.is_same for change in comparison.changes):
         yield NO_VERDICT
 
 
 def _title(change: RecordingChange) -> str:
-    a, b = (name_of(own.workload, own.case) for own in (change.a, change.b))
+    a, b = (name_of(side.workload, side.case) for side in (change.a, change.b))
     return a if a == b else f"{a} → {b}"
 
 
 def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
     timed = [change for change in changes if change.has_times]
-    unit = time_unit([own.parts.wall_ns for change in timed for own in (change.a, change.b)])
+    unit = time_unit([side.parts.wall_ns for change in timed for side in (change.a, change.b)])
     columns = [doc.label("recording"), doc.words("of"), *_time_columns(unit)]
-    rows = [[doc.Code(_title(own)), own.extent.value, *_times(own.a.parts, own.b.parts)] for own in timed]
+    rows = [
+        [doc.Code(_title(change)), change.extent.value, *_times(change.a.parts, change.b.parts)] for change in timed
+    ]
     return doc.make_table("recordings", columns, rows)
 
 
@@ -237,7 +248,7 @@ def _blocks(change: RecordingChange, is_named: bool = False, has_bars: bool = Tr
 def bars(change: RecordingChange) -> doc.Chart:
     """Return a bar for each side, in one scale."""
     both = change.a.parts, change.b.parts
-    unit, of = step_unit(own.wall_ns for own in both), _WORDS[change.extent][1]
+    unit, of = step_unit(parts.wall_ns for parts in both), _WORDS[change.extent][1]
     return doc.Chart(
         "sides",
         f"Where the time {of} goes, under {change.a.profiler}",
@@ -302,10 +313,13 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
     what = "times" if change.has_times else "launches"
     without = f"{change.without[0]} does not have" if len(change.without) == 1 else "Neither side has"
     if change.extent is Extent.STEP:
-        both = [(side, own.steps) for side, own in (("A", a), ("B", b)) if own.steps]
-        counts = [f"{own.count(StepState.STEADY)[1]} of {plural(own.steps, 'step')} in {side}" for side, own in both]
+        both = [(side, recording.steps) for side, recording in (("A", a), ("B", b)) if recording.steps]
+        counts = [
+            f"{case_steps.count(StepState.STEADY)[1]} of {plural(case_steps.steps, 'step')} in {side}"
+            for side, case_steps in both
+        ]
         yield f"The {what} are means of the steady steps: {' and '.join(counts)}."
-        first, second = (own.rule.value for _, own in both)
+        first, second = (case_steps.rule.value for _, case_steps in both)
         if first != second:
             yield (
                 f"The rule {first} found the steps of A and the rule {second} those of B, so a step may not be the same"
@@ -324,14 +338,17 @@ def _context(change: RecordingChange) -> Iterator[doc.Text]:
     elif len(ranks) > 1:
         places = "GPUs" if any(device != ONE_DEVICE for _, device in ranks) else "ranks"
         yield f"They are means over the {places} that both sides have."
-        for side, own in (("A", a), ("B", b)):
-            if missing := [rank for rank in ranks if rank not in own.ranks]:
+        for side, recording in (("A", a), ("B", b)):
+            if missing := [rank for rank in ranks if rank not in recording.ranks]:
                 text = f"{side} has no {{}}; the kernels below are means over all {places} of a side."
                 yield fill(text, _places(missing))
     if change.extent in (Extent.STEP, Extent.CALL):
-        calls = [sum(own.calls for own in side.kernels.values() if own.kernel_class not in COPIES) for side in (a, b)]
+        calls = [
+            sum(kernel.calls for kernel in side.kernels.values() if kernel.kernel_class not in COPIES)
+            for side in (a, b)
+        ]
         yield f"A {change.extent.value} has {count(calls[0])} launches in A and {count(calls[1])} in B."
-    yield fill("In all, A holds {} and B {}.", *(_whole(own, change.has_times) for own in (a, b)))
+    yield fill("In all, A holds {} and B {}.", *(_whole(side, change.has_times) for side in (a, b)))
     is_longer = max(a.launches, b.launches) > _LONGER * min(a.launches, b.launches)
     if is_longer and change.extent in (Extent.RECORDING, Extent.KERNELS):
         yield "One recording holds more launches than the other, so the sums may be of unequal work."
@@ -343,9 +360,9 @@ def _places(ranks: Iterable[Place]) -> doc.Text:
     return doc.join(names, most=_MOST_NAMED)
 
 
-def _whole(own: Side, has_times: bool) -> doc.Text:
-    launches = plural(round(own.launches), "launch", "launches")
-    return fill(f"{launches} of {{}}", duration(own.kernel_ns)) if has_times else launches
+def _whole(side: Side, has_times: bool) -> doc.Text:
+    launches = plural(round(side.launches), "launch", "launches")
+    return fill(f"{launches} of {{}}", duration(side.kernel_ns)) if has_times else launches
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -353,19 +370,19 @@ def _whole(own: Side, has_times: bool) -> doc.Text:
 
 def _leaves(change: RecordingChange) -> list[tuple[str, float, float]]:
     """Return (name, ns on A, ns on B) of the parts that add up to the times of both sides."""
-    found = []
+    leaves = []
     for name, key, (a_ns, b_ns) in pieces((change.a.parts, change.b.parts)):
         is_class = change.a.ranks and not key.startswith("step_") and name != "compute"
-        found.append((f"compute: {name}" if is_class else name, a_ns, b_ns))
-    return [each for each in found if any(each[1:])]
+        leaves.append((f"compute: {name}" if is_class else name, a_ns, b_ns))
+    return [leaf for leaf in leaves if any(leaf[1:])]
 
 
 def _parts_table(change: RecordingChange) -> doc.Table:
     """Return the parts and their sum. The compute and the idle time have a row with their sum too."""
     both = change.a.parts, change.b.parts
     sums: dict[str, tuple[doc.Text, list[float]]] = {
-        "compute": (doc.Strong("compute"), [own.ns[StepPart.COMPUTE] for own in both]),
-        "idle": (doc.Strong("idle"), [own.idle_ns for own in both]),
+        "compute": (doc.Strong("compute"), [parts.ns[StepPart.COMPUTE] for parts in both]),
+        "idle": (doc.Strong("idle"), [parts.idle_ns for parts in both]),
     }
     rows: list[tuple[doc.Text, list[float]]] = []
     for name, a_ns, b_ns in _leaves(change):
@@ -374,8 +391,8 @@ def _parts_table(change: RecordingChange) -> doc.Table:
         if group != name and group in sums:
             rows.append(sums.pop(group))
         rows.append((name if ":" in name or not change.a.ranks else doc.Strong(name), [a_ns, b_ns]))
-    rows.append((doc.Strong(_WORDS[change.extent][2]), [own.wall_ns for own in both]))
-    unit = step_unit(own.wall_ns for own in both)
+    rows.append((doc.Strong(_WORDS[change.extent][2]), [parts.wall_ns for parts in both]))
+    unit = step_unit(parts.wall_ns for parts in both)
     columns = [doc.label("part", ""), *_time_columns(unit)]
     cells = tuple(tuple(map(doc.cell, (name, a, b, b - a))) for name, (a, b) in rows)
     return doc.Table("parts", tuple(columns), cells, is_divisible=False)
@@ -397,7 +414,7 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
     a, b = change.a.ranks, change.b.ranks
     shared = [rank for rank in a if rank in b] if len(a.keys() | b.keys()) > 1 else []
-    unit = step_unit(own[rank].wall_ns for rank in shared for own in (a, b))
+    unit = step_unit(ranks[rank].wall_ns for rank in shared for ranks in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
     columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
@@ -434,10 +451,10 @@ def _change(kernel: KernelDifference) -> str:
 
 
 def document(
-    found: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
+    comparison: Comparison, names: Sequence[str], run: Manifest, gate: float | None, exit_code: int
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``names`` are those of A and of B, and ``run`` is B."""
-    failed, undecided = (None if gate is None else each.value for each in (Gate.FAILED, Gate.UNDECIDED))
+    failed, undecided = (None if gate is None else outcome.value for outcome in (Gate.FAILED, Gate.UNDECIDED))
     cases = [
         _case(
             change.name,
@@ -449,17 +466,17 @@ def document(
             is_beyond_noise=change.is_beyond_noise,
             is_newly_inaccurate=change.inaccurate_in == ("B",),
         )
-        for change in found.changes
+        for change in comparison.changes
     ]
-    cases += [_case(name, failed, failure=asdict(why)) for name, why in found.lost.items()]
-    cases += [_case(name, undecided) for name in found.absent]
-    cases += [_case(name, failed, differing_params=own) for name, own in found.changed_params.items()]
+    cases += [_case(name, failed, failure=asdict(why)) for name, why in comparison.lost.items()]
+    cases += [_case(name, undecided) for name in comparison.absent]
+    cases += [_case(name, failed, differing_params=params) for name, params in comparison.changed_params.items()]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
     nothing = results_json.verdict_document(
         PairFindings((), 0.0), Tables(), Manifest(name=run.name, ab=PairsEntry()), "", exit_code
     )
     unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
-    warnings = {"not_compared": missing(found), "runs_differ": differences(found)}
+    warnings = {"not_compared": missing(comparison), "runs_differ": differences(comparison)}
     return {
         **nothing,
         **dict.fromkeys(unknown),
@@ -467,24 +484,24 @@ def document(
         "a": {"runs": [names[0]]},
         "b": {"runs": [names[1]]},
         "gate": None if gate is None else {
-            "percent": gate, "inconclusive": "report", "result": found.judge_gate(gate).value,
+            "percent": gate, "inconclusive": "report", "result": comparison.judge_gate(gate).value,
             **{key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")},
         },
-        "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
+        "counts": {str(verdict): sum(case["verdict"] == str(verdict) for case in cases) for verdict in Verdict},
         "cases": cases,
         "warnings": [{"kind": kind, "text": text} for kind, texts in warnings.items() for text in texts],
     }  # fmt: skip
 
 
-def _case(name: str, gate: str | None, **known: object) -> dict[str, Any]:
+def _case(name: str, gate: str | None, **fields: object) -> dict[str, Any]:
     """Return a case: what `ab` writes of it, of which most is not known here."""
     workload, _, case = name.partition("/")
     nan = float("nan")
     nothing = results_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
-    return {**nothing, "kernels": [], "differing_params": None, **known, "gate": gate}
+    return {**nothing, "kernels": [], "differing_params": None, **fields, "gate": gate}
 
 
-def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
+def recordings_document(comparison: RecordingComparison, names: Sequence[str]) -> dict[str, Any]:
     """Return the document of two recordings, which has no verdicts. Times are of ``of``: a step, a call, ..."""
     a, b = names
     return {
@@ -493,39 +510,39 @@ def recordings_document(found: RecordingComparison, names: Sequence[str]) -> dic
         "kind": "compare_recordings",
         "a": {"runs": [a]},
         "b": {"runs": [b]},
-        "cases": [_recording(change) for change in found.changes],
-        "alone": dict(found.alone),
-        "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in notes(found)],
+        "cases": [_recording(change) for change in comparison.changes],
+        "alone": dict(comparison.alone),
+        "warnings": [{"kind": "no_verdict", "text": doc.plain(text)} for text in notes(comparison)],
     }
 
 
 def _recording(change: RecordingChange) -> dict[str, Any]:
     sides = {
         name: {
-            **{key: getattr(own, key) for key in ("workload", "case", "profiler", "launches")},
-            "steady": own.steps.count(StepState.STEADY)[1] if own.steps else 0,
-            "steps": own.steps.steps if own.steps else 0,
-            "kernel_ns": own.kernel_ns if change.has_times else None,
+            **{key: getattr(side, key) for key in ("workload", "case", "profiler", "launches")},
+            "steady": side.steps.count(StepState.STEADY)[1] if side.steps else 0,
+            "steps": side.steps.steps if side.steps else 0,
+            "kernel_ns": side.kernel_ns if change.has_times else None,
         }
-        for name, own in (("a", change.a), ("b", change.b))
+        for name, side in (("a", change.a), ("b", change.b))
     }
     kernels = [
-        {"kernel": own.name, "b_kernel": own.b_name, "kernel_class": own.kernel_class, "cause": str(own.change),
-         "a_calls": own.a.calls, "b_calls": own.b.calls,
-         **(_difference(own.a.ns, own.b.ns) if change.has_times else {})}
-        for own in change.kernels
+        {"kernel": kernel.name, "b_kernel": kernel.b_name, "kernel_class": kernel.kernel_class,
+         "cause": str(kernel.change), "a_calls": kernel.a.calls, "b_calls": kernel.b.calls,
+         **(_difference(kernel.a.ns, kernel.b.ns) if change.has_times else {})}
+        for kernel in change.kernels
     ]  # fmt: skip
-    found = {"of": change.extent.value, **sides, "kernels": kernels}
+    fields = {"of": change.extent.value, **sides, "kernels": kernels}
     if not change.has_times:
-        return found
+        return fields
     a, b = change.a.parts, change.b.parts
     classes = {
-        name: _difference(*(own.classes.get(name, 0.0) for own in (a, b))) for name in {**a.classes, **b.classes}
+        name: _difference(*(parts.classes.get(name, 0.0) for parts in (a, b))) for name in {**a.classes, **b.classes}
     }
-    ranks = {place_name(rank): _difference(own.wall_ns, change.b.ranks[rank].wall_ns)
-             for rank, own in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
+    ranks = {place_name(rank): _difference(parts.wall_ns, change.b.ranks[rank].wall_ns)
+             for rank, parts in change.a.ranks.items() if rank in change.b.ranks}  # fmt: skip
     return {
-        **found,
+        **fields,
         **_difference(a.wall_ns, b.wall_ns),
         "parts": {part.value: _difference(a.ns[part], b.ns[part]) for part in StepPart},
         "compute": classes,

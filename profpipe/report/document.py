@@ -98,12 +98,12 @@ def join(
     given = list(parts)
     if most is not None and len(given) > most:
         given = [*given[:most], f"{len(given) - most} more"]
-    found: list[Inline] = []
+    joined: list[Inline] = []
     for i, part in enumerate(given):
         if i:
-            found.append(last if i == len(given) - 1 else separator)
-        found.extend(inlines(part))
-    return tuple(found)
+            joined.append(last if i == len(given) - 1 else separator)
+        joined.extend(inlines(part))
+    return tuple(joined)
 
 
 def plain(text: Text) -> str:
@@ -421,13 +421,13 @@ class Table:
     def without_empty_columns(self) -> Table:
         """Return the table without the number columns in which every cell is empty."""
         kept = [i for i, c in enumerate(self.columns) if c.is_label or any(not row[i].is_empty for row in self.rows)]
-        return self._with_columns(kept)
+        return self._select_columns(kept)
 
     def without(self, *ids: str) -> Table:
         """Return the table without the columns ``ids``."""
-        return self._with_columns([i for i, column in enumerate(self.columns) if column.id not in ids])
+        return self._select_columns([i for i, column in enumerate(self.columns) if column.id not in ids])
 
-    def _with_columns(self, kept: Sequence[int]) -> Table:
+    def _select_columns(self, kept: Sequence[int]) -> Table:
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
 
@@ -591,14 +591,14 @@ class Document:
 
     def without(self, placement: Placement) -> Document:
         """Return the document without the blocks of ``placement`` and the sections that hold no others."""
-        return replace(self, sections=_without(self.sections, placement))
+        return replace(self, sections=_drop_placement(self.sections, placement))
 
 
-def _without(sections: Iterable[Section], placement: Placement) -> tuple[Section, ...]:
-    found = []
+def _drop_placement(sections: Iterable[Section], placement: Placement) -> tuple[Section, ...]:
+    kept = []
     for section in sections:
         blocks = tuple(block for block in section.blocks if block.placement is not placement)
-        children = _without(section.sections, placement)
+        children = _drop_placement(section.sections, placement)
         if blocks or children or not (section.blocks or section.sections):
-            found.append(replace(section, blocks=blocks, sections=children))
-    return tuple(found)
+            kept.append(replace(section, blocks=blocks, sections=children))
+    return tuple(kept)

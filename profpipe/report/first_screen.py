@@ -28,8 +28,13 @@ def of_recordings(findings: Findings, run: Manifest) -> Screen:
     """Return the first screen of ingested files from those sections alone that it shows."""
     sections = [
         section
-        for own in findings.workloads
-        for section in (headline.headline(own), steps.steps(own), times.times(own), kernels.kernels(own))
+        for workload in findings.workloads
+        for section in (
+            headline.headline(workload),
+            steps.steps(workload),
+            times.times(workload),
+            kernels.kernels(workload),
+        )
     ]
     answers = headline.answers(findings.workloads)
     return of_document(doc.Document("", tuple(filter(None, (answers, *sections, warnings.warnings(findings, run))))))
@@ -46,24 +51,24 @@ def of_document(document: doc.Document) -> Screen:
 def _parts(document: doc.Document) -> Iterator[list[Any]]:
     answers = document.section("answers")
     bars = [] if answers else _bars(document)
-    for answer in [answers] if answers else [each for each in document.sections if each.id == "headline"][:1]:
+    for answer in [answers] if answers else [section for section in document.sections if section.id == "headline"][:1]:
         blocks = [block for block in answer.blocks if isinstance(block, doc.Bullets)]
-        yield from of_section(answer, without=tuple(item for own in blocks for item in own.drawn) if bars else ())
+        yield from of_section(answer, without=tuple(item for block in blocks for item in block.drawn) if bars else ())
     for section in document.sections:
         if section.id == "first_studies":
             yield from map(_cut, of_section(section))
-    yield from map(_of_bars, bars[:1])
+    yield from map(_write_bars, bars[:1])
     for id in () if answers else ("times", "verdicts", "kernels"):
-        every = [block for section in document.sections if section.id == id for block in section.walk()]
-        own = [block for block in every if block.placement is doc.Placement.SUMMARY]
-        if tables := [block for block in own if isinstance(block, doc.Table)]:
-            yield _cut(_of_table(tables[0]))
+        all_blocks = [block for section in document.sections if section.id == id for block in section.walk()]
+        summary_blocks = [block for block in all_blocks if block.placement is doc.Placement.SUMMARY]
+        if tables := [block for block in summary_blocks if isinstance(block, doc.Table)]:
+            yield _cut(_write_table(tables[0]))
             # What the flags of the table mean.
-            yield from (_of_items("", block) for block in own if isinstance(block, doc.Bullets))
+            yield from (_write_bullets("", block) for block in summary_blocks if isinstance(block, doc.Bullets))
             break
     for id in ("flags", "warnings"):
-        if found := document.section(id):
-            yield from of_section(found)
+        if closing := document.section(id):
+            yield from of_section(closing)
 
 
 def _bars(document: doc.Document) -> list[doc.Chart]:
@@ -81,17 +86,19 @@ def of_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bar
             case doc.Paragraph():
                 parts.append(["text", write_text(block.content, _LONGEST)])
             case doc.Bullets():
-                parts.append(_of_items(title, replace(block, items=tuple(i for i in block.items if i not in without))))
+                parts.append(
+                    _write_bullets(title, replace(block, items=tuple(i for i in block.items if i not in without)))
+                )
             case doc.Table():
-                parts.append(_of_table(block))
+                parts.append(_write_table(block))
             case doc.Chart(kind=doc.ChartKind.STACKED_BARS) if has_bars:
-                parts.append(_of_bars(block))
+                parts.append(_write_bars(block))
     for child in section.sections:
         parts += of_section(child, has_bars=has_bars)
     return parts
 
 
-def _of_items(title: str, block: doc.Bullets) -> list[Any]:
+def _write_bullets(title: str, block: doc.Bullets) -> list[Any]:
     return ["items", f"{title}:" if title else "", [write_text(item, _LONGEST) for item in block.items]]
 
 
@@ -103,9 +110,11 @@ def _cut(part: list[Any]) -> list[Any]:
     return [*about, more + len(rows[_ROWS:]), rows[:_ROWS]]
 
 
-def _of_table(table: doc.Table) -> list[Any]:
+def _write_table(table: doc.Table) -> list[Any]:
     head, rows = write_cells(table)
-    columns = [[title, own.is_numeric, _importance(own)] for title, own in zip(head, table.columns, strict=True)]
+    columns = [
+        [title, column.is_numeric, _importance(column)] for title, column in zip(head, table.columns, strict=True)
+    ]
     return ["table", write_text(table.title), columns, 0, rows]
 
 
@@ -116,7 +125,7 @@ def _importance(column: doc.Column) -> int:
     return 1 + _IMPORTANT.index(column.id) if column.id in _IMPORTANT else 0
 
 
-def _of_bars(chart: doc.Chart) -> list[Any]:
+def _write_bars(chart: doc.Chart) -> list[Any]:
     """Return the bars as shares of the longest one, with their times."""
     unit, labels = chart.y.unit or NO_UNIT, chart.x.labels
     totals = [

@@ -93,7 +93,7 @@ def policy(style: str, script: str) -> str:
     """Return the content security policy: this style and this script, and no request."""
     words = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src {}; script-src {}"
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
-    return words.format(*(f"'sha256-{own}'" for own in hashes))
+    return words.format(*(f"'sha256-{digest}'" for digest in hashes))
 
 
 def _joined(paths: Iterable[Path]) -> str:
@@ -149,9 +149,9 @@ class Html:
     def _inline(self, inline: doc.Inline) -> Markup:
         match inline:
             case doc.Code():
-                own = flat(inline.text)
-                title = own if len(own) > _MOST_CHARACTERS else None
-                return element("code", cut(own, _MOST_CHARACTERS), title=title)
+                code = flat(inline.text)
+                title = code if len(code) > _MOST_CHARACTERS else None
+                return element("code", cut(code, _MOST_CHARACTERS), title=title)
             case doc.Strong():
                 return element("strong", self.text(inline.content))
             case doc.Link():
@@ -173,8 +173,8 @@ class Html:
             return target
         path, _, id = target.partition("#")
         if path in ("", SUMMARY, DETAILS):
-            found = self.anchors.get((self.workload, id)) or self.anchors.get(("", id))
-            return f"#{found}" if found else ""
+            section_anchor = self.anchors.get((self.workload, id)) or self.anchors.get(("", id))
+            return f"#{section_anchor}" if section_anchor else ""
         return path if ":" not in path and self.exists(path) else ""
 
     def _page_of(self, case: str) -> str:
@@ -197,12 +197,12 @@ class Html:
         """Return the section with its heading, which alone is seen of a folded one; empty where it holds nothing."""
         if not section:
             return Markup("")
-        own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
+        writer = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
         is_named = section.workload and self.names_workloads
         heading = join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if is_named else ""])
         classes = " ".join(("section", *(id for id in _STYLED if id == section.id)))
-        inner, children = replace(own, names_workloads=False), _children_ids(section, id)
-        return _write("section", own, section, id, level, classes, heading, inner, children, is_folded)
+        inner, children = replace(writer, names_workloads=False), _children_ids(section, id)
+        return _write("section", writer, section, id, level, classes, heading, inner, children, is_folded)
 
     def block(self, block: doc.Block) -> Markup:
         match block:
@@ -235,7 +235,7 @@ class Html:
         # The last rows of a table that is not divisible are sums.
         can_sort = is_sortable and table.is_divisible and len(rows) > 1
         head = join(self.without_links()._head(column, can_sort) for column in table.columns)
-        cells = ((self._cell(*each, can_sort) for each in zip(row, table.columns, strict=True)) for row in rows)
+        cells = ((self._cell(*pair, can_sort) for pair in zip(row, table.columns, strict=True)) for row in rows)
         body = join(element("tr", *row) for row in cells)
         is_wide, file = len(table.columns) > _NARROW, ""
         name = cut(flat(doc.plain(table.title)) or "Table", 200) if is_wide else ""
@@ -269,17 +269,17 @@ class Html:
 
     def _explain(self, flag: str) -> Markup:
         """Return a flag that leads to its meaning in the legend; the script shows it where the flag stands."""
-        known = flag in self.flags
-        return element("abbr", cut(flat(flag), 60), class_="flag", tabindex="0" if known else None,
-                       aria_describedby=anchor("flag", flag) if known else None)  # fmt: skip
+        is_explained = flag in self.flags
+        return element("abbr", cut(flat(flag), 60), class_="flag", tabindex="0" if is_explained else None,
+                       aria_describedby=anchor("flag", flag) if is_explained else None)  # fmt: skip
 
     def _explain_words(self, content: Markup) -> Markup:
         """Return ``content``, in which words that are flags have their meaning."""
         if not self.flags:
             return content
         words = "|".join(map(re.escape, sorted(self.flags, key=len, reverse=True)))
-        known = re.compile(rf"\b({words})\b(?![^<]*>)")
-        return Markup(known.sub(lambda found: str(self._explain(found[1])), str(content)))
+        flag_pattern = re.compile(rf"\b({words})\b(?![^<]*>)")
+        return Markup(flag_pattern.sub(lambda match: str(self._explain(match[1])), str(content)))
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
@@ -287,11 +287,11 @@ class Html:
         """Return the chart with its title, its legend and the table of its values."""
         id = self.id_of("chart", chart.id)
         table = replace(self, place=id).table(value_table(chart), is_sortable=False)
-        linked = self._with_targets(chart)
+        linked = self._add_targets(chart)
         panels = {title: charts.draw(linked, series) for title, series in linked.panels.items()}
         return _write("chart", self, chart, id, charts.heading(chart), list(charts.legend(chart)), panels, table)
 
-    def _with_targets(self, chart: doc.Chart) -> doc.Chart:
+    def _add_targets(self, chart: doc.Chart) -> doc.Chart:
         """Return the chart with the short id of each case's content instead of the case; empty where it has no page."""
 
         def target(case: str) -> str:
@@ -438,8 +438,8 @@ def _box(box: Event, name: int, key: int) -> list[Any]:
     more = [box.count, box.busy_ns if box.count > 1 else None, box.launched_ns, box.bytes]
     while more and more[-1] is None:
         more.pop()
-    found = [round(box.start_ns), round(box.duration_ns), name, key, *(more if more != [1] else [])]
-    return [None if value is None else round(value) for value in found]
+    numbers = [round(box.start_ns), round(box.duration_ns), name, key, *(more if more != [1] else [])]
+    return [None if value is None else round(value) for value in numbers]
 
 
 def _lane_table(timeline: doc.Timeline) -> doc.Table:

@@ -128,10 +128,10 @@ def literal(name: str) -> str:
 def fill(template: str, *parts: Text) -> tuple[doc.Inline, ...]:
     """Return ``template`` with each ``{}`` replaced by the next of ``parts``. Names in it are ``literal``."""
     first, *texts = (text.replace(_BRACES, "{}") for text in template.split("{}", len(parts)))
-    found: list[doc.Inline] = [first]
+    filled: list[doc.Inline] = [first]
     for part, text in zip(parts, texts, strict=True):
-        found += [*inlines(part), text]
-    return tuple(inline for inline in found if inline != "")
+        filled += [*inlines(part), text]
+    return tuple(inline for inline in filled if inline != "")
 
 
 def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
@@ -170,17 +170,21 @@ def capitalise(text: str) -> str:
 
 def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:
     """Return ``5``, or ``5 to 9`` where the smallest and the largest value are written differently."""
-    own = list(values)
-    return " to ".join(dict.fromkeys(map(write, (min(own), max(own)))))
+    numbers = list(values)
+    return " to ".join(dict.fromkeys(map(write, (min(numbers), max(numbers)))))
 
 
 def means_note(workload: WorkloadFindings) -> str:
     """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
     if (most := max((case.breakdown.ranks for case in workload.cases if case.breakdown), default=1)) > 1:
-        what = "GPUs" if any(len(own.ranks) > own.processes for own in workload.steps.cases) else "ranks"
+        what = (
+            "GPUs"
+            if any(len(case_steps.ranks) > case_steps.processes for case_steps in workload.steps.cases)
+            else "ranks"
+        )
         return f"Kernel times are means over {most} {what}; communication includes waiting for the others."
-    own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
-    seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
+    kernel_ranks = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
+    seen = [rank.case for rank in kernel_ranks if "communication_busy" in rank.numbers]
     if len(seen) == len(set(seen)):
         return ""
     return "Kernel times of several GPUs are means over them; communication includes waiting for the others."
@@ -237,21 +241,23 @@ def _telling(arguments: str, generic: bool) -> str:
     if function := _LAMBDA_OF.search(arguments):
         return function[1]
     # `kentry<1, ck_tile::Rmsnorm2dFwd<...>>` is distinguished by its first type that is not one of C++.
-    own = re.search(r"\b(?:\w+::)+(\w{4,})", arguments) if generic else None
-    return own[1] if own else ""
+    match = re.search(r"\b(?:\w+::)+(\w{4,})", arguments) if generic else None
+    return match[1] if match else ""
 
 
 def _taken_apart(name: str) -> tuple[str, str]:
     """(own name without PyTorch's namespaces, return type and parameters; its template arguments)."""
-    own = re.match(r"^(?:void )?([^<(]+)(<?)", name)
-    if own is None:
+    match = re.match(r"^(?:void )?([^<(]+)(<?)", name)
+    if match is None:
         return name, ""
-    rest, depth = (name[own.end() :], 1) if own[2] else ("", 0)
+    rest, depth = (name[match.end() :], 1) if match[2] else ("", 0)
     end = 0
     while depth and end < len(rest):
         depth += (rest[end] == "<") - (rest[end] == ">" and rest[end - 1 : end] != "-")
         end += 1
-    return re.sub(r"^(?:at::(?:native::)?|c10::)+", "", own[1].strip()), rest[: end - 1] if depth == 0 and end else rest
+    return re.sub(r"^(?:at::(?:native::)?|c10::)+", "", match[1].strip()), rest[
+        : end - 1
+    ] if depth == 0 and end else rest
 
 
 def _cut(text: str, width: int) -> str:

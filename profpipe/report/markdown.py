@@ -31,7 +31,7 @@ def escape(text: object) -> str:
     address becomes no link. Control characters are written as ``<U+001B>``.
     """
     flat = visible(" ".join(shortened(str(text)).split()))
-    flat = _MARKUP.sub(lambda found: html.escape(found[0]), flat)
+    flat = _MARKUP.sub(lambda match: html.escape(match[0]), flat)
     return _URL.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", flat))
 
 
@@ -81,7 +81,7 @@ class Markdown:
     def paragraph(self, text: doc.Text) -> str:
         """Return text that starts a line. A name such as ``1) a`` makes no list there."""
         line = self.text(text)
-        return f"{found[0]}\\{line[found.end() :]}" if (found := _BLOCK_START.match(line)) else line
+        return f"{match[0]}\\{line[match.end() :]}" if (match := _BLOCK_START.match(line)) else line
 
     def _inline(self, inline: doc.Inline, in_table: bool) -> str:
         if isinstance(inline, doc.Code):
@@ -118,10 +118,10 @@ class Markdown:
         """Return the section with its heading; empty where the section holds nothing."""
         if not section:
             return ""
-        own = replace(self, workload=section.workload)
-        parts = [f"{'#' * level} {self.heading(section)}" if section.title else "", own.paragraph(section.summary)]
-        parts += map(own.block, section.blocks)
-        parts += (own.section(replace(child, workload=""), level + 1) for child in section.sections)
+        writer = replace(self, workload=section.workload)
+        parts = [f"{'#' * level} {self.heading(section)}" if section.title else "", writer.paragraph(section.summary)]
+        parts += map(writer.block, section.blocks)
+        parts += (writer.section(replace(child, workload=""), level + 1) for child in section.sections)
         return "\n\n".join(part for part in parts if part)
 
     def block(self, block: doc.Block) -> str:
@@ -189,7 +189,7 @@ def plot_path(chart: doc.Chart) -> str:
 
 def anchors(pages: Mapping[str, doc.Document], names_workloads: bool) -> Anchors:
     """Return the anchor of each section's heading as GitHub derives it; a repeated heading gets a number."""
-    found: dict[tuple[str, str, str], str] = {}
+    section_anchors: dict[tuple[str, str, str], str] = {}
     writer = Markdown(names_workloads=names_workloads)
     for page, document in pages.items():
         seen: dict[str, int] = {}
@@ -197,8 +197,8 @@ def anchors(pages: Mapping[str, doc.Document], names_workloads: bool) -> Anchors
             if section.title:
                 anchor = slug(html.unescape(writer.heading(section).replace("\\", "")))
                 number = seen[anchor] = seen.get(anchor, -1) + 1
-                found[page, workload, section.id] = f"{anchor}-{number}" if number else anchor
-    return found
+                section_anchors[page, workload, section.id] = f"{anchor}-{number}" if number else anchor
+    return section_anchors
 
 
 def _walk(sections: Sequence[doc.Section], workload: str = "") -> Iterator[tuple[doc.Section, str]]:

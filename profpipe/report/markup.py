@@ -28,8 +28,8 @@ def flat(text: object) -> str:
 
 @functools.lru_cache(maxsize=_MOST_CACHED)
 def _flat(text: str) -> str:
-    own = visible(shortened(text).replace("\n", " ").replace("\r", " ").replace("\t", " "))
-    return _BLANKS.sub(" ", own)
+    line = visible(shortened(text).replace("\n", " ").replace("\r", " ").replace("\t", " "))
+    return _BLANKS.sub(" ", line)
 
 
 def element(name: str, *content: object, **attributes: object) -> Markup:
@@ -44,7 +44,7 @@ def empty(name: str, **attributes: object) -> Markup:
 
 def join(parts: Iterable[object], separator: str = "") -> Markup:
     """Return the parts, those that are no markup escaped, without empty ones."""
-    return Markup(separator.join(own for part in parts if (own := _escaped(part))))
+    return Markup(separator.join(escaped for part in parts if (escaped := _escaped(part))))
 
 
 def _escaped(part: object) -> str:
@@ -94,8 +94,8 @@ def cut(text: str, most: int) -> str:
 
 def short(text: str, most: int = 160) -> Markup:
     """Return a name in one line; a long one is cut, and its title has the whole name."""
-    own = flat(text)
-    return escape(own) if len(own) <= most else element("span", cut(own, most), title=own)
+    name = flat(text)
+    return escape(name) if len(name) <= most else element("span", cut(name, most), title=name)
 
 
 def anchor(*names: str) -> str:

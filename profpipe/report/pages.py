@@ -70,10 +70,10 @@ def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.
     document = document.without(doc.Placement.HTML)
     for most_rows in _ROWS:
         divided = _divide_all(document.sections, most_lines - _FRAME, most_rows)
-        if not any(each.overflows for each in divided):
+        if not any(part.overflows for part in divided):
             break
-    summary = tuple(each.kept for each in divided if each.kept)
-    details = tuple(each.moved for each in divided if each.moved)
+    summary = tuple(part.kept for part in divided if part.kept)
+    details = tuple(part.moved for part in divided if part.moved)
     if details:
         # One line with the titles of the sections of details.md.
         titles = {section.id: section for section in reversed(details) if section.title}
@@ -89,11 +89,11 @@ def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -
     if any(section.id == "answers" for section in sections):
         # The answers have the best time of each workload: the requested tables come before the others.
         rank["times"] = rank["study_plots"]
-    found: dict[int, _Divided] = {}
+    divided: dict[int, _Divided] = {}
     for i in sorted(range(len(sections)), key=lambda i: (rank.get(sections[i].id, len(rank)), i)):
-        found[i] = _divide(sections[i], room, most_rows)
-        room -= found[i].lines
-    return [found[i] for i in range(len(sections))]
+        divided[i] = _divide(sections[i], room, most_rows)
+        room -= divided[i].lines
+    return [divided[i] for i in range(len(sections))]
 
 
 def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:

@@ -66,7 +66,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
     answers: list[Section] = [headline.answers(findings.workloads), *(() if is_alone else first)]
     others: list[Section] = []
     for number, workload in enumerate(findings.workloads):
-        picture, own = _take_picture((*_where_time_goes(workload), *_workload_sections(workload, findings)))
+        picture, remaining = _take_picture((*_where_time_goes(workload), *_workload_sections(workload, findings)))
         has_answer = is_alone or number >= headline.MOST_ANSWERS
         answers += [
             headline.headline(workload, picture, "" if is_alone else "At a glance", has_answer),
@@ -74,7 +74,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
             *(first if is_alone else ()),
             times.times(workload, explains_flags=is_alone),
         ]
-        others += own
+        others += remaining
     sections = (
         *answers,
         recording.recordings(findings, run),
@@ -103,18 +103,22 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
 
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
-    found = step_times.requests(workload), steps.steps(workload), recording.recording(workload)
-    return (*found, recording.launches(workload), modules.modules(workload))
+    sections = step_times.requests(workload), steps.steps(workload), recording.recording(workload)
+    return (*sections, recording.launches(workload), modules.modules(workload))
 
 
 def _take_picture(sections: Iterable[Section]) -> tuple[Chart | None, list[Section]]:
     """Return the first chart of a step, else of the plots, and the sections without it."""
-    found = list(sections)
-    charts = (block for id in ("steps", "plots") for each in found if each.id == id for block in each.blocks)
+    remaining = list(sections)
+    charts = (
+        block for id in ("steps", "plots") for section in remaining if section.id == id for block in section.blocks
+    )
     picture = next((block for block in charts if isinstance(block, Chart)), None)
     if picture is not None:
-        found = [replace(each, blocks=tuple(plots.without_chart(each.blocks, picture))) for each in found]
-    return picture, found
+        remaining = [
+            replace(section, blocks=tuple(plots.without_chart(section.blocks, picture))) for section in remaining
+        ]
+    return picture, remaining
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

@@ -57,8 +57,8 @@ def document(findings: Findings, tables: Tables, run: Manifest) -> dict[str, Any
         "cases": [
             _finite(_case(workload, case, statuses, costs))
             for workload, statuses, costs in (
-                (each, _statuses(tables, each.name), {cost.case.id: cost for cost in find_costs(each)})
-                for each in findings.workloads
+                (workload, _statuses(tables, workload.name), {cost.case.id: cost for cost in find_costs(workload)})
+                for workload in findings.workloads
             )
             for case in workload.cases
         ],
@@ -68,18 +68,18 @@ def document(findings: Findings, tables: Tables, run: Manifest) -> dict[str, Any
 def _finite(value: Any) -> Any:
     """Return ``value`` without numbers that JSON cannot hold: None stands in their places."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _statuses(tables: Tables, workload: str) -> dict[str, dict[str, dict[str, str]]]:
     """Return the status of each case by profiler, with the reason where there is one."""
-    own = tables.cases[tables.cases["workload"] == workload]
+    case_rows = tables.cases[tables.cases["workload"] == workload]
     ended = grouped(
         (case, (profiler, {"status": status, **({"reason": reason} if reason else {})}))
-        for case, profiler, status, reason in rows(own, "case", "profiler", "status", "reason")
+        for case, profiler, status, reason in rows(case_rows, "case", "profiler", "status", "reason")
     )
     return {case: dict(by_profiler) for case, by_profiler in ended.items()}
 
@@ -146,36 +146,39 @@ def _time(workload: WorkloadFindings, time: Measure) -> dict[str, Any]:
 
 def _kernels(case: CaseResult) -> dict[str, Any] | None:
     """Return the kernel time of an iteration, its launches, and the share of each class of kernels."""
-    own = case.breakdown
-    if own is None or own.kind != "kernel" or not own.total.ns:
+    breakdown = case.breakdown
+    if breakdown is None or breakdown.kind != "kernel" or not breakdown.total.ns:
         return None
     return {
-        "profiler": own.profiler,
-        "iterations": own.iterations,
-        "time": own.total.ns,
-        "launches": own.total.calls,
-        "idle_share": own.idle_share,
-        "shares": {name: part.ns / own.total.ns for name, part in own.classes.items()},
+        "profiler": breakdown.profiler,
+        "iterations": breakdown.iterations,
+        "time": breakdown.total.ns,
+        "launches": breakdown.total.calls,
+        "idle_share": breakdown.idle_share,
+        "shares": {name: part.ns / breakdown.total.ns for name, part in breakdown.classes.items()},
     }
 
 
 def _modules(workload: WorkloadFindings, case: str) -> dict[str, Any] | None:
     """Return the time of a step by class of modules, and of the modules with the most time."""
-    own = find_modules(workload.recorded.tables.modules, case)
-    if own is None:
+    module_times = find_modules(workload.recorded.tables.modules, case)
+    if module_times is None:
         return None
 
-    def times(each: ModuleTime) -> dict[str, Any]:
-        return {"count": each.count, "forward": each.forward_ns, "backward": each.backward_ns,
-                "own": each.own_ns, "is_compiled": each.is_compiled}  # fmt: skip
+    def times(module: ModuleTime) -> dict[str, Any]:
+        return {"count": module.count, "forward": module.forward_ns, "backward": module.backward_ns,
+                "own": module.own_ns, "is_compiled": module.is_compiled}  # fmt: skip
 
     return {
-        "steps": own.steps,
-        "time": own.total_ns,
-        "optimizer": own.optimizer_ns,
-        "outside": times(own.outside),
-        "types": {each.name: times(each) for each in own.types},
-        "largest": [{"module": each.name, "type": each.type, **times(each)} for each in own.modules[:MOST_MODULES]],
+        "steps": module_times.steps,
+        "time": module_times.total_ns,
+        "optimizer": module_times.optimizer_ns,
+        "outside": times(module_times.outside),
+        "types": {module.name: times(module) for module in module_times.types},
+        "largest": [
+            {"module": module.name, "type": module.type, **times(module)}
+            for module in module_times.modules[:MOST_MODULES]
+        ],
     }
 
 
@@ -207,7 +210,7 @@ def verdict_document(
         "captures": run.ab.captures,
         "profiler": run.ab.profiler or None,
         "gate": _gate(findings),
-        "counts": {str(each): findings.count(each) for each in Verdict},
+        "counts": {str(kind): findings.count(kind) for kind in Verdict},
         "expected_false": findings.false_verdicts,
         "statuses": {str(status): int(count) for status, count in statuses.items()},
         "cases": [
@@ -283,7 +286,7 @@ def _warnings(findings: PairFindings, settings: PairsEntry) -> Iterator[dict[str
     for line in foreign_modules(settings):
         yield {"kind": "foreign_modules", "text": doc.plain(line)}
     judged = [case.judgement for case in findings.cases if case.judgement]
-    if judged and max(each.pairs for each in judged) < verdict.FEWEST_PAIRS:
+    if judged and max(judgement.pairs for judgement in judged) < verdict.FEWEST_PAIRS:
         text = f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
         yield {"kind": "few_pairs", "text": text}
     for case in findings.cases:
@@ -293,6 +296,6 @@ def _warnings(findings: PairFindings, settings: PairsEntry) -> Iterator[dict[str
             yield {"kind": "inaccurate", "text": write_verdict(case)}
         if case.kernels and case.kernels.variations:
             yield {"kind": "kernels_vary", "text": f"{name(case)}: {doc.plain(variation(case))}"}
-    for each in findings.failed_captures:
-        text = f"{each.workload}/{readable(each.case)}, {each.profiler}: {each.status}: {each.reason}"
+    for capture in findings.failed_captures:
+        text = f"{capture.workload}/{readable(capture.case)}, {capture.profiler}: {capture.status}: {capture.reason}"
         yield {"kind": "capture_failed", "text": text}

@@ -34,7 +34,7 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         low, high, value = (
-            math.log10(max(each, 1e-300)) if self.is_log else each for each in (self.low, self.high, value)
+            math.log10(max(number, 1e-300)) if self.is_log else number for number in (self.low, self.high, value)
         )
         share = (value - low) / ((high - low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
@@ -61,8 +61,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     factors = (1, 2, 5) if decades < 2.5 else (1,)
     apart = max(1, math.ceil(decades / 9))
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = [factor * 10.0**power for power in powers if power % apart == 0 for factor in factors]
-    return [value for value in every if low * 0.999 <= value <= high * 1.001]
+    ticks = [factor * 10.0**power for power in powers if power % apart == 0 for factor in factors]
+    return [value for value in ticks if low * 0.999 <= value <= high * 1.001]
 
 
 def round_sizes(low: float, high: float, is_log: bool) -> list[float]:
@@ -239,8 +239,8 @@ def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
         return {key: (f"v-{key}", VERDICTS[key]) if key in VERDICTS else ("s-base", "circle")
                 for key in (series.key for series in chart.series)}  # fmt: skip
     baselines = {series.key for series in chart.series if series.is_baseline}
-    found = dict.fromkeys(baselines, ("s-base", "circle"))
+    classes = dict.fromkeys(baselines, ("s-base", "circle"))
     for i, key in enumerate(key for key in chart.every_key if key not in baselines):
         turn = i // COLOURS
-        found[key] = f"s{i % COLOURS}{f' t{min(turn, 2)}' if turn else ''}", MARKERS[(i + turn + 1) % len(MARKERS)]
-    return found
+        classes[key] = f"s{i % COLOURS}{f' t{min(turn, 2)}' if turn else ''}", MARKERS[(i + turn + 1) % len(MARKERS)]
+    return classes

@@ -53,7 +53,7 @@ def lay_out(
     """
     width = max(min(width or shutil.get_terminal_size().columns, _WIDEST), _NARROWEST)
     is_drawn = _encodes("█▞▁…", encoding or getattr(sys.stdout, "encoding", None) or "ascii")
-    parts: Screen = screen if is_drawn else _in_ascii(screen)
+    parts: Screen = screen if is_drawn else _convert_to_ascii(screen)
     # Each row and sentence takes a line at least. A file may have hundreds of remarks, which are not laid out in vain.
     most = [min(len(part[-1]), most_lines) for part in parts]
     while True:
@@ -70,9 +70,9 @@ def lay_out(
     return text if is_drawn else text.translate(_ASCII)
 
 
-def _in_ascii(node: Any) -> Any:
+def _convert_to_ascii(node: Any) -> Any:
     return (
-        list(map(_in_ascii, node))
+        list(map(_convert_to_ascii, node))
         if isinstance(node, list)
         else node.translate(_ASCII)
         if isinstance(node, str)
@@ -188,14 +188,14 @@ def _put(cell: str, width: int, is_numeric: bool) -> str:
 
 def _bars(bars: Sequence[Any], width: int, style: int) -> Iterator[str]:
     """Yield a line for each bar, and the legend, which has the percentages of a lone bar."""
-    parts = {name: key for *_, own in bars for key, name, _ in own}
+    parts = {name: key for *_, pieces in bars for key, name, _ in pieces}
     kernels = [name for name, key in parts.items() if key not in _FILLS]
     fills = {name: _FILLS.get(key) or _KERNELS[kernels.index(name) % len(_KERNELS)] for name, key in parts.items()}
     names = [cut(name, width // 3) for name, *_ in bars]
-    before, after = (max(map(display_width, own)) for own in (names, [time for _, time, _ in bars]))
+    before, after = (max(map(display_width, texts)) for texts in (names, [time for _, time, _ in bars]))
     room = width - before - after - (before > 0) * 2 - (after > 0) * 2
-    for name, (_, time, own) in zip(names, bars, strict=True):
-        bar = _bar([(fills[part][style], share) for _, part, share in own], room, is_lone=len(bars) == 1)
+    for name, (_, time, pieces) in zip(names, bars, strict=True):
+        bar = _bar([(fills[part][style], share) for _, part, share in pieces], room, is_lone=len(bars) == 1)
         line = [_put(name, before, False), f"{bar:{room}}", _put(time, after, True)]
         yield "  ".join(filter(None, line)).rstrip()
     yield from _legend(bars, {name: fills[name][style] for name in parts}, parts, width)
@@ -203,7 +203,7 @@ def _bars(bars: Sequence[Any], width: int, style: int) -> Iterator[str]:
 
 def _legend(bars: Sequence[Any], fills: Mapping[str, str], keys: Mapping[str, str], width: int) -> Iterator[str]:
     """Yield what the fills mean: compute and idle time on lines of their own. Of a lone bar the shares stand behind."""
-    shares = {name: share for *_, own in bars for _, name, share in own} if len(bars) == 1 else {}
+    shares = {name: share for *_, pieces in bars for _, name, share in pieces} if len(bars) == 1 else {}
     groups: dict[str, list[str]] = {"compute": [], "idle": [], "": []}
     for name, key in keys.items():
         groups["idle" if key.startswith("step_idle") else "" if key in _FILLS else "compute"].append(name)

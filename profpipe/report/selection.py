@@ -30,13 +30,13 @@ def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) ->
     for shape in workload.shapes:
         others = without(shape.axes, *axes)
         sizes[others] = max(sizes.get(others, 0.0), shape.size)
-    every = list(sizes)
-    if len(every) <= most or workload.largest is None:
-        return every
+    combinations = list(sizes)
+    if len(combinations) <= most or workload.largest is None:
+        return combinations
     main = dict(workload.largest.axes)
-    apart = {others: sum(main.get(name) != value for name, value in others) for others in every}
-    chosen = sorted(every, key=lambda others: (apart[others], -sizes[others]))[:most]
-    return [others for others in every if others in chosen]
+    apart = {others: sum(main.get(name) != value for name, value in others) for others in combinations}
+    chosen = sorted(combinations, key=lambda others: (apart[others], -sizes[others]))[:most]
+    return [others for others in combinations if others in chosen]
 
 
 def _groups_shown(page: Sequence[WorkloadFindings]) -> int | None:
@@ -54,8 +54,8 @@ def shapes(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) ->
     axis = running_axis(shape.axes for shape in workload.shapes)
     kept: list[Shape] = []
     for others in groups(workload, axis, most=most):
-        own = [shape for shape in workload.shapes if without(shape.axes, axis) == others]
-        kept.append(max(own, key=lambda shape: (len(shape.timed) > 1, bool(shape.timed), shape.size)))
+        candidates = [shape for shape in workload.shapes if without(shape.axes, axis) == others]
+        kept.append(max(candidates, key=lambda shape: (len(shape.timed) > 1, bool(shape.timed), shape.size)))
     return tuple(shape for shape in workload.shapes if shape in kept or shape is workload.largest)
 
 
@@ -69,17 +69,17 @@ def restrict(workload: WorkloadFindings, shapes: tuple[Shape, ...]) -> WorkloadF
     """Return ``workload`` with ``shapes`` alone, and with the findings that are of their cases."""
     cases, steps = {case.id for shape in shapes for case in shape.cases}, workload.steps
 
-    def own(findings: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(each for each in findings if each.case in cases)
+    def keep_cases(findings: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(finding for finding in findings if finding.case in cases)
 
-    kept: dict[str, Any] = {name: own(getattr(workload, name)) for name in _OF_CASES}
+    kept: dict[str, Any] = {name: keep_cases(getattr(workload, name)) for name in _OF_CASES}
     return replace(
         workload,
         **kept,
         shapes=shapes,
         steps=replace(
             steps,
-            cases=own(steps.cases),
+            cases=keep_cases(steps.cases),
             without_steps=tuple(name for name in steps.without_steps if name in cases),
             recordings={name: parts for name, parts in steps.recordings.items() if name in cases},
         ),
@@ -117,10 +117,10 @@ def column(others: Axes) -> str:
 
 def main_cases(workload: WorkloadFindings) -> tuple[list[CaseResult], list[CaseResult]]:
     """Return the cases of the largest shape, and all others; few cases without a comparison are all in the first."""
-    every = [case for shape in workload.shapes for case in shape.cases]
-    if not workload.compare and len(every) <= _MAIN_CASES:
-        return every, []
+    all_cases = [case for shape in workload.shapes for case in shape.cases]
+    if not workload.compare and len(all_cases) <= _MAIN_CASES:
+        return all_cases, []
     largest = list(workload.largest.cases) if workload.largest else []
     # To compare whole results takes seconds for thousands of cases, and each case's page asks.
-    known = {case.id for case in largest}
-    return largest, [case for case in every if case.id not in known]
+    largest_ids = {case.id for case in largest}
+    return largest, [case for case in all_cases if case.id not in largest_ids]

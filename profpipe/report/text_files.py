@@ -21,23 +21,23 @@ from profpipe.results.schema import Tables
 def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
     """Return the contents by file name; a file without content is left out."""
     compared = [write_section(studies.study_table(study)) for study in findings.studies]
-    compared.append(_by_workload(findings, lambda workload: _comparison(workload, findings)))
+    compared.append(_join_workloads(findings, lambda workload: _comparison(workload, findings)))
     made = {
         "gpu_info.txt": _gpu_info(run),
         # Without a baseline, every case.
-        "baseline_benchmark.txt": _by_workload(
+        "baseline_benchmark.txt": _join_workloads(
             findings, lambda w: _cases(w, [case for case in w.cases if case.is_baseline or not w.baseline])
         ),
         "comparison_results.txt": "\n\n".join(compared),
         "nsys_stats.txt": _nsys(tables),
-        "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
-        "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
+        "ncu_memory_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
+        "ncu_compute_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
         results_json.FILE: results_json.text(findings, tables, run),
     }
     return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
 
 
-def _by_workload(findings: Findings, text_of: Callable[[WorkloadFindings], str]) -> str:
+def _join_workloads(findings: Findings, text_of: Callable[[WorkloadFindings], str]) -> str:
     parts = []
     for workload in findings.workloads:
         fixed = ", ".join(f"{axis} {as_text(value)}" for axis, value in workload.fixed)

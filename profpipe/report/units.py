@@ -113,9 +113,9 @@ def time_unit(values_ns: Iterable[float | None]) -> Unit:
 
 def step_unit(values_ns: Iterable[float | None]) -> Unit:
     """The unit in which times of steps read best: as other times, but ms from 1 ms on."""
-    known = sorted(value for value in values_ns if value)
-    unit = time_unit(known)
-    return TIMES[2] if known and unit is TIMES[1] and known[-1] >= TIMES[2].size else unit
+    sorted_ns = sorted(value for value in values_ns if value)
+    unit = time_unit(sorted_ns)
+    return TIMES[2] if sorted_ns and unit is TIMES[1] and sorted_ns[-1] >= TIMES[2].size else unit
 
 
 def size_unit(values: Iterable[float | None]) -> Unit:
@@ -142,8 +142,8 @@ def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
     if stored not in _CHOICES:
         return _FIXED.get(stored) or Unit("" if stored in _SAID else stored)
     units, most, first = _CHOICES[stored]
-    known = sorted(abs(value) for value in values if value)
-    if first and known and known[-1] < units[first].size:
+    magnitudes = sorted(abs(value) for value in values if value)
+    if first and magnitudes and magnitudes[-1] < units[first].size:
         return units[0]
-    middle = known[len(known) // 2] if known else 0.0
+    middle = magnitudes[len(magnitudes) // 2] if magnitudes else 0.0
     return next((unit for unit in units[first:] if middle / unit.size < most), units[-1])
