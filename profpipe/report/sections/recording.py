@@ -76,7 +76,9 @@ def recording(workload: WorkloadFindings) -> doc.Section:
     if not _is_of_everything(workload) or workload.is_on_cpu or not workload.steps.without_steps:
         return doc.Section("recording", "", workload=workload.name)
     labels = case_texts(workload.cases)
-    copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
+    copies = copy_table(
+        [(labels.get(case, ""), case_copies) for case, case_copies in workload.steps.copies.items()], "copies and sets"
+    )
     parts = None if _has_unknown_times(workload) else _parts_table(workload)
     waits, variants = _waits_table(workload), _variants_table(workload)
     blocks = (doc.Paragraph(_reason(workload)), parts, copies, waits, variants)
@@ -94,7 +96,7 @@ def _reason(workload: WorkloadFindings) -> str:
     if not workload.steps.recordings:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
-    is_contradicted = any(each.check.forbids_steps for each in workload.steps.contradictions)
+    is_contradicted = any(contradiction.check.forbids_steps for contradiction in workload.steps.contradictions)
     is_span = workload.declared is not None and workload.declared.capture is not None
     why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
@@ -102,8 +104,12 @@ def _reason(workload: WorkloadFindings) -> str:
 
 def _parts_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
-    found = [(case, place, parts) for case, own in workload.steps.recordings.items() for place, parts in own.items()]
-    unit, places = step_unit(parts.wall_ns for *_, parts in found), {place for _, place, _ in found}
+    recorded = [
+        (case, place, parts)
+        for case, by_place in workload.steps.recordings.items()
+        for place, parts in by_place.items()
+    ]
+    unit, places = step_unit(parts.wall_ns for *_, parts in recorded), {place for _, place, _ in recorded}
     labels = case_texts(workload.cases)
     # Several GPUs of the only process are no ranks.
     is_lone = all(rank == 0 and device != ONE_DEVICE for rank, device in places)
@@ -114,26 +120,26 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
         (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
         *((doc.Column(part.value, PART_NAMES[part], unit),
            lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
-          for part in StepPart if any(own.share(own.ns[part]) >= LEAST_SHOWN for *_, own in found)),
+          for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
     alone = {"case": len(workload.cases), "rank": len(places)}
-    return doc.table_of("recording", found, columns).without(*(name for name, number in alone.items() if number < 2))
+    return doc.table_of("recording", recorded, columns).without(*(name for name, number in alone.items() if number < 2))
 
 
 def launches(workload: WorkloadFindings) -> doc.Section:
     """Return the median time of each kernel by launch configuration, of the cases of a command without steps."""
     labels, times = case_texts(workload.cases), workload.launch_times
-    found = [(labels[case], *key, time) for case, own in times.items() for key, time in own.items()]
-    short = short_names(kernel for _, kernel, *_ in found)
+    rows = [(labels[case], *key, time) for case, case_times in times.items() for key, time in case_times.items()]
+    short = short_names(kernel for _, kernel, *_ in rows)
     columns: doc.Columns[tuple[doc.Text, str, str, str, Measure]] = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.words("grid"), lambda row: _size(row[2])),
         (doc.words("block"), lambda row: _size(row[3])),
-        (doc.Column("ns", "median", time_unit(time.ns for *_, time in found)), lambda row: row[-1].ns),
+        (doc.Column("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
         (doc.count("calls"), lambda row: row[-1].n),
     ]
-    table = doc.table_of("launches", found, columns[len(workload.cases) < 2 :])
+    table = doc.table_of("launches", rows, columns[len(workload.cases) < 2 :])
     return doc.make_section("launches", "Kernels by launch configuration", [table], workload=workload.name)
 
 
@@ -147,32 +153,33 @@ def fastest_launches(workload: WorkloadFindings) -> list[tuple[CaseResult, tuple
 
     Empty where a case has none, or where one kernel does not take nearly all of it: its launches are then no measure.
     """
-    found = []
+    fastest = []
     for case in workload.cases:
-        own = workload.launch_times.get(case.id, {})
+        times = workload.launch_times.get(case.id, {})
         sums = {
-            name: sum(time.ns * (time.n or 0) for (other, *_), time in own.items() if other == name) for name, *_ in own
+            name: sum(time.ns * (time.n or 0) for (other, *_), time in times.items() if other == name)
+            for name, *_ in times
         }
         kernel = max(sums, key=lambda name: sums[name], default="")
         if not kernel or sums[kernel] < _MAIN_KERNEL * sum(sums.values()):
             return []
-        found.append(next((case, key, time) for key, time in own.items() if key[0] == kernel))
-    return sorted(found, key=lambda each: each[-1].ns) if len(found) > 1 else []
+        fastest.append(next((case, key, time) for key, time in times.items() if key[0] == kernel))
+    return sorted(fastest, key=lambda launch: launch[-1].ns) if len(fastest) > 1 else []
 
 
 def compared_kernels(workload: WorkloadFindings) -> doc.Text:
     """Return which case has the fastest kernel, by the medians of its launches; empty where these say nothing."""
-    found = fastest_launches(workload)
-    if not found:
+    fastest = fastest_launches(workload)
+    if not fastest:
         return ""
-    labels, short = case_texts(workload.cases), short_names(kernel for _, (kernel, *_), _ in found)
+    labels, short = case_texts(workload.cases), short_names(kernel for _, (kernel, *_), _ in fastest)
     named = [
         fill(f"{{}}: {{}}, {{}} at block {_size(block)}", labels[case.id], doc.Code(short[name]), duration(time.ns))
-        for case, (name, _, block), time in (found if len(found) <= _NAMED else (found[0], found[-1]))
+        for case, (name, _, block), time in (fastest if len(fastest) <= _NAMED else (fastest[0], fastest[-1]))
     ]
-    is_clear = found[1][-1].ns > (1 + CLOSE) * found[0][-1].ns
+    is_clear = fastest[1][-1].ns > (1 + CLOSE) * fastest[0][-1].ns
     begin = (
-        fill("{} has the fastest kernel", labels[found[0][0].id]) if is_clear else "No kernel is clearly the fastest"
+        fill("{} has the fastest kernel", labels[fastest[0][0].id]) if is_clear else "No kernel is clearly the fastest"
     )
     return fill("{}. Medians of a launch: {}.", begin, doc.join(named, separator="; ", last="; "))
 
@@ -180,14 +187,14 @@ def compared_kernels(workload: WorkloadFindings) -> doc.Text:
 def _waits_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each function in which the host waited for the GPU, of each case."""
     labels = case_texts(workload.cases)
-    found = [(labels.get(case, ""), *each) for case, own in workload.steps.waits.items() for each in own.items()]
+    rows = [(labels.get(case, ""), *call) for case, waits in workload.steps.waits.items() for call in waits.items()]
     columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(own.ns for *_, own in found)), lambda row: row[2].ns),
+        (doc.Column("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
     ]
-    return doc.table_of("host_waits", found, columns[len(workload.cases) < 2 :])
+    return doc.table_of("host_waits", rows, columns[len(workload.cases) < 2 :])
 
 
 def _variants(workload: WorkloadFindings) -> Iterator[list[tuple[str, ClassTotal]]]:
@@ -203,9 +210,11 @@ def _totals(workload: WorkloadFindings) -> KernelTotals:
 
 def _variants_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
-    found = [(group[0][1], *each) for group in _variants(workload) for each in group]
-    short, unit = short_names(name for _, name, _ in found), time_unit(own.ns / own.calls for *_, own in found)
-    moved = {own.kernel: own.values[_BANDWIDTH][0] for own in workload.counters if _BANDWIDTH in own.values}
+    rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
+    short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
+    moved = {
+        counter.kernel: counter.values[_BANDWIDTH][0] for counter in workload.counters if _BANDWIDTH in counter.values
+    }
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
@@ -213,7 +222,7 @@ def _variants_table(workload: WorkloadFindings) -> doc.Table:
         (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
         (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
     ]
-    return doc.table_of("variants", found, columns if moved else columns[:-1])
+    return doc.table_of("variants", rows, columns if moved else columns[:-1])
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -246,7 +255,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
         said = "{} takes {} a launch, and its variant {} takes {}, {} as long."
         times = duration(least_ns), doc.Code(name[slow]), duration(most_ns), ratio(most_ns / least_ns)
         yield fill(said, doc.Code(name[fast]), *times)
-    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own.values())
+    copied = sum(copy.ns for copies in workload.steps.copies.values() for copy in copies.values())
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied and not kernels:
         yield "Record again while the program launches kernels: the capture may have begun too late or ended too early."
@@ -257,13 +266,17 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
 def _long_launch(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield that one launch of a kernel holds much of the kernel time, such as a collective that waited for a peer."""
     totals = _totals(workload)
-    for kernel, own in totals.kernels.items():
-        others = (own.ns - own.most) / max(own.calls - 1, 1)
-        if own.calls > 1 and _LONG_SHARE * totals.total_ns <= own.most < math.inf and own.most >= _LONGER * others:
+    for kernel, total in totals.kernels.items():
+        others = (total.ns - total.most) / max(total.calls - 1, 1)
+        if (
+            total.calls > 1
+            and _LONG_SHARE * totals.total_ns <= total.most < math.inf
+            and total.most >= _LONGER * others
+        ):
             said = "One launch of {} took {}, {} of the kernel time."
-            said += f" The mean of its other {count(own.calls - 1)} is {{}}."
-            name, share = short_names([kernel.name])[kernel.name], percent(own.most / totals.total_ns)
-            yield fill(said, doc.Code(name), duration(own.most), share, duration(others))
+            said += f" The mean of its other {count(total.calls - 1)} is {{}}."
+            name, share = short_names([kernel.name])[kernel.name], percent(total.most / totals.total_ns)
+            yield fill(said, doc.Code(name), duration(total.most), share, duration(others))
 
 
 def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
@@ -295,7 +308,7 @@ def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 def without_kernels(workload: WorkloadFindings) -> doc.Text:
     """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
-    copies = [copy for own in workload.steps.copies.values() for copy in own.items()]
+    copies = [copy for case_copies in workload.steps.copies.values() for copy in case_copies.items()]
     if not copies or any(case.breakdown for case in workload.cases):
         return ""
     of = [
@@ -307,19 +320,19 @@ def without_kernels(workload: WorkloadFindings) -> doc.Text:
 
 def answer(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return where the time of a whole recording of ``case`` went, the largest part first; empty where unknown."""
-    own = list(workload.steps.recordings.get(case.id, {}).values())
-    wall = sum(parts.wall_ns for parts in own)
+    recorded = list(workload.steps.recordings.get(case.id, {}).values())
+    wall = sum(parts.wall_ns for parts in recorded)
     if not wall or _has_unknown_times(workload):
         return ""
-    shares = {part: sum(parts.ns[part] for parts in own) / wall for part in StepPart}
+    shares = {part: sum(parts.ns[part] for parts in recorded) / wall for part in StepPart}
     idle = sum(shares[part] for part in IDLE_PARTS)
     cause = max(IDLE_PARTS, key=lambda part: shares[part])
     why = f" ({'' if shares[cause] == idle else 'mostly '}{WHY_IDLE[cause]})" if shares[cause] else ""
     spent = [(shares[part], said) for part, said in _SPENT.items()] + [(idle, f"was idle {{}}{why}")]
     shown = sorted((pair for pair in spent if pair[0] >= LEAST_SHOWN), reverse=True)
-    begin, who = ("Of", "the") if len(own) == 1 else (f"Mean of {len(own)} GPUs: of", "a")
+    begin, who = ("Of", "the") if len(recorded) == 1 else (f"Mean of {len(recorded)} GPUs: of", "a")
     parts = doc.join([fill(said, percent(share)) for share, said in shown])
-    return fill(f"{begin} {{}} {who} GPU {{}}.", duration(wall / len(own)), parts)
+    return fill(f"{begin} {{}} {who} GPU {{}}.", duration(wall / len(recorded)), parts)
 
 
 def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
@@ -348,50 +361,54 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
 
 def _has_unknown_times(workload: WorkloadFindings) -> bool:
     """Return True where it is unknown when kernels ran, or on which GPU, so that nothing is known of idle time."""
-    checks = {each.check for each in workload.steps.contradictions}
+    checks = {contradiction.check for contradiction in workload.steps.contradictions}
     return Check.SHARED_IDS in checks or (Check.OUTSIDE_STEPS in checks and not _is_busy(workload))
 
 
 def _is_busy(workload: WorkloadFindings) -> bool:
     """Return True where each GPU was busy all the time, so that it makes no difference when single kernels ran."""
-    own = [parts for of_case in workload.steps.recordings.values() for parts in of_case.values()]
-    return bool(own) and all(parts.share(parts.idle_ns) <= _LEAST_IDLE for parts in own)
+    recorded = [parts for of_case in workload.steps.recordings.values() for parts in of_case.values()]
+    return bool(recorded) and all(parts.share(parts.idle_ns) <= _LEAST_IDLE for parts in recorded)
 
 
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the recordings contradict themselves in, and what follows from it."""
     labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
-    for each in workload.steps.contradictions:
-        of = fill(" ({})", labels[each.case]) if each.case in labels else ""
+    for contradiction in workload.steps.contradictions:
+        of = fill(" ({})", labels[contradiction.case]) if contradiction.case in labels else ""
         # Another profiler, or none, may give figures of a step beside this one.
-        end = f" The recording of {each.profiler} gives no figure of a step." if each.check.forbids_steps else ""
-        yield fill(f"{{}}{{}}.{end}", _contradiction(each, _is_busy(workload)), of)
+        end = (
+            f" The recording of {contradiction.profiler} gives no figure of a step."
+            if contradiction.check.forbids_steps
+            else ""
+        )
+        yield fill(f"{{}}{{}}.{end}", _contradiction(contradiction, _is_busy(workload)), of)
 
 
-def _contradiction(each: Contradiction, is_busy: bool) -> doc.Text:
-    number, n, subject = count(each.value), count(each.n), each.subject
-    match each.check:
+def _contradiction(contradiction: Contradiction, is_busy: bool) -> doc.Text:
+    number, n, subject = count(contradiction.value), count(contradiction.n), contradiction.subject
+    match contradiction.check:
         case Check.LATE_END:
-            launches = plural(each.n, "launch", "launches")
+            launches = plural(contradiction.n, "launch", "launches")
             text = f"The file says that {launches} of {{}} ended after the next kernel of the stream had ended. The end"
             text += " was set to the start of that kernel, which removed {}"
-            return fill(text, doc.Code(subject), duration(each.value))
+            return fill(text, doc.Code(subject), duration(contradiction.value))
         case Check.LOST_KERNELS:
             who = subject.capitalize() or "The program"
             lost = f" made {n} launches, and {number} of them have no kernel in the file: records were lost"
             return doc.concat(who, lost)
         case Check.REPLAYS:
-            who = "1 replay of a CUDA graph lacks" if each.n == 1 else f"The {n} replays of a CUDA graph lack"
+            who = "1 replay of a CUDA graph lacks" if contradiction.n == 1 else f"The {n} replays of a CUDA graph lack"
             return f"{who} {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
             text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so"
             unknown = "the time of a step" if is_busy else "idle time"
-            return fill(f"{text} {unknown} is unknown", percent(each.value / 100))
+            return fill(f"{text} {unknown} is unknown", percent(contradiction.value / 100))
         case Check.SHARED_IDS:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
-    found = "1 step was found, but it holds" if each.n == 1 else f"{n} steps were found, but they hold"
-    end = fill(f"{found} only {{}} of the kernel time", percent(each.value / 100))
+    clause = "1 step was found, but it holds" if contradiction.n == 1 else f"{n} steps were found, but they hold"
+    end = fill(f"{clause} only {{}} of the kernel time", percent(contradiction.value / 100))
     return doc.concat(f"{subject.capitalize()}: " if subject else "", end)
 
 
@@ -401,7 +418,7 @@ def _contradiction(each: Contradiction, is_busy: bool) -> doc.Text:
 def recordings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the shares of the kernel time by file; empty for a run, and for fewer than two files with kernels."""
     # The files without cases whose kernels were recorded, in their order.
-    found = [
+    rows = [
         (workload.name, case.breakdown, file)
         for workload in findings.workloads
         if not run.is_run and (file := _file_of(workload.name, run.files))
@@ -412,16 +429,16 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         "The files were recorded elsewhere, by the tools and on the GPUs that they name. The shares of their kernel"
         " time can be compared; their times may be of different programs and machines."
     )
-    unit = time_unit(file.total_ns or 0.0 for *_, file in found)
+    unit = time_unit(file.total_ns or 0.0 for *_, file in rows)
     columns: doc.Columns[tuple[str, KernelBreakdown, FileEntry]] = [
-        (doc.label("file"), lambda each: each[0]),
-        (doc.label("tool"), lambda each: f"{each[2].tool} {each[2].tool_version}".strip()),
-        (doc.label("GPU"), lambda each: each[2].device or "not named"),
-        (doc.count("launches"), lambda each: each[2].launches),
-        (doc.Column("total", "kernel time", unit), lambda each: each[2].total_ns),
+        (doc.label("file"), lambda row: row[0]),
+        (doc.label("tool"), lambda row: f"{row[2].tool} {row[2].tool_version}".strip()),
+        (doc.label("GPU"), lambda row: row[2].device or "not named"),
+        (doc.count("launches"), lambda row: row[2].launches),
+        (doc.Column("total", "kernel time", unit), lambda row: row[2].total_ns),
     ]
-    chart = _chart([(f"{name} ({file.tool})", own) for name, own, file in found])
-    blocks = (doc.table_of("recordings", found, columns), chart) if len(found) > 1 else ()
+    chart = _chart([(f"{name} ({file.tool})", breakdown) for name, breakdown, file in rows])
+    blocks = (doc.table_of("recordings", rows, columns), chart) if len(rows) > 1 else ()
     return doc.make_section("recordings", "Recordings side by side", blocks, summary)
 
 
@@ -439,17 +456,17 @@ def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:
     return max(alike, key=lambda pair: pair[0])[1] if alike else None
 
 
-def _chart(found: list[tuple[str, KernelBreakdown]]) -> doc.Chart:
-    totals = [own.total.ns for _, own in found]
+def _chart(breakdowns: list[tuple[str, KernelBreakdown]]) -> doc.Chart:
+    totals = [breakdown.total.ns for _, breakdown in breakdowns]
     series = [
         doc.Series(name, key, tuple(doc.Mark(i, ns / totals[i]) for i, ns in enumerate(times)))
-        for name, key, times in pieces([own for _, own in found])
+        for name, key, times in pieces([breakdown for _, breakdown in breakdowns])
     ]
     return doc.Chart(
         "recordings-share",
         "Kernel time by recording",
         doc.ChartKind.STACKED_BARS,
-        doc.Axis("file", labels=tuple(name for name, _ in found)),
+        doc.Axis("file", labels=tuple(name for name, _ in breakdowns)),
         doc.Axis("% of the kernel time of the file", Unit("%", 0.01), quantity="share"),
         {"": tuple(series)},
         subtitle="Recorded elsewhere",

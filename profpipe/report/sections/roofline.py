@@ -54,12 +54,12 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     The table is empty where no limit of the workload is known.
     """
     has_limits = any(case.limit.limited_by for case in workload.cases)
-    known = [case for case in cases if has_limits and (case.limit.limited_by or _undeclared(case))]
+    limited = [case for case in cases if has_limits and (case.limit.limited_by or _undeclared(case))]
     rate = "ceiling" if workload.rates_measured else "peak"
     slowed = workload.recorded.slowed_cases(workload.kernel_profiler)
-    times = time_unit(ns for case in known for ns in (case.limit.gpu_ns, case.limit.issue_ns) if ns)
-    sizes = size_unit(case.limit.dram_bytes for case in known)
-    tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
+    times = time_unit(ns for case in limited for ns in (case.limit.gpu_ns, case.limit.issue_ns) if ns)
+    sizes = size_unit(case.limit.dram_bytes for case in limited)
+    tflops = "effective TFLOP/s" if any(case.is_sparse for case in limited) else "TFLOP/s"
     columns = [
         (doc.label("case", workload.compare or "case"),
          lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c)),
@@ -78,7 +78,7 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
         (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
-    return doc.table_of("limits", known, columns, title)
+    return doc.table_of("limits", limited, columns, title)
 
 
 def _includes_gaps(case: CaseResult) -> bool:
@@ -146,13 +146,13 @@ def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
 
 def _missing_declarations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     rate = "measured ceiling" if workload.rates_measured else "peak"
-    for undeclared, other, known in _UNDECLARED:
+    for undeclared, other, unit in _UNDECLARED:
         cases = [case for case in workload.cases if _undeclared(case) == undeclared]
         if shares := [case.limit.flops_share or case.limit.bandwidth_share or 0.0 for case in cases]:
             low, high = percent(min(shares)), percent(max(shares))
             reached = fill("{} to {}", low, high) if min(shares) < max(shares) else low
             yield fill(
-                f"{plural(len(cases), 'case')} at {{}} of the {rate} {known}: {undeclared} are not declared, so it is"
+                f"{plural(len(cases), 'case')} at {{}} of the {rate} {unit}: {undeclared} are not declared, so it is"
                 f" unknown whether {other} is the limit.",
                 reached,
             )
@@ -174,8 +174,8 @@ def _left_out(workload: WorkloadFindings) -> Iterator[str]:
 
 def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
     """Yield data types and the FLOP per byte of the ridge, where all cases of a type agree on it."""
-    own = [case for case in workload.cases if not case.limit.dtypes]
-    named = {str(case.params.get("dtype") or case.params.get("precision") or "") for case in own}
+    untyped_cases = [case for case in workload.cases if not case.limit.dtypes]
+    named = {str(case.params.get("dtype") or case.params.get("precision") or "") for case in untyped_cases}
     yield from ((name, number(ridge)) for name, ridge in workload.ridges.items() if name in named)
     limits = (case.limit for case in workload.cases if case.limit.dtypes and case.limit.ridge)
     others = grouped((" and ".join(limit.dtypes), number(limit.ridge)) for limit in limits)
@@ -184,9 +184,9 @@ def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
 
 def _other_types(cases: Iterable[CaseResult]) -> Iterator[doc.Text]:
     """Yield which variants compute in other data types than the one that the case names."""
-    for types, every in grouped((case.limit.dtypes, case.variant or case.id) for case in cases).items():
+    for types, case_variants in grouped((case.limit.dtypes, case.variant or case.id) for case in cases).items():
         if types:
-            variants = list(dict.fromkeys(every))
+            variants = list(dict.fromkeys(case_variants))
             verb = "uses" if len(variants) == 1 else "use"
             peaks = "peak of this type" if len(types) == 1 else "peaks of these types"
             yield fill(f"{{}} {verb} {' and '.join(types)}: compared with the {peaks}.", names(variants))

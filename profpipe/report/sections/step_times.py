@@ -53,40 +53,42 @@ _CAUSES: Mapping[OutlierCause, str] = {
 }
 
 
-def _with_steps(workload: WorkloadFindings) -> list[tuple[CaseResult, CaseSteps]]:
-    return [(case, own) for case in workload.cases if (own := workload.steps.of(case.id))]
+def _list_case_steps(workload: WorkloadFindings) -> list[tuple[CaseResult, CaseSteps]]:
+    return [(case, case_steps) for case in workload.cases if (case_steps := workload.steps.of(case.id))]
 
 
 def by_profiler(workload: WorkloadFindings) -> doc.Section:
     """Return the step times side by side; empty where one profiler timed each case."""
-    cases = [(case, own) for case, own in _with_steps(workload) if len(own.times) > 1]
-    names = list(dict.fromkeys(name for _, own in cases for name in own.times))
-    unit = step_unit(time.ns for _, own in cases for time in own.times.values())
+    cases = [(case, case_steps) for case, case_steps in _list_case_steps(workload) if len(case_steps.times) > 1]
+    names = list(dict.fromkeys(name for _, case_steps in cases for name in case_steps.times))
+    unit = step_unit(time.ns for _, case_steps in cases for time in case_steps.times.values())
 
-    def cell(own: CaseSteps, name: str) -> doc.Cell:
-        if name not in own.times:
+    def cell(case_steps: CaseSteps, name: str) -> doc.Cell:
+        if name not in case_steps.times:
             return doc.Cell(missing=MISSING)
-        time, added = own.times[name].ns, own.overheads.get(name)
+        time, added = case_steps.times[name].ns, case_steps.overheads.get(name)
         if added is None:
             return doc.Cell(time)
         note = signed_percent(added)
-        if own.uneven:
+        if case_steps.uneven:
             # The times of the columns are of all steps, and the median where steps are even under one profiler.
-            same = own.same_steps[name]
+            same = case_steps.same_steps[name]
             note += f": {number(same.ns / unit.size)} over {number(same.without_ns / unit.size)}"
         return doc.Cell(time, note=f"({note})")
 
     columns = [doc.label("case")]
     columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
-    rows = [[case_text(case), *(cell(own, name) for name in names)] for case, own in cases]
+    rows = [[case_text(case), *(cell(case_steps, name) for name in names)] for case, case_steps in cases]
     table = doc.make_table("step_times", columns, rows).without(*_lone(case=len(workload.cases)))
     title = "Step time under each profiler"
-    return doc.make_section("step_times", title, [table], _overheads([own for _, own in cases]), workload.name)
+    return doc.make_section(
+        "step_times", title, [table], _overheads([case_steps for _, case_steps in cases]), workload.name
+    )
 
 
 def costs(workload: WorkloadFindings) -> doc.Section:
     """Return the energy and the money of a step or a token; empty without a GPU, and where neither is known."""
-    found = [
+    step_costs = [
         cost
         for cost in find_costs(workload)
         if cost.window_s is not None or cost.euros_per_1000_steps or cost.flops_per_s or cost.missing
@@ -95,8 +97,8 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     columns: doc.Columns[Cost] = [
         (doc.label("case"), lambda cost: case_text(cost.case)),
         (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
-        (doc.Column("tflop", "TFLOP a step"), lambda cost: _in_tera(cost.flops)),
-        (doc.Column("tflops", "TFLOP/s a GPU"), lambda cost: _in_tera(cost.flops_per_s)),
+        (doc.Column("tflop", "TFLOP a step"), lambda cost: _convert_to_tera(cost.flops)),
+        (doc.Column("tflops", "TFLOP/s a GPU"), lambda cost: _convert_to_tera(cost.flops_per_s)),
         (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
         (doc.Column("energy", "J a step"), lambda cost: cost.step_j),
         (doc.Column("power", "W"), lambda cost: cost.power_w),
@@ -105,16 +107,18 @@ def costs(workload: WorkloadFindings) -> doc.Section:
         (doc.Column("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
         (doc.Column("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
     ]
-    table = doc.table_of("step_costs", found, columns).without(*_lone(case=len(workload.cases)))
-    title = "What a token costs" if any(cost.token_j for cost in found) else "What a step costs"
-    note = doc.join([*_of_work(workload, found), *_of_costs(found, workload.price)], separator=" ", last=" ")
+    table = doc.table_of("step_costs", step_costs, columns).without(*_lone(case=len(workload.cases)))
+    title = "What a token costs" if any(cost.token_j for cost in step_costs) else "What a step costs"
+    note = doc.join(
+        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.price)], separator=" ", last=" "
+    )
     if all(column.id in ("case", "gpus") for column in table.columns):
         # Only the reasons are known.
         return doc.make_section("step_costs", title, [doc.Paragraph(note)], workload=workload.name)
     return doc.make_section("step_costs", title, [table], note, workload.name)
 
 
-def _in_tera(value: float | None) -> float | None:
+def _convert_to_tera(value: float | None) -> float | None:
     return value / 1e12 if value else None
 
 
@@ -134,27 +138,27 @@ _NOT_COUNTED = {
 }
 
 
-def _of_work(workload: WorkloadFindings, found: Sequence[Cost]) -> list[doc.Text]:
+def _explain_work(workload: WorkloadFindings, step_costs: Sequence[Cost]) -> list[doc.Text]:
     """Return what FLOPs and MFU are of, and why they are unknown."""
-    missing = dict.fromkeys(cost.missing for cost in found if cost.missing)
+    missing = dict.fromkeys(cost.missing for cost in step_costs if cost.missing)
     sentences: list[doc.Text] = [f"FLOPs are unknown: {_NOT_COUNTED.get(why, why)}." for why in missing]
-    if any(cost.flops for cost in found):
+    if any(cost.flops for cost in step_costs):
         sentences.append(
             "FLOPs: matrix products, convolutions and attention (causal attention in full) of one step, counted once"
             " under torch by the formulas of its flop counter."
         )
-    peaks = {(cost.dtype, cost.peak) for cost in found if cost.mfu}
+    peaks = {(cost.dtype, cost.peak) for cost in step_costs if cost.mfu}
     name = workload.data_sheet[0]
     sentences += [
         f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
         for dtype, peak in sorted(peaks)
         if peak
     ]
-    if any(cost.flops_per_s and not cost.peak for cost in found):
+    if any(cost.flops_per_s and not cost.peak for cost in step_costs):
         sentences.append(f"The peak of {name or 'the GPU'} is not known here, so there is no MFU.")
-    if again := [cost.again / cost.flops for cost in found if cost.flops and cost.again]:
+    if again := [cost.again / cost.flops for cost in step_costs if cost.flops and cost.again]:
         sentences.append(f"What the backward pass computes again is not in it: {span(again, percent)} % more.")
-    if unknown := list(dict.fromkeys(name for cost in found for name in cost.unknown)):
+    if unknown := list(dict.fromkeys(name for cost in step_costs for name in cost.unknown)):
         named = doc.join(map(doc.Code, unknown), most=_MOST_UNKNOWN)
         sentences.append(fill("These are at least so many, for the FLOPs of {} are unknown.", named))
     return sentences
@@ -162,17 +166,17 @@ def _of_work(workload: WorkloadFindings, found: Sequence[Cost]) -> list[doc.Text
 
 def energies(workload: WorkloadFindings) -> list[tuple[float, str]]:
     """Return the energies in J of the cases, and what they are of."""
-    found = list(find_costs(workload))
-    return [(j, of) for cost in found for j, of in ((cost.step_j, "step"), (cost.token_j, "token")) if j]
+    step_costs = list(find_costs(workload))
+    return [(j, of) for cost in step_costs for j, of in ((cost.step_j, "step"), (cost.token_j, "token")) if j]
 
 
-def _of_costs(found: Sequence[Cost], price: float | None) -> list[doc.Text]:
+def _explain_costs(step_costs: Sequence[Cost], price: float | None) -> list[doc.Text]:
     """Return what the energies and prices are of, and why an energy is unknown."""
     sentences: list[doc.Text] = []
-    energies = [(cost.window_s, cost.step_j or cost.token_j) for cost in found if cost.window_s is not None]
-    if known := [window_s for window_s, energy in energies if energy]:
+    energies = [(cost.window_s, cost.step_j or cost.token_j) for cost in step_costs if cost.window_s is not None]
+    if windows_s := [window_s for window_s, energy in energies if energy]:
         sentences.append(
-            f"Energy: all GPUs of the program, by the driver's counter over {span(known, number)} s of steady steps"
+            f"Energy: all GPUs of the program, by the driver's counter over {span(windows_s, number)} s of steady steps"
             " without a profiler, as mean power times the time of these steps. What other processes draw counts too."
         )
     if short := [window_s for window_s, energy in energies if not energy]:
@@ -180,7 +184,7 @@ def _of_costs(found: Sequence[Cost], price: float | None) -> list[doc.Text]:
             f"Energy is unknown where the counter was read over less than {LEAST_ENERGY_WINDOW_S:g} s of steady steps"
             f" ({span(short, number)} s): let the program run longer."
         )
-    if any(cost.euros_per_1000_steps for cost in found):
+    if any(cost.euros_per_1000_steps for cost in step_costs):
         sentences.append(f"Money: EUR {price:g} for an hour of a GPU.")
     return sentences
 
@@ -199,7 +203,7 @@ _FIGURES = {"request_batch", "request_output", "time_to_first_token", "time_per_
 
 def _requests(workload: WorkloadFindings) -> list[_Requests]:
     cases = {case.id: case for case in workload.cases}
-    found = [
+    rows = [
         (cases[case], int(match[1]), figures)
         for (case, profiler, subject), figures in workload.recorded.numbers.items()
         if case in cases and profiler == "plain" and (match := _PROMPT.fullmatch(subject))
@@ -207,7 +211,7 @@ def _requests(workload: WorkloadFindings) -> list[_Requests]:
         if figures.keys() >= _FIGURES and not pd.isna(figures["time_to_first_token"].n)
     ]
     order = list(cases)
-    return sorted(found, key=lambda row: (order.index(row[0].id), row[1]))
+    return sorted(rows, key=lambda row: (order.index(row[0].id), row[1]))
 
 
 def requests(workload: WorkloadFindings) -> doc.Section:
@@ -217,7 +221,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
     def value(metric: str) -> Callable[[_Requests], float]:
         return lambda row: row[2][metric].value
 
-    def in_time(metric: str, header: str) -> tuple[doc.Column, Callable[[_Requests], float]]:
+    def make_time_column(metric: str, header: str) -> tuple[doc.Column, Callable[[_Requests], float]]:
         return doc.Column(metric, header, time_unit(map(value(metric), rows))), value(metric)
 
     columns: list[tuple[doc.Column, Callable[[_Requests], doc.Content]]] = [
@@ -226,8 +230,8 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         (doc.count("requests"), lambda row: int(row[2]["time_to_first_token"].n)),
         (doc.count("batch"), value("request_batch")),
         (doc.count("output", "output tokens"), value("request_output")),
-        in_time("time_to_first_token", "time to first token"),
-        in_time("time_per_output_token", "time per output token"),
+        make_time_column("time_to_first_token", "time to first token"),
+        make_time_column("time_per_output_token", "time per output token"),
         (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
     ]
     prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
@@ -236,7 +240,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
             doc.Column("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),
         ))  # fmt: skip
-    is_uneven = any("plain" in own.uneven for own in workload.steps.cases)
+    is_uneven = any("plain" in case_steps.uneven for case_steps in workload.steps.cases)
     note = _OF_REQUESTS + " Steps are uneven, so the time per output token is their mean." * is_uneven
     table = doc.table_of("requests", rows, columns).without(*_lone(case=len(workload.cases)))
     return doc.make_section("requests", "Requests", [table], note if rows else "", workload.name)
@@ -257,10 +261,10 @@ def of_requests(workload: WorkloadFindings) -> doc.Text:
     rows = _requests(workload)
     if len(workload.cases) != 1 or not rows:
         return ""
-    _, prompt, own = rows[-1]
-    first, each = own["time_to_first_token"], own["time_per_output_token"]
+    _, prompt, figures = rows[-1]
+    first, per_token = figures["time_to_first_token"], figures["time_per_output_token"]
     text = f"prompt of {plural(prompt, 'token')}: first token after {{}}, then {{}} each; {{}} tokens per second"
-    return fill(text, duration(first.value), duration(each.value), number(own["tokens_per_s"].value))
+    return fill(text, duration(first.value), duration(per_token.value), number(figures["tokens_per_s"].value))
 
 
 def _lone(**counts: int) -> list[str]:
@@ -277,9 +281,9 @@ def _overheads(cases: Sequence[CaseSteps]) -> doc.Text:
 
     No profiler makes a program faster: where a step is shorter under it, the times of two processes differ by as much.
     """
-    added = grouped((name, (share, own)) for own in cases for name, share in own.overheads.items())
-    is_uneven = any(own.uneven for own in cases)
-    if not added and is_uneven and any("plain" in own.times for own in cases):
+    added = grouped((name, (share, case_steps)) for case_steps in cases for name, share in case_steps.overheads.items())
+    is_uneven = any(case_steps.uneven for case_steps in cases)
+    if not added and is_uneven and any("plain" in case_steps.times for case_steps in cases):
         return "Steps are uneven and not the same under each profiler, so what each profiler adds is unknown."
     if not added:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
@@ -289,7 +293,7 @@ def _overheads(cases: Sequence[CaseSteps]) -> doc.Text:
         named.append(f"{name} {span((max(share, 0.0) for share in shares), _share_or_none)}")
         if min(shares) < -_EQUAL:
             shorter.append(f"{name} ({percent(-min(shares))} %)")
-        if not any(own.has_measured_overhead(name) for _, own in timed):
+        if not any(case_steps.has_measured_overhead(name) for _, case_steps in timed):
             unclear.append(name)
     text = fill("Each profiler's own overhead: {}.", doc.join(named))
     if shorter:
@@ -309,19 +313,19 @@ def _overheads(cases: Sequence[CaseSteps]) -> doc.Text:
 
 def ranks(workload: WorkloadFindings) -> doc.Section:
     """Return the steps of each rank; empty where every case has one rank."""
-    cases = [(case, own) for case, own in _with_steps(workload) if len(own.ranks) > 1]
-    is_lone, has_ranks = len(workload.cases) == 1, any(own.processes > 1 for _, own in cases)
+    cases = [(case, case_steps) for case, case_steps in _list_case_steps(workload) if len(case_steps.ranks) > 1]
+    is_lone, has_ranks = len(workload.cases) == 1, any(case_steps.processes > 1 for _, case_steps in cases)
     table = _ranks_table(cases, "" if is_lone else "Each rank").without(
         *_lone(
             case=len(workload.cases),
-            rank=max((own.processes for _, own in cases), default=1),
-            device=max((len(own.ranks) - own.processes + 1 for _, own in cases), default=1),
+            rank=max((case_steps.processes for _, case_steps in cases), default=1),
+            device=max((len(case_steps.ranks) - case_steps.processes + 1 for _, case_steps in cases), default=1),
         )
     )
     shown = {column.id for column in table.columns}
     sentences: list[doc.Text] = []
     for say in (_slowest, _waited_for):
-        said = ((case, say(own)) for case, own in cases)
+        said = ((case, say(case_steps)) for case, case_steps in cases)
         sentences += [text if is_lone else fill("{}: {}", case_text(case), text) for case, text in said if text]
     unlike = dict.fromkeys(difference for case, _ in cases for difference in workload.nodes.within.get(case.id, ()))
     sentences += [fill(f"The nodes differ in {name}: {{}}.", doc.join(values)) for name, values in unlike]
@@ -332,7 +336,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     if "waited_for" in shown:
         summary += f" Waiting is the exposed communication over the least one of all {what} in the same step, which is"
         summary += " the transfer, at most."
-    if any(own.transfer_ns is not None for _, own in cases):
+    if any(case_steps.transfer_ns is not None for _, case_steps in cases):
         summary += " Waiting in SendRecv is its exposed time over as many of its shortest calls, the transfer at most."
     if "node" in shown:
         summary += " Clocks of different nodes are not compared: steps of ranks are matched by their numbers."
@@ -341,8 +345,8 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
 
 
 def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> doc.Table:
-    every = [(case, own, rank) for case, own in cases for rank in own.ranks]
-    unit, memory = step_unit(rank.time.ns for *_, rank in every), size_unit(rank.peak_memory for *_, rank in every)
+    rows = [(case, case_steps, rank) for case, case_steps in cases for rank in case_steps.ranks]
+    unit, memory = step_unit(rank.time.ns for *_, rank in rows), size_unit(rank.peak_memory for *_, rank in rows)
 
     def of(*parts: StepPart) -> Callable[[tuple[CaseResult, CaseSteps, RankSteps]], doc.Content]:
         return lambda row: sum(row[2].parts.ns[part] for part in parts) if row[2].parts else ""
@@ -352,8 +356,8 @@ def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> d
             return ""
         return max(0.0, rank.parts.communication_total_ns - rank.parts.ns[StepPart.COMMUNICATION])
 
-    def waited_for(own: CaseSteps, rank: RankSteps) -> doc.Content:
-        return f"{rank.waited_for} of {plural(own.count(StepState.STEADY)[0], 'step')}" if rank.parts else ""
+    def waited_for(case_steps: CaseSteps, rank: RankSteps) -> doc.Content:
+        return f"{rank.waited_for} of {plural(case_steps.count(StepState.STEADY)[0], 'step')}" if rank.parts else ""
 
     columns: doc.Columns[tuple[CaseResult, CaseSteps, RankSteps]] = [
         (doc.label("case"), lambda row: case_text(row[0]) if row[2] is row[1].ranks[0] else ""),
@@ -371,10 +375,12 @@ def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> d
         (doc.words("waited_for", "others wait for it in"), lambda row: waited_for(row[1], row[2])),
         (doc.Column("memory", "peak memory", memory), lambda row: _or_empty(row[2].peak_memory)),
     ]  # fmt: skip
-    placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
-    table = doc.table_of("ranks", every, columns, title, placement)
-    has_nodes = any(rank.node for *_, rank in every)
-    waits = any(r.parts and r.parts.waiting_ns is not None and own.transfer_ns is None for _, own, r in every)
+    placement = doc.Placement.SUMMARY if len(rows) <= _RANKS else doc.Placement.DETAILS
+    table = doc.table_of("ranks", rows, columns, title, placement)
+    has_nodes = any(rank.node for *_, rank in rows)
+    waits = any(
+        r.parts and r.parts.waiting_ns is not None and case_steps.transfer_ns is None for _, case_steps, r in rows
+    )
     return table.without(*([] if has_nodes else ["node"]), *([] if waits else ["waited_for"]))
 
 
@@ -382,14 +388,14 @@ def _or_empty(value: float | None) -> doc.Content:
     return "" if value is None else value
 
 
-def _slowest(own: CaseSteps) -> doc.Text:
+def _slowest(case_steps: CaseSteps) -> doc.Text:
     """Name the slowest rank: by its step time, or where these are equal by its time without communication.
 
     It is the slowest in most of the steady steps. GPUs of one process that take turns are neither fast nor slow.
     """
-    if own.processes == 1:
+    if case_steps.processes == 1:
         return ""
-    ranks, steady = own.ranks, own.count(StepState.STEADY)[0]
+    ranks, steady = case_steps.ranks, case_steps.count(StepState.STEADY)[0]
     mean = sum(rank.time.ns for rank in ranks) / len(ranks)
     unit = step_unit([mean])
     late = max(ranks, key=lambda rank: rank.slowest_in)
@@ -399,34 +405,42 @@ def _slowest(own: CaseSteps) -> doc.Text:
         if is_longest and late.time.ns == max(rank.time.ns for rank in ranks):
             slowest = "{} is the slowest: {} a step, {} % above the mean of {}."
             above = percent(late.time.ns / mean - 1)
-            return fill(slowest, _name(own, late), duration(late.time.ns, unit), above, duration(mean, unit))
+            return fill(slowest, _name(case_steps, late), duration(late.time.ns, unit), above, duration(mean, unit))
         early = min(ranks, key=lambda rank: rank.own_ns or 0.0)
         if late.own_ns is not None and early.own_ns is not None:
             longer = late.own_ns - early.own_ns
             margins = [rank.time.margin * rank.time.ns for rank in ranks if rank.time.margin]
             if longer > max([_EQUAL * mean, *margins]):
                 sentence = f"{{}} is the slowest in {late.slowest_in} of {plural(steady, 'step')}: without exposed"
-                sentence += f" communication its step takes {{}} longer than that of {rank_name(own, early)}."
-                return fill(sentence, _name(own, late), duration(longer, unit))
+                sentence += f" communication its step takes {{}} longer than that of {rank_name(case_steps, early)}."
+                return fill(sentence, _name(case_steps, late), duration(longer, unit))
     # Ranks that wait for each other have one period, so without the waiting nothing is known.
-    return f"The {peers(own)} are equally fast." if own.parts and own.parts.waiting_ns is not None else ""
+    return (
+        f"The {peers(case_steps)} are equally fast."
+        if case_steps.parts and case_steps.parts.waiting_ns is not None
+        else ""
+    )
 
 
-def _waited_for(own: CaseSteps) -> doc.Text:
+def _waited_for(case_steps: CaseSteps) -> doc.Text:
     """Return in how many steps others wait for each rank; empty where they hardly wait."""
-    waited = sorted((rank for rank in own.ranks if rank.waited_for), key=lambda rank: -rank.waited_for)
-    if not waited or not own.parts or own.parts.share(own.parts.waiting_ns or 0.0) < _LEAST_WAITING:
+    waited = sorted((rank for rank in case_steps.ranks if rank.waited_for), key=lambda rank: -rank.waited_for)
+    if (
+        not waited
+        or not case_steps.parts
+        or case_steps.parts.share(case_steps.parts.waiting_ns or 0.0) < _LEAST_WAITING
+    ):
         return ""
     first, *rest = waited
-    steady = plural(own.count(StepState.STEADY)[0], "step")
-    named = [f"for {rank_name(own, first)} in {first.waited_for} of {steady}"]
-    named += [f"for {rank_name(own, rank)} in {rank.waited_for}" for rank in rest]
-    return doc.concat(f"{capitalise(wait(own))} ", doc.join(named, most=_MOST_WAITED_FOR), ".")
+    steady = plural(case_steps.count(StepState.STEADY)[0], "step")
+    named = [f"for {rank_name(case_steps, first)} in {first.waited_for} of {steady}"]
+    named += [f"for {rank_name(case_steps, rank)} in {rank.waited_for}" for rank in rest]
+    return doc.concat(f"{capitalise(wait(case_steps))} ", doc.join(named, most=_MOST_WAITED_FOR), ".")
 
 
-def _name(own: CaseSteps, rank: RankSteps) -> str:
+def _name(case_steps: CaseSteps, rank: RankSteps) -> str:
     """Return ``Rank 1``, on a cluster ``Rank 1 on node2``."""
-    name = capitalise(rank_name(own, rank))
+    name = capitalise(rank_name(case_steps, rank))
     return f"{name} on {rank.node}" if rank.node else name
 
 
@@ -435,13 +449,19 @@ def _name(own: CaseSteps, rank: RankSteps) -> str:
 
 def outliers(workload: WorkloadFindings) -> doc.Section:
     """Return the steps beyond three median absolute deviations, and what they have that others have not."""
-    found = [(case, own, each) for case, own in _with_steps(workload) for each in own.outliers]
-    longest = sorted(found, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
+    rows = [
+        (case, case_steps, outlier)
+        for case, case_steps in _list_case_steps(workload)
+        for outlier in case_steps.outliers
+    ]
+    longest = sorted(rows, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
     is_lone = len(workload.cases) == 1
-    items = tuple(_outlier("" if is_lone else case_text(case), own, each) for case, own, each in longest)
-    number = plural(len({(case.id, each.step) for case, _, each in found}), "step")
+    items = tuple(
+        _outlier("" if is_lone else case_text(case), case_steps, outlier) for case, case_steps, outlier in longest
+    )
+    number = plural(len({(case.id, outlier.step) for case, _, outlier in rows}), "step")
     summary = f"{number} beyond three median absolute deviations. They are not in the figures above."
-    unit = step_unit(each.wall_ns for *_, each in found)
+    unit = step_unit(outlier.wall_ns for *_, outlier in rows)
     columns: doc.Columns[tuple[CaseResult, CaseSteps, StepOutlier]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.count("rank"), lambda row: row[2].rank if row[1].processes > 1 else ""),
@@ -452,13 +472,13 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
         *((doc.Column(cause.value, f"more {_CAUSES[cause]}", unit), lambda row, of=cause: row[2].excess.get(of) or "")
           for cause in OutlierCause),
     ]  # fmt: skip
-    table = doc.table_of("outliers", found, columns[is_lone:], "Every outlier", doc.Placement.DETAILS)
+    table = doc.table_of("outliers", rows, columns[is_lone:], "Every outlier", doc.Placement.DETAILS)
     blocks = (doc.Bullets(items), table)
     return doc.make_section("step_outliers", "Outliers", blocks, summary, workload.name, folds_long_tables=True)
 
 
-def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
-    of_rank = f" of {rank_name(own, outlier)}" if len(own.ranks) > 1 else ""
+def _outlier(case: doc.Text, case_steps: CaseSteps, outlier: StepOutlier) -> doc.Text:
+    of_rank = f" of {rank_name(case_steps, outlier)}" if len(case_steps.ranks) > 1 else ""
     unit = step_unit([outlier.median_ns, outlier.wall_ns])
     who = fill("{}: step ", case) if case else "Step "
     took = fill(f"{{}}{outlier.step}{of_rank} took {{}}, the median {{}}", who, duration(outlier.wall_ns, unit),
@@ -472,16 +492,16 @@ def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
 
 def every_step(workload: WorkloadFindings) -> doc.Section:
     """Return a table with every step of each case, for details.md."""
-    folded = (_step_table(workload, case, own) for case, own in _with_steps(workload))
+    folded = (_step_table(workload, case, case_steps) for case, case_steps in _list_case_steps(workload))
     return doc.make_section("every_step", "Every step", folded, workload=workload.name)
 
 
-def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Details:
-    shown = own.rows[:_MOST_ROWS]
+def _step_table(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSteps) -> doc.Details:
+    shown = case_steps.rows[:_MOST_ROWS]
     # A step has all parts or none.
     lacks_parts = shown[COLUMNS].isna().any(axis=1)
     shown = shown.assign(**shown[[*COLUMNS, "waiting_ns"]].mask(lacks_parts)).astype(object)
-    unit = step_unit(own.rows["wall_ns"].dropna())
+    unit = step_unit(case_steps.rows["wall_ns"].dropna())
     columns: doc.Columns[Any] = [
         (doc.label("rank"), lambda row: str(row.rank)),
         (doc.label("device", "GPU"), lambda row: "" if row.place == ONE_DEVICE else str(row.place)),
@@ -493,11 +513,18 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) ->
         (doc.Column("waiting", "waiting, part of exposed communication", unit), lambda row: row.waiting_ns),
         (doc.count("kernels", "launches"), lambda row: row.kernels),
     ]  # fmt: skip
-    rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.parquet" if len(own.rows) > _MOST_ROWS else ""
-    title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
+    rest = (
+        f", the first {_MOST_ROWS} of {len(case_steps.rows)} rows of steps.parquet"
+        if len(case_steps.rows) > _MOST_ROWS
+        else ""
+    )
+    title = fill(f"{{}} ({case_steps.profiler}{rest})", case_text(case) if case.id else workload.name)
     id, lines = f"steps {case.id}".strip(), shown.where(shown.notna(), "").itertuples()
     table = doc.table_of(id, lines, columns, placement=doc.Placement.DETAILS)
-    return doc.Details(title, (table.without(*_lone(rank=own.processes, device=len(own.ranks) - own.processes + 1)),))
+    return doc.Details(
+        title,
+        (table.without(*_lone(rank=case_steps.processes, device=len(case_steps.ranks) - case_steps.processes + 1)),),
+    )
 
 
 # --- the processes that ran cases together ----------------------------------------------------------------------------
@@ -515,8 +542,8 @@ _ERRORS = {
 
 def processes(workload: WorkloadFindings) -> doc.Section:
     """Return the figures of each process and its differences from the reference; empty without several processes."""
-    own = {case.id: [rank for rank in workload.ranks if rank.case == case.id] for case in workload.cases}
-    rows = [(case, rank, i == 0) for case in workload.cases for i, rank in enumerate(own[case.id])]
+    case_ranks = {case.id: [rank for rank in workload.ranks if rank.case == case.id] for case in workload.cases}
+    rows = [(case, rank, i == 0) for case in workload.cases for i, rank in enumerate(case_ranks[case.id])]
 
     def numbers(metric: str) -> list[float | None]:
         return [rank.numbers.get(metric) for _, rank, _ in rows]

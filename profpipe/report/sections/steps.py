@@ -116,9 +116,9 @@ def steps(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("steps", "", workload=workload.name)
     groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
     blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
-    blocks += [_numbered(where_table(own), own, number) for number, own in enumerate(groups)]
+    blocks += [_numbered(where_table(group), group, number) for number, group in enumerate(groups)]
     blocks += [*other_calls(cases)]
-    blocks += [bars(workload, cases), *(_numbered(gains(own), own, number) for number, own in enumerate(groups))]
+    blocks += [bars(workload, cases), *(_numbered(gains(group), group, number) for number, group in enumerate(groups))]
     blocks += [copies(cases), found_steps(cases)]
     return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
 
@@ -126,8 +126,8 @@ def steps(workload: WorkloadFindings) -> doc.Section:
 def _cases(workload: WorkloadFindings) -> list[_Case]:
     """Return the cases whose parts are known, in the headline's time: the baseline first, then the fastest."""
     ordered = sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0))
-    found = [(case, own) for case in ordered if (own := workload.steps.of(case.id))]
-    return [(case, own, parts) for case, own in found if (parts := own.parts_without_profiler)]
+    recorded = [(case, case_steps) for case in ordered if (case_steps := workload.steps.of(case.id))]
+    return [(case, case_steps, parts) for case, case_steps in recorded if (parts := case_steps.parts_without_profiler)]
 
 
 def class_order(workload: WorkloadFindings) -> list[str]:
@@ -145,28 +145,39 @@ def _numbered(table: doc.Table, cases: Sequence[_Case], number: int) -> doc.Tabl
 
 def _context(cases: Sequence[_Case]) -> doc.Text:
     """Return of how many steps the parts are means, and where a step begins."""
-    every = [own for _, own, _ in cases]
-    profiler, most = every[0].profiler, max(every, key=lambda own: len(own.ranks))
+    all_steps = [case_steps for _, case_steps, _ in cases]
+    profiler, most = all_steps[0].profiler, max(all_steps, key=lambda case_steps: len(case_steps.ranks))
     over = f" of each of {whose(most)}" if len(most.ranks) > 1 else ""
-    steady = span(n for own in every for n in own.count(StepState.STEADY))
+    steady = span(n for case_steps in all_steps for n in case_steps.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
     exposed = [sentence for part, sentence in _EXPOSED_MEANS.items() if any(parts.ns[part] for *_, parts in cases)]
     text = " ".join([f"{mean}{over} ({profiler}); the parts add up to the step.", *exposed])
-    added = {own.case: share for own in every if (share := own.overheads.get(profiler, 0.0)) >= _LEAST_OVERHEAD}
+    added = {
+        case_steps.case: share
+        for case_steps in all_steps
+        if (share := case_steps.overheads.get(profiler, 0.0)) >= _LEAST_OVERHEAD
+    }
     if not added:
-        return doc.concat(f"{text} ", found_text(every))
-    most = max((own for own in every if own.case in added), key=lambda own: added[own.case])
+        return doc.concat(f"{text} ", found_text(all_steps))
+    most = max(
+        (case_steps for case_steps in all_steps if case_steps.case in added),
+        key=lambda case_steps: added[case_steps.case],
+    )
     wall_ns = most.same_steps[profiler].ns if most.uneven else most.times[profiler].ns
     longer = f"{percent_text(added[most.case])} % longer than without a profiler"
-    name = doc.join([fill(" of {}", case_text(case)) for case, own, _ in cases if own is most and len(cases) > 1])
-    is_measured = any(own.has_measured_overhead(profiler) for own in every if own.case in added)
+    name = doc.join(
+        [fill(" of {}", case_text(case)) for case, case_steps, _ in cases if case_steps is most and len(cases) > 1]
+    )
+    is_measured = any(
+        case_steps.has_measured_overhead(profiler) for case_steps in all_steps if case_steps.case in added
+    )
     why = "because the host launches later." if is_measured else "which is within the uncertainty of both."
     if not any(_is_recorded(case) for case in cases if case[0].id in added):
         is_waiting = any(parts.waiting_ns is not None for *_, parts in cases)
         why += f" {'Idle time and waiting are' if is_waiting else 'Idle time is'} shown without this."
     template = f"{text} Under {profiler} a step{{}} takes {{}}, {longer}, {why} "
     under = fill(template, name, duration(wall_ns, step_unit([wall_ns])))
-    return doc.concat(under, found_text(every))
+    return doc.concat(under, found_text(all_steps))
 
 
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
@@ -174,27 +185,31 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     left_out = [
         f"{span(counts)} {one if max(counts) == 1 else several}"
         for state, (one, several) in _LEFT_OUT.items()
-        if any(counts := [n for own in cases for n in own.count(state)])
+        if any(counts := [n for case_steps in cases for n in case_steps.count(state)])
     ]
     begins = dict.fromkeys(
-        f"after {own.stride} steps of the optimizer, and is an iteration of the program"
-        if own.part_ns
+        f"after {case_steps.stride} steps of the optimizer, and is an iteration of the program"
+        if case_steps.part_ns
         else "at each replay of a CUDA graph"
-        if is_replay(own)
-        else fill("at each call of {}", doc.Code(own.module))
-        if own.module
-        else doc.concat(_RULES[own.rule], (" ", doc.Code(own.range_name)) if own.range_name else "")
-        for own in cases
+        if is_replay(case_steps)
+        else fill("at each call of {}", doc.Code(case_steps.module))
+        if case_steps.module
+        else doc.concat(
+            _RULES[case_steps.rule], (" ", doc.Code(case_steps.range_name)) if case_steps.range_name else ""
+        )
+        for case_steps in cases
     )
     text = fill("A step begins {}.", doc.join(begins, last=" or "))
     if left_out:
         text = doc.concat(f"Left out: {' and '.join(left_out)}. ", text)
-    if strides := sorted({own.stride for own in cases if own.stride > 1 and not own.part_ns}):
-        every = " or ".join(map(str, strides))
-        text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, every)
-    if known := [own.coverage for own in cases if own.coverage is not None]:
-        least = "at least " if len(set(known)) > 1 else ""
-        return fill(f"{{}} Steps hold {least}{{}} of the kernel time.", text, percent(min(known)))
+    if strides := sorted(
+        {case_steps.stride for case_steps in cases if case_steps.stride > 1 and not case_steps.part_ns}
+    ):
+        numbers = " or ".join(map(str, strides))
+        text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, numbers)
+    if coverages := [case_steps.coverage for case_steps in cases if case_steps.coverage is not None]:
+        least = "at least " if len(set(coverages)) > 1 else ""
+        return fill(f"{{}} Steps hold {least}{{}} of the kernel time.", text, percent(min(coverages)))
     return text
 
 
@@ -204,52 +219,58 @@ _OTHER_WORK = "other work between or after them"
 _FEWEST_TOKENS = 16
 
 
-def is_replay(own: CaseSteps) -> bool:
-    return own.module.partition(" ")[0] == REPLAY
+def is_replay(case_steps: CaseSteps) -> bool:
+    return case_steps.module.partition(" ")[0] == REPLAY
 
 
-def name_step(own: CaseSteps, profiler: str) -> tuple[str, doc.Text]:
+def name_step(case_steps: CaseSteps, profiler: str) -> tuple[str, doc.Text]:
     """Return what a step is, as a noun and as a subject. Beside large calls of other modules it is only a call."""
-    if own.part_ns:
+    if case_steps.part_ns:
         return "iteration", "An iteration"
-    if not own.module:
+    if not case_steps.module:
         return "step", "A step"
-    if is_replay(own):
-        return "step", f"A {'decode ' * own.decodes}step (a replay of a CUDA graph)"
-    if own.decodes:
-        return "step", fill("A decode step of {}", doc.Code(own.module))
-    if own.has_steady(profiler) and _other_kinds(own, profiler):
-        return "call", fill("A call of {}", doc.Code(own.module))
+    if is_replay(case_steps):
+        return "step", f"A {'decode ' * case_steps.decodes}step (a replay of a CUDA graph)"
+    if case_steps.decodes:
+        return "step", fill("A decode step of {}", doc.Code(case_steps.module))
+    if case_steps.has_steady(profiler) and _other_kinds(case_steps, profiler):
+        return "call", fill("A call of {}", doc.Code(case_steps.module))
     # What runs between two calls, such as an update by hand, is in the time.
-    return "step", fill("A step from one call of {} to the next", doc.Code(own.module))
+    return "step", fill("A step from one call of {} to the next", doc.Code(case_steps.module))
 
 
-def _other_kinds(own: CaseSteps, profiler: str) -> list[tuple[str, float, float]]:
+def _other_kinds(case_steps: CaseSteps, profiler: str) -> list[tuple[str, float, float]]:
     """Return the calls of other modules, with ns of one and their share of the time, where these are a tenth of it."""
-    shares = own.shares(profiler)
+    shares = case_steps.shares(profiler)
     states = [state.value for state in StepState]
     kinds = shares[~shares.index.isin([*states, PREFILL])].sort_values("wall", ascending=False)
-    found = [(str(kind), float(row.ns), float(row.wall)) for kind, row in kinds.iterrows()]
-    return found if sum(share for *_, share in found) > LEAST_REST else []
+    calls = [(str(kind), float(row.ns), float(row.wall)) for kind, row in kinds.iterrows()]
+    return calls if sum(share for *_, share in calls) > LEAST_REST else []
 
 
-def whole_program(own: CaseSteps, profiler: str) -> Iterator[doc.Text]:
+def whole_program(case_steps: CaseSteps, profiler: str) -> Iterator[doc.Text]:
     """Yield what an iteration or a request holds, and what the time of a step leaves out of the program, if much."""
-    if not own.has_steady(profiler):
+    if not case_steps.has_steady(profiler):
         return
-    request, kinds, shares = own.request(profiler), _other_kinds(own, profiler), own.shares(profiler)
-    if own.part_ns:
-        whole, ns = own.times[profiler].ns, own.stride * own.part_ns
+    request, kinds, shares = (
+        case_steps.request(profiler),
+        _other_kinds(case_steps, profiler),
+        case_steps.shares(profiler),
+    )
+    if case_steps.part_ns:
+        whole, ns = case_steps.times[profiler].ns, case_steps.stride * case_steps.part_ns
         unit = step_unit([whole])
-        said = f"An iteration holds {own.stride} steps of the optimizer, {{}}, and {{}} of other work before them."
+        said = (
+            f"An iteration holds {case_steps.stride} steps of the optimizer, {{}}, and {{}} of other work before them."
+        )
         yield fill(said, duration(ns, unit), duration(max(whole - ns, 0.0), unit))
     if request is not None:
         ns, number, calls = request
-        decodes = own.decodes and calls[own.module][0] >= _FEWEST_TOKENS
+        decodes = case_steps.decodes and calls[case_steps.module][0] >= _FEWEST_TOKENS
         held = []
-        for name, (n, each) in calls.items():
-            one = own.times[profiler].ns if name == own.module else each
-            label = "tokens" if decodes and name == own.module else name if name == PREFILL else doc.Code(name)
+        for name, (n, call_ns) in calls.items():
+            one = case_steps.times[profiler].ns if name == case_steps.module else call_ns
+            label = "tokens" if decodes and name == case_steps.module else name if name == PREFILL else doc.Code(name)
             said = "{} {}" if n == 1 else f"{n} {{}} at {{}}" if label == "tokens" else f"{n} calls of {{}} at {{}}"
             held.append(fill(said, label, duration(one, step_unit([one]))))
         noun = "A request" if decodes else "An iteration of the program"
@@ -279,27 +300,27 @@ def whole_program(own: CaseSteps, profiler: str) -> Iterator[doc.Text]:
         ]
         said = f"From the first steady one on, this leaves out {{}} of the {'kernel ' * (which != 'wall')}time: {{}}."
         yield fill(said, percent(float(rest[which].sum())), doc.join(named))
-    if own.uneven and own.stride > 1 and own.rule is StepRule.OPTIMIZER and not own.part_ns:
-        walls = own.steady_walls(profiler)
+    if case_steps.uneven and case_steps.stride > 1 and case_steps.rule is StepRule.OPTIMIZER and not case_steps.part_ns:
+        walls = case_steps.steady_walls(profiler)
         long, short = (walls[is_long].median() for is_long in (walls > walls.mean(), walls <= walls.mean()))
-        said = f"One of {own.stride} steps takes {{}}, the others {{}}."
+        said = f"One of {case_steps.stride} steps takes {{}}, the others {{}}."
         yield fill(said, duration(long, step_unit([long])), duration(short, step_unit([short])))
-    if is_replay(own) and (before := own.calls_before(profiler)):
+    if is_replay(case_steps) and (before := case_steps.calls_before(profiler)):
         named = [fill(f"{plural(n, 'call')} of {{}}", doc.Code(name)) for name, n in before.items()]
         yield fill("Left out: {} before the first replay (warm-up and capture).", doc.join(named, most=_NAMED))
 
 
-def whose(own: CaseSteps) -> str:
+def whose(case_steps: CaseSteps) -> str:
     """Return ``2 ranks``, ``4 GPUs of one process``, or both numbers where ranks have several GPUs."""
-    gpus = plural(len(own.ranks), "GPU")
-    if len(own.ranks) == own.processes:
-        return plural(own.processes, "rank")
-    return f"{gpus} of one process" if own.processes == 1 else f"{gpus} of {own.processes} ranks"
+    gpus = plural(len(case_steps.ranks), "GPU")
+    if len(case_steps.ranks) == case_steps.processes:
+        return plural(case_steps.processes, "rank")
+    return f"{gpus} of one process" if case_steps.processes == 1 else f"{gpus} of {case_steps.processes} ranks"
 
 
-def peers(own: CaseSteps) -> str:
+def peers(case_steps: CaseSteps) -> str:
     """Return what waits for another one: ranks, or GPUs of one process."""
-    return "ranks" if own.processes > 1 else "GPUs"
+    return "ranks" if case_steps.processes > 1 else "GPUs"
 
 
 # --- where a step goes, and what could be gained ----------------------------------------------------------------------
@@ -315,7 +336,7 @@ class _Row:
 
     name: doc.Text
     of: Callable[[StepParts], float]
-    removes: Callable[[CaseSteps, StepParts], float | None] = lambda own, parts: None
+    removes: Callable[[CaseSteps, StepParts], float | None] = lambda case_steps, parts: None
     improvement: str = ""
     rank: int = 0
     is_shown_without_time: bool = False
@@ -324,68 +345,68 @@ class _Row:
     def is_part(self) -> bool:
         return not isinstance(self.name, str)
 
-    def gain(self, own: CaseSteps, parts: StepParts) -> float | None:
+    def gain(self, case_steps: CaseSteps, parts: StepParts) -> float | None:
         """Return the speed-up of a step without it, at most."""
-        removed = self.removes(own, parts)
+        removed = self.removes(case_steps, parts)
         return None if removed is None else parts.speedup_without(removed)
 
 
 def _rows(cases: Sequence[tuple[CaseSteps, StepParts]]) -> Iterator[_Row]:
     """Yield the rows from top to bottom: the four parts, of which two are divided, and the step."""
-    every = [parts for _, parts in cases]
-    yield _Row(doc.Strong("compute"), _of(StepPart.COMPUTE), is_shown_without_time=True)
-    names = classes(every)
+    all_parts = [parts for _, parts in cases]
+    yield _Row(doc.Strong("compute"), _read_part(StepPart.COMPUTE), is_shown_without_time=True)
+    names = classes(all_parts)
     for name in names:
-        label, of = class_label(name), _of_classes((name,))
-        yield _Row(f"compute: {label}", of, _without_kernels(of), f"if {label} took no time", 4)
+        label, of = class_label(name), _sum_classes((name,))
+        yield _Row(f"compute: {label}", of, _remove_kernels(of), f"if {label} took no time", 4)
     if names:
-        others = _of_classes(names, others=True)
-        yield _Row("compute: other kernels", others, _without_kernels(others))
-    waits = [own for own, parts in cases if parts.waiting_ns is not None]
-    exposed = _of(StepPart.COMMUNICATION)
+        others = _sum_classes(names, others=True)
+        yield _Row("compute: other kernels", others, _remove_kernels(others))
+    waits = [case_steps for case_steps, parts in cases if parts.waiting_ns is not None]
+    exposed = _read_part(StepPart.COMMUNICATION)
     if waits:
         # A faster network does not end the waiting for a late host.
-        name = waiting_name(max(waits, key=lambda own: own.processes))
+        name = waiting_name(max(waits, key=lambda case_steps: case_steps.processes))
         yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed)
         yield _Row("exposed communication: transfer, at most", lambda parts: parts.transfer_ns,
-                   lambda own, parts: parts.transfer_ns, "without transfer", 2, True)  # fmt: skip
+                   lambda case_steps, parts: parts.transfer_ns, "without transfer", 2, True)  # fmt: skip
         yield _Row(f"exposed communication: {name}", lambda parts: parts.waiting_ns or 0.0,
-                   lambda own, parts: parts.waiting_ns or 0.0, f"without {name}", 1, True)  # fmt: skip
+                   lambda case_steps, parts: parts.waiting_ns or 0.0, f"without {name}", 1, True)  # fmt: skip
     else:
-        yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed, _without(StepPart.COMMUNICATION),
+        yield _Row(doc.Strong(PART_NAMES[StepPart.COMMUNICATION]), exposed, _remove_parts(StepPart.COMMUNICATION),
                    "without exposed communication", 2)  # fmt: skip
-    yield _Row(doc.Strong(PART_NAMES[StepPart.COPY]), _of(StepPart.COPY), _without(StepPart.COPY),
+    yield _Row(doc.Strong(PART_NAMES[StepPart.COPY]), _read_part(StepPart.COPY), _remove_parts(StepPart.COPY),
                "without exposed copies", 3)  # fmt: skip
-    for_it = " and the waiting for it" if any(own.wait_cause in IDLE_PARTS for own in waits) else ""
-    yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _without(*IDLE_PARTS), f"without idle time{for_it}",
-               is_shown_without_time=True)  # fmt: skip
-    yield from (_Row(PART_NAMES[part], _of(part), _without(part)) for part in IDLE_PARTS)
+    for_it = " and the waiting for it" if any(case_steps.wait_cause in IDLE_PARTS for case_steps in waits) else ""
+    yield _Row(doc.Strong("idle"), lambda parts: parts.idle_ns, _remove_parts(*IDLE_PARTS),
+               f"without idle time{for_it}", is_shown_without_time=True)  # fmt: skip
+    yield from (_Row(PART_NAMES[part], _read_part(part), _remove_parts(part)) for part in IDLE_PARTS)
     yield _Row(doc.Strong("step"), lambda parts: parts.wall_ns, is_shown_without_time=True)
 
 
-def _of(part: StepPart) -> Callable[[StepParts], float]:
+def _read_part(part: StepPart) -> Callable[[StepParts], float]:
     return lambda parts: parts.ns[part]
 
 
-def _of_classes(names: Collection[str], others: bool = False) -> Callable[[StepParts], float]:
+def _sum_classes(names: Collection[str], others: bool = False) -> Callable[[StepParts], float]:
     return lambda parts: sum((ns for name, ns in parts.classes.items() if (name in names) is not others), 0.0)
 
 
-def _waiting_for(own: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
+def _waiting_for(case_steps: CaseSteps, parts: StepParts, causes: Collection[StepPart]) -> float:
     """Return the waiting that would end with what causes it."""
-    return parts.waiting_ns or 0.0 if own.wait_cause in causes else 0.0
+    return parts.waiting_ns or 0.0 if case_steps.wait_cause in causes else 0.0
 
 
-def _without(*removed: StepPart) -> Callable[[CaseSteps, StepParts], float]:
+def _remove_parts(*removed: StepPart) -> Callable[[CaseSteps, StepParts], float]:
     """Return a function of the time of these parts and of the waiting that they cause."""
-    return lambda own, parts: sum(parts.ns[part] for part in removed) + _waiting_for(own, parts, removed)
+    return lambda case_steps, parts: sum(parts.ns[part] for part in removed) + _waiting_for(case_steps, parts, removed)
 
 
-def _without_kernels(of: Callable[[StepParts], float]) -> Callable[[CaseSteps, StepParts], float | None]:
+def _remove_kernels(of: Callable[[StepParts], float]) -> Callable[[CaseSteps, StepParts], float | None]:
     """Return a function of the time of a class of kernels and of the waiting for it; None for nearly the whole step."""
 
-    def removes(own: CaseSteps, parts: StepParts) -> float | None:
-        removed = of(parts) + _waiting_for(own, parts, [StepPart.COMPUTE]) if of(parts) else 0.0
+    def removes(case_steps: CaseSteps, parts: StepParts) -> float | None:
+        removed = of(parts) + _waiting_for(case_steps, parts, [StepPart.COMPUTE]) if of(parts) else 0.0
         return removed if parts.share(removed) <= _MOST_OF_A_CLASS else None
 
     return removes
@@ -393,8 +414,8 @@ def _without_kernels(of: Callable[[StepParts], float]) -> Callable[[CaseSteps, S
 
 def _is_recorded(case: _Case) -> bool:
     """Return True where the parts are those under the profiler, since the step without it is unknown or too short."""
-    _, own, parts = case
-    return parts is own.parts
+    _, case_steps, parts = case
+    return parts is case_steps.parts
 
 
 def _heading(case: _Case, cases: Sequence[_Case], otherwise: doc.Text = "") -> doc.Text:
@@ -408,21 +429,21 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
     """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
     unit = step_unit(parts.wall_ns for *_, parts in cases)
     shown = [
-        row for row in _rows([(own, parts) for _, own, parts in cases])
+        row for row in _rows([(case_steps, parts) for _, case_steps, parts in cases])
         if row.is_shown_without_time or any(row.of(parts) for *_, parts in cases)
     ]  # fmt: skip
     rows: list[tuple[doc.Content, ...]]
     if len(cases) == 1:
-        ((_, own, parts),) = cases
+        ((_, case_steps, parts),) = cases
         columns = [doc.Column("ns", "", unit), doc.percent("share", "")]
         columns.append(doc.ratio("gain", "speed-up without it, at most"))
         rows = [
             (row.name, doc.Cell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
-             doc.Cell(row.gain(own, parts)))
+             doc.Cell(row.gain(case_steps, parts)))
             for row in shown
         ]  # fmt: skip
     else:
-        columns = [doc.Column(each[0].id, fill(f"{{}}: {unit.name}", _heading(each, cases))) for each in cases]
+        columns = [doc.Column(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
         rows = [
             (row.name, *(with_share(ns, parts.share(ns), unit, row.is_part)
                          for *_, parts in cases for ns in [row.of(parts)]))
@@ -434,9 +455,11 @@ def where_table(cases: Sequence[_Case]) -> doc.Table:
 
 def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
     """Yield the parts of the calls that are no steps, by kind, and the largest kernels of each kind."""
-    every = [(case, kind, n, parts) for case, own, _ in cases for kind, (n, parts) in own.other_calls.items()]
-    unit = step_unit(parts.wall_ns for *_, parts in every)
-    names = [part for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in every)]
+    calls = [
+        (case, kind, n, parts) for case, case_steps, _ in cases for kind, (n, parts) in case_steps.other_calls.items()
+    ]
+    unit = step_unit(parts.wall_ns for *_, parts in calls)
+    names = [part for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in calls)]
     columns: doc.Columns[tuple[CaseResult, str, int, StepParts]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.label("call"), lambda row: row[1]),
@@ -444,14 +467,14 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
         (doc.Column("wall", "time", unit), lambda row: row[3].wall_ns),
         *((doc.Column(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
     ]  # fmt: skip
-    is_prefill = {kind for _, kind, *_ in every} == {PREFILL}
+    is_prefill = {kind for _, kind, *_ in calls} == {PREFILL}
     title = "Where a prefill goes" if is_prefill else "Where calls between steps go"
-    yield doc.table_of("other_calls", every, columns[len(cases) < 2 :], title)
+    yield doc.table_of("other_calls", calls, columns[len(cases) < 2 :], title)
     kernels = [
-        (case, *subject.split(PATH_SEPARATOR, 1), number.value, own.other_calls[kind][1])
-        for case, own, _ in cases
-        for subject, number in own.call_kernels.items()
-        if (kind := subject.split(PATH_SEPARATOR, 1)[0]) in own.other_calls
+        (case, *subject.split(PATH_SEPARATOR, 1), number.value, case_steps.other_calls[kind][1])
+        for case, case_steps, _ in cases
+        for subject, number in case_steps.call_kernels.items()
+        if (kind := subject.split(PATH_SEPARATOR, 1)[0]) in case_steps.other_calls
     ]
     of_kernels: doc.Columns[Any] = [
         (doc.label("case"), lambda row: case_text(row[0])),
@@ -466,24 +489,24 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.Table]:
 
 def gains(cases: Sequence[_Case]) -> doc.Table:
     """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
-    columns = [doc.label("part", ""), *(doc.ratio(each[0].id, _heading(each, cases)) for each in cases)]
-    every = [(own, parts) for _, own, parts in cases]
-    found = [(row.improvement, [row.gain(*each) for each in every]) for row in _improvements(every)]
+    columns = [doc.label("part", ""), *(doc.ratio(case[0].id, _heading(case, cases)) for case in cases)]
+    pairs = [(case_steps, parts) for _, case_steps, parts in cases]
+    improvements = [(row.improvement, [row.gain(*pair) for pair in pairs]) for row in _improvements(pairs)]
     rows = [
-        (name, *speedups) for name, speedups in found
+        (name, *speedups) for name, speedups in improvements
         if len(cases) > 1 and max(filter(None, speedups), default=0.0) >= _LEAST_SPEEDUP
     ]  # fmt: skip
     return doc.make_table("gains", columns, rows, "Speed-up of a step without a part, at most")
 
 
-def _improvements(every: Sequence[tuple[CaseSteps, StepParts]]) -> list[_Row]:
-    return sorted((row for row in _rows(every) if row.improvement), key=lambda row: row.rank)
+def _improvements(cases: Sequence[tuple[CaseSteps, StepParts]]) -> list[_Row]:
+    return sorted((row for row in _rows(cases) if row.improvement), key=lambda row: row.rank)
 
 
-def classes(every: Sequence[StepParts]) -> list[str]:
+def classes(all_parts: Sequence[StepParts]) -> list[str]:
     """Return the classes of kernels that are at least 2 % of any of these steps, by their share of the first one."""
-    names = dict.fromkeys(name for parts in every for name in parts.classes if name != "other")
-    shares = {name: [parts.share(parts.classes.get(name, 0.0)) for parts in every] for name in names}
+    names = dict.fromkeys(name for parts in all_parts for name in parts.classes if name != "other")
+    shares = {name: [parts.share(parts.classes.get(name, 0.0)) for parts in all_parts] for name in names}
     shown = (name for name in shares if max(shares[name]) >= _LEAST_SHARE)
     return sorted(shown, key=shares.__getitem__, reverse=True)
 
@@ -495,9 +518,9 @@ def class_label(name: str) -> str:
 
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
-    every = [parts for *_, parts in cases]
-    unit = step_unit(parts.wall_ns for parts in every)
-    labels = tuple(doc.plain(_heading(each, cases, workload.name)) for each in cases)
+    all_parts = [parts for *_, parts in cases]
+    unit = step_unit(parts.wall_ns for parts in all_parts)
+    labels = tuple(doc.plain(_heading(case, cases, workload.name)) for case in cases)
     under = f", under {cases[0][1].profiler}" if all(map(_is_recorded, cases)) else ""
     return doc.Chart(
         plots.chart_id(workload.name, "step"),
@@ -505,8 +528,8 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         doc.ChartKind.STACKED_BARS,
         doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step", unit, quantity="ns"),
-        {"": bar_series(every)},
-        subtitle=". ".join(filter(None, [plots.fixed(workload), legend_order(len(every))])),
+        {"": bar_series(all_parts)},
+        subtitle=". ".join(filter(None, [plots.fixed(workload), legend_order(len(all_parts))])),
     )
 
 
@@ -515,83 +538,90 @@ def legend_order(bars: int) -> str:
     return f"Legend: shares of the {bars} bars, from the top." if 1 < bars <= doc.MOST_SHARES else ""
 
 
-def pieces(every: Sequence[StepParts]) -> list[tuple[str, str, list[float]]]:
+def pieces(all_parts: Sequence[StepParts]) -> list[tuple[str, str, list[float]]]:
     """Return the pieces of bars from left to right: name, key of the colour, and ns in each bar."""
-    names = classes(every)
-    found = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
-    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
-    found.append(("other kernels" if names else "compute", "rest", left))
+    names = classes(all_parts)
+    class_pieces = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in all_parts]) for name in names]
+    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in all_parts]
+    class_pieces.append(("other kernels" if names else "compute", "rest", left))
     others = ((part, name) for part, name in PART_NAMES.items() if part is not StepPart.COMPUTE)
-    return [*found, *((name, f"step_{part.value}", [parts.ns[part] for parts in every]) for part, name in others)]
+    return [
+        *class_pieces,
+        *((name, f"step_{part.value}", [parts.ns[part] for parts in all_parts]) for part, name in others),
+    ]
 
 
-def bar_series(every: Sequence[StepParts]) -> tuple[doc.Series, ...]:
-    """Return the pieces of a bar for each of ``every`` that are large enough to see."""
+def bar_series(all_parts: Sequence[StepParts]) -> tuple[doc.Series, ...]:
+    """Return the pieces of a bar for each of ``all_parts`` that are large enough to see."""
     return tuple(
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
-        for name, key, values in pieces(every)
-        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
+        for name, key, values in pieces(all_parts)
+        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(all_parts, values, strict=True))
     )
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
-def waiting(own: CaseSteps) -> tuple[str, doc.Text]:
+def waiting(case_steps: CaseSteps) -> tuple[str, doc.Text]:
     """Return which rank others wait for and why, and the share of the step; empty where waiting does not lead."""
-    parts = own.parts_without_profiler
+    parts = case_steps.parts_without_profiler
     if parts is None or not parts.waiting_ns:
         return "", ""
     share = parts.share(parts.waiting_ns)
-    if own.transfer_ns is not None or share < _LEADING_WAIT or parts.waiting_ns <= parts.transfer_ns:
+    if case_steps.transfer_ns is not None or share < _LEADING_WAIT or parts.waiting_ns <= parts.transfer_ns:
         return "", ""
-    steady, most = own.count(StepState.STEADY)[0], max(own.ranks, key=lambda rank: rank.waited_for)
-    cause, does = _WHY_WAITING[own.wait_cause]
+    steady, most = case_steps.count(StepState.STEADY)[0], max(case_steps.ranks, key=lambda rank: rank.waited_for)
+    cause, does = _WHY_WAITING[case_steps.wait_cause]
     if most.waited_for >= _MOSTLY * steady:
-        who = rank_name(own, most)
+        who = rank_name(case_steps, most)
     else:
-        late = sum(rank.waited_for for rank in own.ranks)
+        late = sum(rank.waited_for for rank in case_steps.ranks)
         which = "each step" if late == steady else f"{late} of {steady} steps"
-        who = f"in {which} one {peers(own).removesuffix('s')}"
-    return f"{cause}{who} {does} and {wait(own)}", percent(share)
+        who = f"in {which} one {peers(case_steps).removesuffix('s')}"
+    return f"{cause}{who} {does} and {wait(case_steps)}", percent(share)
 
 
-def waiting_name(own: CaseSteps) -> str:
+def waiting_name(case_steps: CaseSteps) -> str:
     """Return what waiting is called. SendRecv waits for its peer, between stages of a pipeline for most of the time."""
-    if own.transfer_ns is not None:
+    if case_steps.transfer_ns is not None:
         return "waiting in SendRecv (the bubble of a pipeline, or a late peer)"
-    return f"waiting for other {peers(own)}"
+    return f"waiting for other {peers(case_steps)}"
 
 
-def wait(own: CaseSteps) -> str:
-    return "the other waits" if len(own.ranks) == 2 else "the others wait"
+def wait(case_steps: CaseSteps) -> str:
+    return "the other waits" if len(case_steps.ranks) == 2 else "the others wait"
 
 
-def rank_name(own: CaseSteps, rank: RankSteps | StepOutlier) -> str:
+def rank_name(case_steps: CaseSteps, rank: RankSteps | StepOutlier) -> str:
     """Return ``rank 1``, ``GPU 1`` of the only process, or both."""
     if rank.device is None:
         return f"rank {rank.rank}"
-    return f"GPU {rank.device}" if own.processes == 1 else f"rank {rank.rank} GPU {rank.device}"
+    return f"GPU {rank.device}" if case_steps.processes == 1 else f"rank {rank.rank} GPU {rank.device}"
 
 
-def other_step(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Text:
+def other_step(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSteps) -> doc.Text:
     """Return the step that shares are of, where it is not the one whose time is named; empty where it is.
 
     The time may be one without a profiler, and of other steps, if what the profiler adds is unknown or in no part.
     """
-    parts, basis = own.parts_without_profiler, workload.basis
+    parts, basis = case_steps.parts_without_profiler, workload.basis
     if parts is None or basis is None or basis.quantity != "step" or case.time is None:
         return ""
-    if basis.profiler == own.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
+    if basis.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
         return ""
-    under = f"under {own.profiler}" if parts is own.parts else f"without the overhead of {own.profiler}"
+    under = (
+        f"under {case_steps.profiler}"
+        if parts is case_steps.parts
+        else f"without the overhead of {case_steps.profiler}"
+    )
     return fill(f"the {{}} of a mean step {under}", duration(parts.wall_ns, step_unit([parts.wall_ns])))
 
 
 def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     """Yield where a step of ``case`` goes, the largest part first, and what could be gained; nothing where unknown."""
-    own = workload.steps.of(case.id)
-    if own is None or (parts := own.parts_without_profiler) is None:
+    case_steps = workload.steps.of(case.id)
+    if case_steps is None or (parts := case_steps.parts_without_profiler) is None:
         return
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     why = f" (mostly {WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
@@ -599,26 +629,26 @@ def remarks(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     if parts.waiting_ns is None:
         shares[PART_NAMES[StepPart.COMMUNICATION]] = parts.ns[StepPart.COMMUNICATION]
     else:
-        shares |= {"exposed transfer": parts.transfer_ns, waiting_name(own): parts.waiting_ns}
+        shares |= {"exposed transfer": parts.transfer_ns, waiting_name(case_steps): parts.waiting_ns}
     shares |= {PART_NAMES[StepPart.COPY]: parts.ns[StepPart.COPY], f"idle{why}": parts.idle_ns}
     shown = sorted((pair for pair in shares.items() if parts.share(pair[1]) >= LEAST_SHOWN), key=lambda pair: -pair[1])
-    other = other_step(workload, case, own)
+    other = other_step(workload, case, case_steps)
     named = [
         fill(f"{{}} {'' if i or not other else 'is '}{name}", percent(parts.share(ns)))
         for i, (name, ns) in enumerate(shown)
     ]
-    found = [(row.gain(own, parts) or 0.0, row.improvement) for row in _improvements([(own, parts)])]
-    largest = sorted((pair for pair in found if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
+    speedups = [(row.gain(case_steps, parts) or 0.0, row.improvement) for row in _improvements([(case_steps, parts)])]
+    largest = sorted((pair for pair in speedups if pair[0] >= _LEAST_SPEEDUP), key=lambda pair: -pair[0])[:_MOST_GAINS]
     most = doc.join([fill(f"{{}} {name}", ratio(value)) for value, name in largest], last=", ")
-    is_slowed = own.overheads.get(own.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not own.parts
-    who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
-    begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _of_case(workload, case))
+    is_slowed = case_steps.overheads.get(case_steps.profiler, 0.0) >= _LEAST_OVERHEAD and parts is not case_steps.parts
+    who = f"Without the overhead of {case_steps.profiler} a step" if is_slowed else "A step"
+    begin = fill("Of {}{}, " if other else f"{who}{{}}{{}} is ", other, _name_case(workload, case))
     yield fill("{}{}.", begin, doc.join(named))
     if largest:
         yield fill("Upper bounds of a speed-up: {}.", most)
 
 
-def _of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+def _name_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     return fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
 
 
@@ -627,11 +657,13 @@ def _of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 _MOST_PAUSES = 0.5
 
 
-def _pauses(own: CaseSteps) -> float:
+def _pauses(case_steps: CaseSteps) -> float:
     """Return the share of the time of the steps of all ranks in which the GPU is idle in an outlier."""
-    known = own.rows[own.rows[COLUMNS].notna().all(axis=1) & (own.rows["state"] != StepState.OTHER.value)]
-    paused = known.loc[known["state"] == StepState.OUTLIER.value, "idle_ns"].sum()
-    return float(paused / total) if (total := known["wall_ns"].sum()) else 0.0
+    rows = case_steps.rows[
+        case_steps.rows[COLUMNS].notna().all(axis=1) & (case_steps.rows["state"] != StepState.OTHER.value)
+    ]
+    paused = rows.loc[rows["state"] == StepState.OUTLIER.value, "idle_ns"].sum()
+    return float(paused / total) if (total := rows["wall_ns"].sum()) else 0.0
 
 
 def _condition(profiler: str) -> str:
@@ -650,19 +682,22 @@ def warnings(workload: WorkloadFindings) -> Iterator[tuple[str, doc.Text]]:
         what = f"No steps were found in {number}, which the tables of steps and kernels leave out: {{}}."
         yield "without_steps", fill(what, named)
     for case in workload.cases:
-        if own := workload.steps.of(case.id):
-            yield from _warnings_of_case(own, _of_case(workload, case), case_text(case), workload.name)
+        if case_steps := workload.steps.of(case.id):
+            yield from _warnings_of_case(case_steps, _name_case(workload, case), case_text(case), workload.name)
 
 
 def _warnings_of_case(
-    own: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str
+    case_steps: CaseSteps, of_case: doc.Text, name: doc.Text, workload: str
 ) -> Iterator[tuple[str, doc.Text]]:
     # Where plain timed even steps, their time is the median.
-    if own.uneven and ("plain" in own.uneven or "plain" not in own.times):
-        profiler = next(iter(own.uneven))
-        walls = own.steady_walls(profiler)
+    if case_steps.uneven and ("plain" in case_steps.uneven or "plain" not in case_steps.times):
+        profiler = next(iter(case_steps.uneven))
+        walls = case_steps.steady_walls(profiler)
         unit = step_unit([walls.median(), walls.max()])
-        spreads = [fill(f"{{}} ({_condition(each)})", percent(spread)) for each, spread in own.uneven.items()]
+        spreads = [
+            fill(f"{{}} ({_condition(profiler_name)})", percent(spread))
+            for profiler_name, spread in case_steps.uneven.items()
+        ]
         yield (
             "uneven",
             fill(
@@ -675,7 +710,7 @@ def _warnings_of_case(
                 doc.join(spreads),
             ),
         )
-    if own.rule is StepRule.PATTERN and (share := _pauses(own)) > _MOST_PAUSES:
+    if case_steps.rule is StepRule.PATTERN and (share := _pauses(case_steps)) > _MOST_PAUSES:
         yield (
             "outliers",
             fill(
@@ -685,11 +720,12 @@ def _warnings_of_case(
                 of_case,
             ),
         )
-    if own.pattern_count is not None and own.pattern_count != own.steps:
+    if case_steps.pattern_count is not None and case_steps.pattern_count != case_steps.steps:
         yield (
             "step_rule",
             fill(
-                f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
+                f"The steps{{}} begin {_RULES[case_steps.rule]}: {case_steps.steps}."
+                f" Its launches recur {case_steps.pattern_count} times."
                 " Check that a step is what you mean.",
                 of_case,
             ),
@@ -705,38 +741,47 @@ def copies(cases: Sequence[_Case]) -> doc.Table:
     Those of less than every second step and 0.1 % of its time are left out.
     """
     shown = [
-        (case_text(case), {name: copy for name, copy in own.copies.items()
+        (case_text(case), {name: copy for name, copy in case_steps.copies.items()
                            if copy.calls >= 0.5 or parts.share(copy.ns) >= 0.001})
-        for case, own, parts in cases
+        for case, case_steps, parts in cases
     ]  # fmt: skip
     return copy_table(shown, "copies and sets of a step")
 
 
 def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title: str) -> doc.Table:
     """Return a row for each direction of the copies of each case, which stands beside its label."""
-    every = [(label if i == 0 else "", *each) for label, own in cases for i, each in enumerate(own.items())]
+    rows = [
+        (label if i == 0 else "", *copy) for label, case_copies in cases for i, copy in enumerate(case_copies.items())
+    ]
     columns = [
         (doc.label("case"), lambda row: row[0]),
         # ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``.
         (doc.label("direction", title),
          lambda row: row[1].strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(copy.ns for *_, copy in every)), lambda row: row[2].ns),
-        (doc.Column("bytes", "size", size_unit(copy.bytes for *_, copy in every)), lambda row: row[2].bytes or ""),
+        (doc.Column("ns", "time", time_unit(copy.ns for *_, copy in rows)), lambda row: row[2].ns),
+        (doc.Column("bytes", "size", size_unit(copy.bytes for *_, copy in rows)), lambda row: row[2].bytes or ""),
         (doc.Column("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
     ]  # fmt: skip
-    return doc.table_of("copies", every, columns[len(cases) < 2 :])
+    return doc.table_of("copies", rows, columns[len(cases) < 2 :])
 
 
 def found_steps(cases: Sequence[_Case]) -> doc.Table:
     """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
     rare = (StepState.UNMATCHED, StepState.LAST)
-    states = [state for state in _FOUND if state not in rare or any(own.count(state)[1] for _, own, _ in cases)]
+    states = [
+        state for state in _FOUND if state not in rare or any(case_steps.count(state)[1] for _, case_steps, _ in cases)
+    ]
     columns = [doc.label("case"), *(doc.words(state.value, _FOUND[state]) for state in states)]
     columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
     rows = [
-        [case_text(case), *(span(own.count(state)) for state in states), own.coverage, _RULES[own.rule]]
-        for case, own, _ in cases
+        [
+            case_text(case),
+            *(span(case_steps.count(state)) for state in states),
+            case_steps.coverage,
+            _RULES[case_steps.rule],
+        ]
+        for case, case_steps, _ in cases
         if len(cases) > 1
     ]
     return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)

@@ -87,10 +87,10 @@ def slug(text: str) -> str:
 
     A checksum keeps texts apart that differ in other signs, such as ``A+`` and ``A*``.
     """
-    found = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower()
-    if found and re.fullmatch(r"[\w.,:;()/&<>%= -]*", text, re.ASCII):
-        return found
-    return f"{found or 'plot'}-{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower()
+    if name and re.fullmatch(r"[\w.,:;()/&<>%= -]*", text, re.ASCII):
+        return name
+    return f"{name or 'plot'}-{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
 
 
 # --- the text above and below a table --------------------------------------------------------------------------------
@@ -258,7 +258,9 @@ class _TableWriter:
 
     def _label(self, axis: str, value: Any) -> doc.Text:
         if axis == "value":
-            return self._value_title(next(known for known in self._study.values if known.name == value))
+            return self._value_title(
+                next(study_value for study_value in self._study.values if study_value.name == value)
+            )
         if value is None:
             return MISSING
         if axis == self._study.compare:
@@ -298,9 +300,9 @@ def study_plots(studies: Iterable[Study]) -> doc.Section:
     charts: list[doc.Chart] = []
     empty: list[str] = []
     for study in studies:
-        own = [chart for value in study.values if (chart := study_plot(study, value))]
-        charts += own
-        empty += [] if own else [study.entry.title]
+        drawn = [chart for value in study.values if (chart := study_plot(study, value))]
+        charts += drawn
+        empty += [] if drawn else [study.entry.title]
     note = doc.concat("Not drawn, because they have fewer than two numbers: ", doc.join(empty, most=4), ".")
     return doc.Section("study_plots", "Requested plots", (*charts, *((doc.Paragraph(note),) if empty else ())))
 
@@ -393,5 +395,5 @@ def baseline_name(study: Study) -> str | None:
     """Return the name of the only baseline; None without one, and where there are several."""
     if study.compare not in study.column_axes:
         return None
-    found = {name for name, place in _lines(study) if place[study.compare or ""] in study.baselines}
-    return found.pop() if len(found) == 1 else None
+    names = {name for name, place in _lines(study) if place[study.compare or ""] in study.baselines}
+    return names.pop() if len(names) == 1 else None

@@ -37,21 +37,22 @@ _WAIT = EventKind.IDLE_BLOCKED.value
 def timeline(workload: WorkloadFindings) -> doc.Section:
     """Return the timelines of the cases, of which a reader sees one; empty without single launches."""
     order = {case.id: number for number, case in enumerate(sorted(workload.cases, key=lambda c: not c.is_baseline))}
-    own = [
-        each for each in sorted(workload.timelines, key=lambda t: order.get(t.case, len(order)))
-        if any(lane.kind is LaneKind.STREAM for rank in each.ranks for lane in rank.lanes)
+    timelines = [
+        timeline for timeline in sorted(workload.timelines, key=lambda t: order.get(t.case, len(order)))
+        if any(lane.kind is LaneKind.STREAM for rank in timeline.ranks for lane in rank.lanes)
     ]  # fmt: skip
-    if not own:
+    if not timelines:
         return doc.Section("timeline", "", workload=workload.name)
     classes = class_order(workload)
     texts = {case.id: case_text(case) for case in workload.cases}
     options: dict[tuple[str, ...], tuple[doc.Block, ...]] = {
-        (doc.plain(texts.get(each.case, each.case)) or workload.name,): tuple(_blocks(each, classes)) for each in own
+        (doc.plain(texts.get(timeline.case, timeline.case)) or workload.name,): tuple(_blocks(timeline, classes))
+        for timeline in timelines
     }
     blocks = next(iter(options.values()))
     if len(options) > 1:
         blocks = (doc.Choice("timeline", ("case",), options),)
-    if len(own) == MOST_TIMELINES < len(workload.cases):
+    if len(timelines) == MOST_TIMELINES < len(workload.cases):
         which = f"the timelines of the first {MOST_TIMELINES} cases"
         text = f"These are {which}. timeline.parquet holds those of the others."
         blocks = (*blocks, doc.Paragraph(text, doc.Placement.HTML))
@@ -75,8 +76,8 @@ def _blocks(timeline: CaseTimeline, classes: Sequence[str]) -> list[doc.Block]:
     )
     idle = {place: number for number, (place, lane) in enumerate(of_ranks) if lane.kind is LaneKind.IDLE}
     # The place of the rank and the gap.
-    every = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
-    gaps = heapq.nlargest(_GAPS, every, key=lambda each: each[1].duration_ns)
+    placed_gaps = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
+    gaps = heapq.nlargest(_GAPS, placed_gaps, key=lambda pair: pair[1].duration_ns)
     picture = doc.Timeline(
         f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns,
         _labels((lane for *_, lane in lanes), classes),
@@ -138,8 +139,8 @@ def _lane_title(lane: Lane) -> str:
 
 
 def _key(key: str) -> str:
-    own = _WAIT if key == EventKind.WAIT.value else key
-    return f"step_{own}" if own in _NAMES else own or "other"
+    class_key = _WAIT if key == EventKind.WAIT.value else key
+    return f"step_{class_key}" if class_key in _NAMES else class_key or "other"
 
 
 def _labels(lanes: Iterable[Lane], classes: Sequence[str]) -> dict[str, str]:

@@ -37,9 +37,9 @@ def _context(workload: WorkloadFindings) -> str:
         parts.append(f"Every case: {', '.join(f'{axis} {as_text(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
     if workload.basis and counts and not _is_in_headline(workload):
-        are_uneven = any(workload.basis.profiler in own.uneven for own in workload.steps.cases)
+        are_uneven = any(workload.basis.profiler in case_steps.uneven for case_steps in workload.steps.cases)
         what = quantity(workload.basis, are_uneven)
-        parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_of_processes(workload)}.")
+        parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_name_processes(workload)}.")
     if workload.is_on_cpu:
         recorder = "torch.profiler" if workload.cpu_rows == CPU_ROWS else workload.kernel_profiler
         parts.append(f"Measured on a CPU: shares are the self time of {workload.cpu_rows}, as {recorder} records it.")
@@ -48,7 +48,7 @@ def _context(workload: WorkloadFindings) -> str:
     return " ".join(parts)
 
 
-def _of_processes(workload: WorkloadFindings) -> str:
+def _name_processes(workload: WorkloadFindings) -> str:
     """Return in how many processes the samples of each case were taken, where several repeated it."""
     counts = sorted({case.time.processes for case in workload.cases if case.time})
     if workload.basis is None or workload.basis.quantity == "wall" or not counts or counts[-1] == 1:
@@ -65,8 +65,10 @@ def _is_in_headline(workload: WorkloadFindings) -> bool:
 
 def _found_steps(workload: WorkloadFindings) -> doc.Text:
     """Return how the steps were found, where no profiler divided them: there the table of their parts says it."""
-    own = workload.steps.cases
-    return steps.found_text(own) if own and all(each.parts is None for each in own) else ""
+    all_steps = workload.steps.cases
+    return (
+        steps.found_text(all_steps) if all_steps and all(case_steps.parts is None for case_steps in all_steps) else ""
+    )
 
 
 def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
@@ -108,16 +110,18 @@ def items_per_s(workload: WorkloadFindings, case: CaseResult) -> float | None:
 
 def peak_memory(workload: WorkloadFindings, case: CaseResult) -> float | None:
     """Return the largest peak of a rank in bytes, of programs with steps."""
-    own = workload.steps.of(case.id)
-    return max((rank.peak_memory for rank in own.ranks if rank.peak_memory), default=None) if own else None
+    case_steps = workload.steps.of(case.id)
+    return (
+        max((rank.peak_memory for rank in case_steps.ranks if rank.peak_memory), default=None) if case_steps else None
+    )
 
 
 def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None) -> doc.Text:
     """Return the flags of a case; of the lowest time of a shape, which has a ``win``, also why it is in doubt."""
-    own = _own_flags(case)
+    case_flags = _own_flags(case)
     if not workload.compare or win is None or win.verdict != WinVerdict.INCONCLUSIVE:
-        return own
-    return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
+        return case_flags
+    return doc.join([part for part in (case_flags, fill("in doubt: {}", doubt_of(win))) if part], last="; ")
 
 
 def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
@@ -158,14 +162,14 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     compared = win.second if win.best is base else base
     others = [case for case in (compared,) if case not in win.disqualified] + [*win.disqualified]
     by_flags = grouped(
-        (own, case.variant)
+        (case_flags, case.variant)
         for case in others
-        if case is not None and case is not win.best and (own := _own_flags(case))
+        if case is not None and case is not win.best and (case_flags := _own_flags(case))
     )
     best = _own_flags(win.best)
     is_shared = len(others) == 1 and by_flags.pop(best, []) != []
     parts = [fill("winner and baseline: {}", best) if is_shared else best]
-    parts += [fill("{}: {}", names(variants, _MOST_NAMES), own) for own, variants in by_flags.items()]
+    parts += [fill("{}: {}", names(variants, _MOST_NAMES), case_flags) for case_flags, variants in by_flags.items()]
     if win.verdict == WinVerdict.INCONCLUSIVE:
         parts.append(fill("in doubt: {}", doubt_of(win)))
     kept = [part for part in parts if part]
@@ -184,10 +188,13 @@ def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
     groups = {others: dict(by_group[others]) for others in selection.groups(workload, axis)}
     if len(groups) < 2:
         return None
-    values = sorted({value for own in groups.values() for value in own if is_number(value)})
+    values = sorted({value for by_value in groups.values() for value in by_value if is_number(value)})
     columns = [doc.label(axis)]
     columns += [doc.label(in_words(others), selection.column(others)) for others in groups]
-    rows = [(doc.Cell(text=as_text(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
+    rows = [
+        (doc.Cell(text=as_text(value)), *(_winner(by_value.get(value)) for by_value in groups.values()))
+        for value in values
+    ]
     title = "Fastest of each shape, and its speed-up over the baseline"
     return doc.make_table("winners", columns, rows, title)
 
@@ -296,11 +303,11 @@ def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
 def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
     """Return one line for each flag of a timed case of the workloads, with the number of these cases."""
     timed = sum(1 for workload in workloads for case in workload.cases if case.time)
-    found: list[doc.Text] = []
+    lines: list[doc.Text] = []
     for flag, flagged in _flagged(workloads).items():
         count = "every case" if len(flagged) == timed else f"{len(flagged)} of {timed} cases"
-        found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", doc.Strong(flag)))
-    return found
+        lines.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", doc.Strong(flag)))
+    return lines
 
 
 def meanings(workloads: Sequence[WorkloadFindings]) -> dict[str, str]:
@@ -346,11 +353,11 @@ def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
     spreads = {workload.nodes.spread: None for workload in workloads if workload.nodes.spread}
     if not spreads:
         return f"{begin}. How far these lie apart is not known, so no lead is called a win."
-    each = ", ".join(
+    variations = ", ".join(
         f"{readable(spread.case)} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them"
         for spread in spreads
     )
-    return f"{begin}: {each}. A smaller lead is not called a win."
+    return f"{begin}: {variations}. A smaller lead is not called a win."
 
 
 def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:

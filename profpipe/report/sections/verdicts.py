@@ -81,8 +81,8 @@ def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
     if len(judged) == 1:
         return f"{NAMES[judged[0].verdict]}, {signed_percent(judged[0].ratio - 1)}"
     order = (*_CHANGED, Verdict.SAME, Verdict.INCONCLUSIVE)
-    shown = [each for each in order if findings.count(each) or each is Verdict.SLOWER]
-    return ", ".join(f"{findings.count(each)} {NAMES[each]}" for each in shown)
+    shown = [kind for kind in order if findings.count(kind) or kind is Verdict.SLOWER]
+    return ", ".join(f"{findings.count(kind)} {NAMES[kind]}" for kind in shown)
 
 
 def _facts(findings: PairFindings, run: Manifest, settings: PairsEntry) -> Iterator[doc.Text]:
@@ -185,7 +185,7 @@ def _overall(findings: PairFindings) -> str:
     judged = [case.judgement for case in findings.cases if case.judgement]
     if len(judged) < 2:
         return ""
-    mean = math.exp(statistics.fmean(math.log(each.ratio) for each in judged))
+    mean = math.exp(statistics.fmean(math.log(judgement.ratio) for judgement in judged))
     return (
         f"Over {len(judged)} cases B - A is {signed_percent(mean - 1)} on average (geometric mean; cases count alike)."
     )
@@ -275,8 +275,8 @@ def _energies(cases: Sequence[CaseVerdict]) -> doc.Table:
         (doc.Column("p", "p"), lambda row: row[2].p),
         (doc.count("pairs"), lambda row: row[2].pairs),
     ]
-    found = [(case, case.energy, case.energy.judgement) for case in cases if case.energy and case.energy.judgement]
-    return doc.table_of("energies", found, columns, "Energy, judged in the same way as time; it is no part of a gate")
+    judged = [(case, case.energy, case.energy.judgement) for case in cases if case.energy and case.energy.judgement]
+    return doc.table_of("energies", judged, columns, "Energy, judged in the same way as time; it is no part of a gate")
 
 
 def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
@@ -289,7 +289,7 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
         " code are known to differ.",
     ]
     judged = [(case.b_ns / case.a_ns, case.judgement) for case in cases if case.judgement]
-    if any(abs(math.log(medians / own.ratio)) > math.log1p(own.floor) for medians, own in judged):
+    if any(abs(math.log(medians / judgement.ratio)) > math.log1p(judgement.floor) for medians, judgement in judged):
         sentences.append(
             "Where B - A does not fit A and B, the speed of the machine changed between pairs, or single processes were"
             " slow: read B - A and its interval."
@@ -421,7 +421,7 @@ def forest(findings: PairFindings) -> doc.Section:
         doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
                  cases=tuple(map(name, rows))),
         doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
-        {"": tuple(each for each in series if each.marks)},
+        {"": tuple(points for points in series if points.marks)},
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
         doc.Placement.HTML,
@@ -458,7 +458,7 @@ def _pairs(case: CaseVerdict) -> Iterator[doc.Chart]:
     """Yield the difference of each pair in their order."""
     if len(case.log_ratios) < 2:
         return
-    marks = tuple(doc.Mark(float(i), math.expm1(own)) for i, own in enumerate(case.log_ratios, start=1))
+    marks = tuple(doc.Mark(float(i), math.expm1(log_ratio)) for i, log_ratio in enumerate(case.log_ratios, start=1))
     references = [doc.Reference(doc.ReferenceKind.LEVEL, 0.0, "the same")]
     if case.judgement:
         references.append(doc.Reference(doc.ReferenceKind.LEVEL, case.judgement.ratio - 1, "estimate"))

@@ -41,7 +41,9 @@ def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]
         "unseen": _unseen(findings),
         "outside": _outside(findings),
         "differ": (line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
-        "launches": (_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
+        "launches": (
+            _lost_launches(launch_count, findings) for launch_count in findings.launch_counts if launch_count.differing
+        ),
     }
     yield from ((kind, line) for kind, lines in kinds.items() for line in lines)
     yield from (pair for workload in findings.workloads for pair in steps.warnings(workload))
@@ -94,11 +96,13 @@ def _failed(findings: Findings) -> Iterator[doc.Text]:
 def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for the cases that requested one kernel family and ran the same other one."""
     groups = grouped(
-        ((each.workload, each.requested, each.found), each.case) for each in findings.expectations if not each.is_met
+        ((expectation.workload, expectation.requested, expectation.found), expectation.case)
+        for expectation in findings.expectations
+        if not expectation.is_met
     )
-    for (workload, requested, found), cases in groups.items():
+    for (workload, requested, families), cases in groups.items():
         named = doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
-        ran = doc.join(map(doc.Code, found)) or "no attention kernel (gemm and softmax)"
+        ran = doc.join(map(doc.Code, families)) or "no attention kernel (gemm and softmax)"
         yield doc.concat(
             doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
             doc.join(map(doc.Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
@@ -143,26 +147,28 @@ def _incident(incident: Incident) -> doc.Text:
 
 def _outside(findings: Findings) -> Iterator[doc.Text]:
     hint = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
-    for found in findings.unattributed:
-        if found.unexplained >= environment.LEAST_UNEXPLAINED:
-            yield doc.concat(environment.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
+    for unattributed in findings.unattributed:
+        if unattributed.unexplained >= environment.LEAST_UNEXPLAINED:
+            yield doc.concat(
+                environment.outside(unattributed, findings), ".", hint if unattributed.profiler == "ncu" else ""
+            )
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[each.case], doc.Number(figure.difference, SIGNED_PERCENT)))
-        for each in workload.agreements
-        for figure in each.figures
+        (figure.profiler, (labels[agreement.case], doc.Number(figure.difference, SIGNED_PERCENT)))
+        for agreement in workload.agreements
+        for figure in agreement.figures
         if figure.is_unexplained
     )
-    for profiler, own in unexplained.items():
+    for profiler, differing in unexplained.items():
         who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
         yield doc.concat(
             who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
-            f"{len(own)} of {count_cases(len(workload.agreements))}", of_workload(workload.name, findings), ": ",
-            doc.join((fill("{} ({})", *case) for case in own), most=_NAMED), ".",
+            f"{len(differing)} of {count_cases(len(workload.agreements))}", of_workload(workload.name, findings), ": ",
+            doc.join((fill("{} ({})", *case) for case in differing), most=_NAMED), ".",
         )  # fmt: skip
 
 
@@ -249,15 +255,15 @@ def skipped(findings: Findings) -> doc.Section:
         return names(group.profilers if ran or group.is_whole_workload else (), _GROUPS)
 
     columns = [
-        (doc.label("workload"), lambda own: names(list(dict.fromkeys(group.workload for group in own)), len(own))),
-        (doc.label("cases"), lambda own: name_cases(own[0], findings) or "all cases"),
-        (doc.count("number"), lambda own: sum(len(group.cases) for group in own) or None),
-        (doc.words("profilers"), lambda own: profilers(own[0])),
-        (doc.words("reason"), lambda own: own[0].reason),
+        (doc.label("workload"), lambda row: names(list(dict.fromkeys(group.workload for group in row)), len(row))),
+        (doc.label("cases"), lambda row: name_cases(row[0], findings) or "all cases"),
+        (doc.count("number"), lambda row: sum(len(group.cases) for group in row) or None),
+        (doc.words("profilers"), lambda row: profilers(row[0])),
+        (doc.words("reason"), lambda row: row[0].reason),
     ]
     groups = grouped((alike(group), group) for group in findings.not_run if group.status is Status.SKIPPED)
     table = doc.table_of("skipped", groups.values(), columns)
-    return doc.make_section("skipped", "Skipped", [_without_only_workload(table, findings)])
+    return doc.make_section("skipped", "Skipped", [_drop_only_workload(table, findings)])
 
 
 def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
@@ -277,10 +283,10 @@ def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
         (doc.words("reason"), lambda pair: pair[1].reason or ("" if pair[1].task_state else "not recorded")),
         (doc.words("log"), lambda pair: logs(pair[1])),
     ]
-    return _without_only_workload(doc.table_of(id, groups, columns), findings)
+    return _drop_only_workload(doc.table_of(id, groups, columns), findings)
 
 
-def _without_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
+def _drop_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
     return table if len(findings.workloads) > 1 else table.without("workload")
 
 
@@ -296,30 +302,36 @@ def name_cases(group: NotRun, findings: Findings) -> doc.Text:
     """Return the cases of a group by the parameters that they share; empty for all cases of a workload."""
     if group.is_whole_workload:
         return ""
-    every = findings.cases_of(group.workload)
-    by_variant = grouped((every[id].variant if id in every else "", id) for id in group.cases)
-    own = {variant: [case for case in every.values() if case.variant == variant] for variant in by_variant}
-    return doc.join((_named(own[variant], variant, ids) for variant, ids in by_variant.items()), most=_GROUPS)
+    all_cases = findings.cases_of(group.workload)
+    by_variant = grouped((all_cases[id].variant if id in all_cases else "", id) for id in group.cases)
+    variant_cases = {
+        variant: [case for case in all_cases.values() if case.variant == variant] for variant in by_variant
+    }
+    return doc.join((_named(variant_cases[variant], variant, ids) for variant, ids in by_variant.items()), most=_GROUPS)
 
 
-def _named(own: Sequence[CaseResult], variant: str, ids: Sequence[str]) -> doc.Text:
-    """Return a variant and the axes that distinguish the cases ``ids`` among ``own``: ``sage with mode=fwd_bwd``."""
+def _named(variant_cases: Sequence[CaseResult], variant: str, ids: Sequence[str]) -> doc.Text:
+    """Return a variant and the axes that distinguish the cases ``ids`` from its others: ``sage with mode=fwd_bwd``."""
     named = set(ids)
-    chosen = [case for case in own if case.id in named]
+    chosen = [case for case in variant_cases if case.id in named]
     if not chosen or len(chosen) < len(ids):
         return names([unquote(id) for id in ids], _NAMED)
     name: doc.Text = doc.Code(variant) if variant else ()
-    if len(chosen) == len(own):
+    if len(chosen) == len(variant_cases):
         return name or "every case"
-    values, every = _values(chosen), _values(own)
+    values, all_values = _values(chosen), _values(variant_cases)
     shared = {axis: here for axis, here in values.items() if len(here) == 1}
-    some = {axis: here for axis, here in values.items() if here != every[axis] and len(chosen) >= 4}
+    some = {axis: here for axis, here in values.items() if here != all_values[axis] and len(chosen) >= 4}
     for axes in (shared, some):
-        among = [case for case in own if all(as_text(dict(case.shape)[axis]) in here for axis, here in axes.items())]
+        among = [
+            case
+            for case in variant_cases
+            if all(as_text(dict(case.shape)[axis]) in here for axis, here in axes.items())
+        ]
         if axes and len(among) == len(chosen):
             return doc.concat(name, " " if name else "", _at(axes))
-    each = doc.join((_at(_values([case])) for case in chosen), most=_NAMED)
-    return doc.concat(name, " " if name else "", each)
+    listed = doc.join((_at(_values([case])) for case in chosen), most=_NAMED)
+    return doc.concat(name, " " if name else "", listed)
 
 
 def _at(values: Mapping[str, Mapping[str, object]]) -> doc.Text:
@@ -341,4 +353,4 @@ def _at(values: Mapping[str, Mapping[str, object]]) -> doc.Text:
 def _values(cases: Iterable[CaseResult]) -> dict[str, dict[str, object]]:
     """Return each axis with the values that ``cases`` have on it, by their text."""
     values = grouped(pair for case in cases for pair in case.shape)
-    return {axis: {as_text(value): value for value in own} for axis, own in values.items()}
+    return {axis: {as_text(value): value for value in axis_values} for axis, axis_values in values.items()}
