@@ -245,7 +245,9 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
             results.append(outcome.as_resumed(_run_commands(attempt_job, profiler, attempt, log, context)))
         else:
             # Which files an attempt left is not known where the log has lost its begin.
-            has_own_files = attempt.cases is None and bool(cases_of_files(profiler.artifacts(attempt_job)).keys() - job.records)
+            has_own_files = attempt.cases is None and bool(
+                cases_of_files(profiler.artifacts(attempt_job)).keys() - job.records
+            )
             keeps = profiler.TRAITS.keeps_ended_cases and not removed and not has_own_files
             results.append(outcome.cut_off(attempt_job, attempt.ended, keeps_ended_cases=keeps))
     return outcome.with_all_pending(results)
