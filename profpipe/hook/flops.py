@@ -152,7 +152,7 @@ class FlopCount:
         """Name what is called without an operator of torch."""
         original = getattr(kind, method)
 
-        def call(callee: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(callee: Any, /, *args: Any, **kwargs: Any) -> Any:
             self.unknown[name(callee)] += 1
             return original(callee, *args, **kwargs)
 
