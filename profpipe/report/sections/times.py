@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from profpipe.analysis.case_index import CPU_ROWS, OVERHEAD
+from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words, is_number, running_axis, without
 from profpipe.analysis.findings import CaseResult, Doubt, DoubtCause, Shape, Win, WinVerdict, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -41,7 +41,7 @@ def _context(workload: WorkloadFindings) -> str:
         what = quantity(workload.basis, are_uneven)
         parts.append(f"Time: {what}, over {samples(workload.basis, counts)}{_name_processes(workload)}.")
     if workload.is_on_cpu:
-        recorder = "torch.profiler" if workload.cpu_rows == CPU_ROWS else workload.kernel_profiler
+        recorder = "torch.profiler" if workload.kernel_profiler == "torch" else workload.kernel_profiler
         parts.append(f"Measured on a CPU: shares are the self time of {workload.cpu_rows}, as {recorder} records it.")
     elif workload.has_no_gpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
