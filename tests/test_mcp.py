@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from profpipe.commands import ingest
+from profpipe.commands import api
 from profpipe.commands.mcp import Library
 from profpipe.errors import ConfigError
 
@@ -197,16 +197,16 @@ def test_a_link_that_takes_the_place_of_a_file_while_it_is_read_shows_nothing(
     folder.mkdir()
     write_trace(folder / "a.json", "public", 5)
     write_trace(secret, "outside", 5)
-    library, read_file = Library([folder]), ingest.read_file
+    library, read = Library([folder]), api.read
 
     def swap(path: Path) -> Any:
         path.rename(tmp_path / "kept")
         path.symlink_to(secret)
-        found = read_file(path)
+        run = read(path)
         (tmp_path / "kept").rename(path)
-        return found
+        return run
 
-    monkeypatch.setattr(ingest, "read_file", swap)
+    monkeypatch.setattr(api, "read", swap)
     with pytest.raises(ConfigError, match="changed while it was read"):
         library.kernels("a.json")
     monkeypatch.undo()
