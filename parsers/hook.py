@@ -85,7 +85,8 @@ def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
         device=str(about.get("device_name") or ""),
         notes=tuple(notes),
     )
-    iterations = _iterations(written)
+    # Ranks share the numbers of their steps, and each one alone may see other iterations.
+    iterations = _iterations(written) if about.get("rank") is None else []
     parts = iterations or _parts(written)
     steps = _steps(written, about, parts, bool(iterations))
     requests = [] if about.get("rank") else list(_settled_requests(parts, steps))
@@ -237,7 +238,10 @@ _FEWEST_CALLS = 3
 
 
 def _join_threads(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines so that the calls of each thread are one line, where there are several: the longest first."""
+    """Return the lines so that the calls of each thread are one line, where there are several: the longest first.
+
+    These calls overlap, so the energy between two readings is that of none of them.
+    """
     columns = ("step", "start_ns", "wall_ns", "calls")
     lines = [line for line in written if line["hook"] == "steps"]
     threads: dict[int, list[Any]] = {}
@@ -249,7 +253,7 @@ def _join_threads(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     several.sort(key=lambda rows: -sum(row[2] for row in rows))
     steps = (dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)) for rows in several)
     of = {"hook": "steps", "rule": schema.StepRule.FORWARD.value}
-    return [*({**of, **line} for line in steps), *({**line, "hook": "memory"} for line in written)]
+    return [*({**of, **line} for line in steps), *({**line, "hook": "memory", "energy": None} for line in written)]
 
 
 def _iterations(written: list[dict[str, Any]]) -> list[_Part]:

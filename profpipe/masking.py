@@ -327,7 +327,8 @@ def _decoded_spans(text: str, find: Callable[[str], Iterable[_Span]], levels: in
     The last decoding joins what colours and ends of lines separate.
     """
     escapes = list(_escapes(text)) if levels > 0 else []
-    if not escapes or any(character != _BREAK for _, _, character in escapes):
+    # A backslash may be that of a password, and no escape.
+    if not escapes or any(character != _BREAK or text[start] == "\\" for start, _, character in escapes):
         yield from find(text)
     pieces = escapes or (list(_seams(text)) if levels >= 0 else [])
     if not pieces:

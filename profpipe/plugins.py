@@ -41,7 +41,7 @@ def folders(kind: str, pipeline_dir: Path | None = None) -> list[Path]:
 
 @functools.cache
 def installed(kind: str) -> Mapping[str, Path]:
-    """Return the modules of entry points by the name of a file, ``NAME.py``. None of them is imported.
+    """Return the modules of entry points by the name of a file, ``NAME.py``. Only packages around them are imported.
 
     An entry point whose module is not there raises ConfigError, which names the package.
     """
@@ -51,11 +51,11 @@ def installed(kind: str) -> Mapping[str, Path]:
     for entry in metadata.entry_points(group=f"profpipe.{kind}"):
         try:
             spec = importlib.util.find_spec(entry.module)
-        except ImportError:
+        except Exception:  # the package around the module is imported, and may raise anything
             spec = None
         if spec is None or spec.origin is None:
             package = entry.dist.name if entry.dist else "a package"
-            what = f"names the module {entry.module!r} for profpipe.{kind}, and there is none."
+            what = f"names the module {entry.module!r} for profpipe.{kind}, which cannot be imported."
             raise ConfigError(package, what, f"Install {package} again, or uninstall it.")
         modules[f"{entry.name}.py"] = Path(spec.origin)
     return modules
@@ -84,7 +84,7 @@ def files(kind: str, pattern: str, pipeline_dir: Path | None = None) -> Iterator
     first: dict[str, Path] = {}
     for name, path in named:
         first.setdefault(name, path)
-    yield from (path for name, path in first.items() if not name.startswith("_"))
+    yield from (path for name, path in first.items() if not name.startswith(("_", ".")))
 
 
 def pipeline_path(name: str | None) -> Path:

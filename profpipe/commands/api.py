@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Union
@@ -138,8 +137,12 @@ def read(path: StrPath, *more: StrPath, step_range: str = "", out: StrPath = "ou
 
     places = [Path(path), *map(Path, more)]
     if not more:
-        with suppress(ConfigError):
+        try:
             folder = folders.find(str(path), Path(out))
+        except ConfigError:
+            if not places[0].exists():
+                raise
+        else:
             return Run(folder, *store.load(folder))
     return _read_recordings(places, step_range)
 

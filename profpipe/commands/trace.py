@@ -205,7 +205,7 @@ def _opened(folder: Path, source: str, args: argparse.Namespace) -> Iterator[Pat
     """
     from profpipe.commands.ingest import exported
 
-    tail = Path(source).parts
+    tail = tuple(part for part in Path(source).parts if part != "..")
     named = [path for path in args.recordings if path.absolute().parts[-len(tail) :] == tail]
     path = next((path for path in (*named, folder / source, Path(source)) if path.exists()), None)
     if path is None:

@@ -186,6 +186,8 @@ class Times(Capture):
         if self._clock is None:
             library = clock.cuda()
             self._clock = clock.EventClock(library) if library else clock.HostClock()
+            if rule != "forward":
+                self._clock.share_between_threads()
             if library and self._energy is None:
                 # To open NVML can take a second, so it is done before the first step.
                 self._energy = EnergyCounter(library)

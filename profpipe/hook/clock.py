@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from time import monotonic, perf_counter_ns, sleep, time_ns
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -38,16 +39,22 @@ class _Open(threading.local):
     boundary: Any = None
 
 
-class HostClock:
+class _Clock:
+    def __init__(self) -> None:
+        self._open: Any = _Open()
+
+    def share_between_threads(self) -> None:
+        """Let one thread end the step that another one began."""
+        self._open = types.SimpleNamespace(begin=None, boundary=None)
+
+
+class HostClock(_Clock):
     """Times on a CPU, where a step is over when its last call returns."""
 
     name = "perf_counter"
 
     #: The number of the last step that has ended, where it has no time yet.
     unfinished = None
-
-    def __init__(self) -> None:
-        self._open = _Open()
 
     def begin(self, number: int) -> None:
         self._open.begin = (number, time_ns(), perf_counter_ns())
@@ -61,7 +68,7 @@ class HostClock:
         return ()
 
 
-class EventClock:
+class EventClock(_Clock):
     """Times between CUDA events on the program's stream, read when the GPU has passed them.
 
     The end of a step and the begin of the next one are one event, so that no time is lost between the two.
@@ -70,11 +77,11 @@ class EventClock:
     name = "cuda_event"
 
     def __init__(self, library: Any) -> None:
+        super().__init__()
         self._cuda = library
         self._free: List[Any] = []
         #: (number, start on the host, event of the begin, event of the end), the oldest first
         self._steps: List[Tuple[int, int, Any, Any]] = []
-        self._open = _Open()
 
     def begin(self, number: int) -> None:
         opened = self._open

@@ -53,7 +53,11 @@ class Record:
         """Write an exception of the hook, once for each place. The program goes on as if there were no hook."""
         if self._is_new((type(error), during)):
             lines = traceback.format_exception(type(error), error, error.__traceback__)
-            self.write("error", type=type(error).__name__, message=str(error), during=during, traceback="".join(lines))
+            about = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
+            try:
+                self.write("error", during=during, **about)
+            except OSError as full:  # a full disk must not end the program
+                print(f"profpipe: the start-up hook cannot write: {full}", file=sys.stderr)
 
     def forget(self) -> None:
         """Leave the file to the parent process, after a fork. Another thread may have held the lock."""
@@ -118,6 +122,10 @@ def describe(given: Settings) -> Dict[str, Any]:
     return about
 
 
+#: Seconds after which a process that calls ``os._exit`` ends, whatever the hook still waits for.
+_LONGEST_END_S = 330.0
+
+
 def at_end(finish: Callable[[], None]) -> None:
     """Have ``finish`` called where this process ends, also by ``os._exit`` and in a process of multiprocessing.
 
@@ -129,8 +137,14 @@ def at_end(finish: Callable[[], None]) -> None:
 
     @functools.wraps(leave)
     def finish_and_leave(status: int) -> None:
-        finish()
-        leave(status)
+        try:
+            # A GPU that hangs never finishes the last steps.
+            last = threading.Timer(_LONGEST_END_S, leave, (status,))
+            last.daemon = True
+            last.start()
+            finish()
+        finally:
+            leave(status)
 
     os._exit = finish_and_leave  # type: ignore[assignment]
     util = sys.modules.get("multiprocessing.util")

@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import threading
+import types
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
@@ -87,7 +88,8 @@ class Steps:
     def _reset(self) -> None:
         self.number, self.rule = -1, ""
         self._is_over = False
-        self._thread, self._threads, self._lock = _Thread(), itertools.count(), threading.RLock()
+        self._thread: Any = _Thread()
+        self._threads, self._lock = itertools.count(), threading.RLock()
         #: The capture of the process from its first boundary on.
         self._capture: Any = None
         self._members = Sequence()
@@ -158,7 +160,10 @@ class Steps:
         what = self._members.add(member)
         if what == "inside":
             return
-        if what == "new" and self.number >= 0 and rule == self.rule:
+        if what == "new" and self.number < 0 < self._optimizer_steps:
+            # Plain begins to count again here.
+            self._optimizer_steps = 0
+        elif what == "new" and self.number >= 0 and rule == self.rule:
             if self.number < self._settings.warmup:
                 self._discard()
             else:
@@ -195,6 +200,9 @@ class Steps:
         elif rule != self.rule:
             self._discard()
         self.rule = rule
+        if rule != "forward" and isinstance(self._thread, _Thread):
+            # Only calls of modules have steps in each thread.
+            self._thread = types.SimpleNamespace(step=-1, index=-1)
         self._end()
         if not self._stops:
             self.number += 1
@@ -238,12 +246,17 @@ class Steps:
         """Complete the files. A forked child inherits this function, and the steps are not its own."""
         if pid != os.getpid() or self._capture is None:
             return
+        # Other threads may still call modules. One that hangs must not keep the process.
+        is_alone = self._lock.acquire(timeout=10.0)
         capture, self._capture, self._is_over = self._capture, None, True
         try:
             capture.finish()
             self._record.write("finished", steps=self.number + (self._thread.step < 0), stopped=bool(self._stops))
         except Exception as error:  # at the exit nothing else can be done with it
             self._record.error(error, "exit")
+        finally:
+            if is_alone:
+                self._lock.release()
 
     def _restart_in_child(self) -> None:
         """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""

@@ -120,7 +120,8 @@ def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
     # In other texts RE2 has other words and spaces than Python.
     is_plain = [_PLAIN.fullmatch(text) is not None for text in texts]
     column = pa.array([text if plain else "" for text, plain in zip(texts, is_plain, strict=True)], pa.large_string())
-    patterns = [f"(?:(?m){_LOOK_AROUND.sub('', rule.expression)})" for rule in rules()]
+    # RE2 copies what is repeated up to a number of times. Without it the pattern finds more, never less.
+    patterns = [re.sub(r"\{0,\d+\}", "*", f"(?:(?m){_LOOK_AROUND.sub('', rule.expression)})") for rule in rules()]
 
     def search(pattern: str, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         matches = pyarrow.compute.match_substring_regex(column.take(pa.array(rows)), pattern)

@@ -76,8 +76,13 @@ def complete(pending: Path) -> None:
     """Move the steps that a process, which has ended, left in ``pending`` to its record (``hook.record.Pending``)."""
     record = pending.with_suffix(".jsonl")
     written = [line for line in read(record, "hook")[0] if line["hook"] in ("steps", "restart")]
-    last = int(written[-1]["step"][-1]) if written and written[-1]["hook"] == "steps" else -1
-    rows = [row for row in PENDING_STEP.iter_unpack(pending.read_bytes()) if row[1] and row[0] > last]
+    begin = max((i + 1 for i, line in enumerate(written) if line["hook"] == "restart"), default=0)
+    # Steps of several threads are not in the order of their numbers.
+    recorded = {int(step) for line in written[begin:] for step in line["step"]}
+    content = pending.read_bytes()
+    whole = content[: len(content) // PENDING_STEP.size * PENDING_STEP.size]  # the disk may have been full
+    rows = [row for row in PENDING_STEP.iter_unpack(whole) if row[1] and row[0] not in recorded]
+    last = max(recorded, default=-1)
     done = [(number, start, round(wall), *words.rstrip(b"\0").decode(errors="replace").split(" ", 2))
             for number, start, wall, words in rows if wall >= 0]  # fmt: skip
     more: list[Event] = []
@@ -85,8 +90,8 @@ def complete(pending: Path) -> None:
         step, start_ns, wall_ns, (rule, *_), (clock, *_), calls = zip(*done, strict=True)
         times = {"step": step, "start_ns": start_ns, "wall_ns": wall_ns, "calls": calls}
         more.append({"hook": "steps", "rule": rule, "clock": clock, **times})
-        last = step[-1]
-    if rows and (lost := rows[-1][0] - last):
+        last = max(last, *step)
+    if rows and (lost := rows[-1][0] - last) > 0:
         steps = f"{lost} steps" if lost > 1 else "step"
         more.append({"hook": "note", "text": f"the process ended before the GPU had finished its last {steps}"})
     with record.open("a", encoding="utf-8") as stream:

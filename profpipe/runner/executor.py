@@ -393,7 +393,9 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output_end = output.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
     is_usable = returncode is not None and not missing and (command.runs_workload or returncode == 0)
-    has_failed = command.has_failed(returncode, seconds) and not failure_reasons.ended_by(returncode, job.command)
+    # A process of a pair must come to its end: a signal would decide its time, and a gate would pass.
+    was_ended = not job.label and failure_reasons.ended_by(returncode, job.command)
+    has_failed = command.has_failed(returncode, seconds) and not was_ended
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end), is_usable, has_failed, used)
 
 

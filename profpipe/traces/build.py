@@ -238,9 +238,12 @@ class Builder:
         of_line = np.isin(line.rows, rows[chosen])
         # A gap after the last operation of a case belongs to what follows.
         ends = np.sort(line.end[of_line])
-        at = np.searchsorted(ends, opened).clip(max=max(len(ends) - 1, 0))
-        kept = of_line[following] | (closed >= window[1])
-        kept &= (ends[at] == opened) & (opened >= window[0]) & (opened < window[1])
+        # A gap may be divided in two.
+        gap = np.searchsorted(anything.end[:-1], opened, side="right") - 1
+        begin = anything.end[gap]
+        at = np.searchsorted(ends, begin).clip(max=max(len(ends) - 1, 0))
+        kept = of_line[following[gap]] | (closed >= window[1])
+        kept &= (ends[at] == begin) & (opened >= window[0]) & (opened < window[1]) & (closed > opened)
         start, end = opened[kept], np.minimum(closed[kept], window[1])
         return Slices(start, end, cause[kept], IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
 

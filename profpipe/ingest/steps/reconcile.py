@@ -131,20 +131,24 @@ def of_replays(graph: Ints, launch: Ints, name: Ints) -> Iterator[Row]:
         fewer = inner[size[inner] < usual]
         if identity < 0 and len(fewer):
             whole = name[kernels[replay == int(np.flatnonzero(size == usual)[0])]]
-            fewer = _lacking(name[kernels], replay, fewer, whole)
+            # A part that recurs is a graph, unless nearly all replays are alike.
+            fewer = _lacking(name[kernels], replay, fewer, whole, _SAME_REPLAYS if is_known else 2)
         if len(fewer):
             yield _row(Check.REPLAYS, (usual - size[fewer]).sum(), "1", len(inner))
 
 
-def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints) -> Ints:
-    """Return which of the replays ``fewer`` hold a part of the kernels ``whole``, each part less than three times."""
-    parts = {number: np.sort(name[replay == number]).tobytes() for number in fewer.tolist()}
+def _lacking(name: Ints, replay: Ints, fewer: Ints, whole: Ints, same: int) -> Ints:
+    """Return which of the replays ``fewer`` hold a part of the kernels ``whole``, a part less than ``same`` times."""
+    order = np.argsort(replay, kind="stable")
+    first, last = (np.searchsorted(replay[order], fewer, side) for side in ("left", "right"))
+    spans = zip(fewer.tolist(), first.tolist(), last.tolist(), strict=True)
+    parts = {number: np.sort(name[order[begin:end]]).tobytes() for number, begin, end in spans}
     times = Counter(parts.values())
     counts = Counter(whole.tolist())
     lacking = [
         number
         for number, part in parts.items()
-        if times[part] < _SAME_REPLAYS and not Counter(np.frombuffer(part, dtype=name.dtype).tolist()) - counts
+        if times[part] < same and not Counter(np.frombuffer(part, dtype=name.dtype).tolist()) - counts
     ]
     return np.array(lacking, dtype=np.int64)
 

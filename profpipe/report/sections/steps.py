@@ -203,7 +203,7 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     if left_out:
         text = doc.concat(f"Left out: {' and '.join(left_out)}. ", text)
     if strides := sorted(
-        {case_steps.stride for case_steps in cases if case_steps.stride > 1 and not case_steps.part_ns}
+        {case_steps.stride for case_steps in cases if case_steps.stride > 1 and case_steps.rule is StepRule.PATTERN}
     ):
         numbers = " or ".join(map(str, strides))
         text = fill("{} The sequence recurs {} times in a step: the host pauses after the last of them.", text, numbers)
