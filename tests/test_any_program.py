@@ -137,7 +137,7 @@ for _ in range(9):
     (tmp_path / "replay.py").write_text(program, encoding="utf-8")
     profpipe(tmp_path, "run", "-p", "plain", "--", sys.executable, "replay.py")
     found = rows(tmp_path / "out" / "latest" / "steps.parquet")
-    assert {row["kind"] for row in found} == {"Graph"} and len(found) in (5, 6)
+    assert {row["kind"] for row in found} == {"CUDAGraph"} and len(found) in (5, 6)
 
 
 @pytest.mark.exhaustive

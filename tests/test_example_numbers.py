@@ -160,6 +160,8 @@ def test_every_recorded_number_is_on_the_pages_of_today(example: str) -> None:
     lost: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for cell in RECORDED[RECORDED["example"] == example].itertuples():
+        if cell.title == "Time that a profiler adds to the loop" and str(cell.text).startswith("-"):
+            continue  # no profiler adds a negative time, and the page says "none"
         key = (section_of(str(cell.page), str(cell.heading)), str(cell.column))
         count = sum(not is_found for is_found in search(cell, pages, values))
         if count:

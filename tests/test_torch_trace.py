@@ -429,7 +429,7 @@ def test_without_ids_a_kernel_belongs_to_the_convolution_around_its_call(parser:
         launch(10, 15, tid=2),
         kernel(GEMM, 10, 260, 10),
     )
-    assert classes(parser.parse(path)) == [("bias", "other", 1), (GEMM, "conv", 1), (GEMM, "gemm", 1)]
+    assert classes(parser.parse(path)) == [("bias", "elementwise", 1), (GEMM, "conv", 1), (GEMM, "gemm", 1)]
 
 
 def test_other_work_inside_a_convolution_keeps_its_class(parser: ModuleType, trace: Write) -> None:

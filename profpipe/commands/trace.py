@@ -206,7 +206,8 @@ def _opened(folder: Path, source: str, args: argparse.Namespace) -> Iterator[Pat
     from profpipe.commands.ingest import exported
 
     tail = tuple(part for part in Path(source).parts if part != "..")
-    named = [path for path in args.recordings if path.absolute().parts[-len(tail) :] == tail]
+    places = {path: tuple(part for part in path.absolute().parts if part != "..") for path in args.recordings}
+    named = [path for path, place in places.items() if place[-len(tail) :] == tail]
     path = next((path for path in (*named, folder / source, Path(source)) if path.exists()), None)
     if path is None:
         raise ConfigError(
