@@ -119,3 +119,13 @@ def test_the_file_keeps_the_steps_and_names_no_folder_of_this_machine(project):
 )
 def test_a_wrong_command_line_is_refused(project, arguments, message):
     assert refusal(project, *arguments).startswith(f"profpipe: {message}")
+
+
+@pytest.mark.slow
+def test_a_process_of_a_pair_that_a_signal_ended_has_failed(project):
+    (project / "bench.py").write_text("import os, sys\nif sys.argv[1] == 'b':\n    os.kill(os.getpid(), 15)\n")
+    sides = ["--a", "set:v=a", "--b", "set:v=b"]
+    profpipe(
+        project, "ab", "--pairs", "1", *sides, "--", "python", "bench.py", "{v}", PYTHONPATH=WITHOUT_TORCH, exit_code=1
+    )
+    assert "killed by SIGTERM" in (project / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")

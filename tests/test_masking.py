@@ -136,6 +136,11 @@ def test_ordinary_texts_are_kept(text):
     assert masking.mask_forms(text) == text
 
 
+@pytest.mark.parametrize("secret", ["pa\\b12345x", "Tr0ub\\adour&3"])
+def test_a_backslash_of_a_known_secret_is_no_escape(secret):
+    assert masking.masker({secret: "${DB}"}).mask(f"login {secret} failed") == "login ${DB} failed"
+
+
 def test_the_pages_of_the_examples_hold_no_secret():
     pages = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".md", ".html", ".json", ".csv")]
     texts = [path.read_text(encoding="utf-8") for path in pages]

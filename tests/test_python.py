@@ -42,6 +42,9 @@ def test_a_folder_of_results_is_found_by_its_path_and_below_the_results_folder(r
     by_path, by_name = profpipe.read(results), profpipe.read("mine", out=results.parent)
     assert by_path.kernels.equals(by_name.kernels)
     assert by_path.answer == profpipe.read(NSYS).answer
+    (results / "kernels.parquet").write_text("damaged")
+    with pytest.raises(ConfigError, match=r"kernels\.parquet: is not the table that profpipe wrote"):
+        profpipe.read(results)
 
 
 def test_a_notebook_shows_the_first_screen_as_text(tmp_path: Path) -> None:
@@ -68,6 +71,8 @@ def test_what_cannot_be_read_raises_an_error_that_says_why(tmp_path: Path) -> No
     (tmp_path / "notes.txt").write_text("no profile")
     with pytest.raises(UnreadableFile, match="is in no format that profpipe reads"):
         profpipe.read(tmp_path / "notes.txt")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        profpipe.read(tmp_path / "absent")
     with pytest.raises(UnreadableFile, match="there is no such file"):
         profpipe.read(NSYS, tmp_path / "absent.sqlite")
 
