@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from program import profpipe
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_results import judge_win
@@ -138,3 +139,23 @@ def test_a_case_behind_the_second_counts_on_another_node(ratio: float, is_doubte
     nodes = Nodes({"impl=a": ("node1",), "impl=b": ("node1",), "impl=c": ("node2",)}, spread=spread)
     found = judge_win((*cases[:2], replace(cases[2], marks=())), {}, nodes=nodes)
     assert found and found.doubts == (Doubt(DoubtCause.NODE_SPREAD, ("a", "c"), spread=spread),) * is_doubted
+
+
+ALGORITHMS = """
+import numpy, time, torch
+def build(params):
+    if params["algo"] == "numpy":
+        return lambda: time.sleep(0.001)
+    matrix = torch.ones(64, 64)
+    return lambda: (time.sleep(0.004), matrix @ matrix)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profilers", ["plain", "plain,torch"])
+def test_a_case_without_operators_is_the_fastest_whichever_profilers_run(tmp_path, profilers):
+    (tmp_path / "algorithms.py").write_text(ALGORITHMS)
+    matrix = "{script: algorithms, matrix: {algo: [numpy, torch]}, baseline: {algo: torch}}"
+    (tmp_path / "pipeline.yaml").write_text(f"version: 1\nworkloads:\n  both: {matrix}\n")
+    printed = profpipe(tmp_path, "run", "-p", profilers, "--set", "timing.budget_s=0.3")
+    assert "algo=numpy is fastest" in " ".join(printed.split())
