@@ -93,7 +93,7 @@ def _is_ours(table: str) -> bool:
 def parse(path: Path, step_range: str | None = "") -> schema.Tables:
     """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
     with _refusing(path):
-        return events.tables(_read(path), step_range)
+        return events.tables(_read(path), step_range, path.parent)
 
 
 def launches(path: Path) -> pd.DataFrame:

@@ -77,7 +77,7 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    tables = _fill_ranks(events.tables(recording, step_range), trace)
+    tables = _fill_ranks(events.tables(recording, step_range, path.parent), trace)
     if trace.of_modules is None:
         return tables
     of_modules = modules.rows(_read(trace.of_modules), trace.of_modules)

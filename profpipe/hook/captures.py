@@ -18,6 +18,7 @@ from profpipe import ranges
 from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
+from profpipe.hook.host import Host
 from profpipe.hook.modules import ModuleRanges
 from profpipe.hook.record import Pending, Record
 from profpipe.hook.settings import Settings
@@ -292,6 +293,7 @@ class TorchTrace(Capture):
         self._opened = _Opened()
         self._others: Any = None
         self._flops = FlopStep(record)
+        self._host = Host(given, record)
         #: How often the steps so far call what.
         self._calls: Counter[str] = Counter()
         if given.is_collected:
@@ -315,6 +317,7 @@ class TorchTrace(Capture):
         if number == self.settings.warmup and self._profile is not None:
             self._start()
         if self._is_on:
+            self._host.boundary(number)
             name = _range_name(self.settings, rule, number, call)
             if number > self.settings.last:
                 name = name.replace(ranges.STEP_PREFIX, ranges.MODULES_PREFIX, 1)
@@ -333,6 +336,8 @@ class TorchTrace(Capture):
                     pass
         self._has_step = self._is_on
         self._has_all = self._is_on and number >= self.settings.last
+        if number >= self.settings.last:
+            self._host.end()
         if self._is_on and number >= self._last:
             self._export()
 
@@ -344,12 +349,14 @@ class TorchTrace(Capture):
     def discard(self) -> None:
         self._calls.clear()
         self._flops.abandon()
+        self._host.discard()
         if self._has_all:
             self._export()
 
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the steps to record."""
         self._flops.abandon()
+        self._host.end()
         if self._is_on and not self._has_step:
             self._is_on = False
             self._profile.stop_trace()
@@ -415,6 +422,7 @@ class Ranges(Capture):
         self._opened = _Opened()
         self._window = choose_window(given, record)
         self._open = ranges.free_ranges(given.profiler) if given.profiler != "ncu" else None
+        self._host = Host(given, record) if self._open is not None else None
         if self._open is None and given.profiler == "nsys":
             record.note(
                 "no library for NVTX ranges is in this process, so nsys sees no steps: torch is built without CUDA and "
@@ -424,6 +432,8 @@ class Ranges(Capture):
     def begin(self, rule: str, number: int, call: str) -> None:
         if number == self.settings.warmup and self._window is not None:
             self._window.begin()
+        if self._host is not None:
+            self._host.boundary(number)
         if self._open is not None and self.settings.warmup <= number <= self.settings.last:
             self._opened.range = self._open(_range_name(self.settings, rule, number, call))
 
@@ -431,6 +441,8 @@ class Ranges(Capture):
         if self._opened.range is not None:
             close, self._opened.range = self._opened.range, None
             close()
+        if self._host is not None and number >= self.settings.last:
+            self._host.end()
         if self._window is not None and number >= self.settings.last:
             self._window.end(number - self.settings.last)
 
@@ -438,7 +450,13 @@ class Ranges(Capture):
         # A range without an end is no step for the parsers.
         self._opened.range = None
 
+    def discard(self) -> None:
+        if self._host is not None:
+            self._host.discard()
+
     def finish(self) -> None:
+        if self._host is not None:
+            self._host.end()
         if self._window is not None:
             self._window.leave()
 

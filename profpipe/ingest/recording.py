@@ -6,16 +6,18 @@ are placed in ranges, and the tables are summed up.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import attribution, bounds, kernel_classes, launch_tables
+from profpipe.ingest import attribution, bounds, host, kernel_classes, launch_tables
 from profpipe.ingest.attribution import Attribution, Launches
 from profpipe.ingest.groupby import Int64s, Ints, factorize, labelled
 from profpipe.ingest.operations import Operations, Spans
@@ -86,11 +88,16 @@ def corrected(recording: Recording) -> Recording:
     return replace(recording, operations=done, origin=origin)
 
 
-def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
-    """Return the tables. ``step_range`` is that of ``reader.Source``."""
+def tables(recording: Recording, step_range: str | None = "", folder: Path | None = None) -> schema.Tables:
+    """Return the tables. ``step_range`` is that of ``reader.Source``.
+
+    ``folder`` is that of the file, in which the start-up hook may have left what it saw of a process.
+    """
+    read_host = functools.partial(host.read, folder) if folder else None
     work, launches, ranges = recording.operations, recording.launches, recording.ranges
     waits, pids, latest = recording.waits, recording.pids, recording.latest
     finds_steps, on_gpu, read_shapes = recording.finds_steps, recording.on_gpu, recording.read_shapes
+    tids = recording.tids
     with ThreadPoolExecutor(max_workers=1) as executor:
         # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
         # takes the least memory: what a thread frees, glibc does not give to the others.
@@ -108,12 +115,12 @@ def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
         steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
         if finds_steps and on_gpu:
             metrics = launch_tables.overlap_rows(work, placed, pids, range_rows)
-            steps = search.find(work, ranges, waits, pids, latest, step_range)
+            steps = search.find(work, ranges, waits, pids, latest, step_range, tids, read_host)
         elif finds_steps and work.checks:
             lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
-            steps = search.find_on_host(ranges, pids, step_range or "")
+            steps = search.find_on_host(work, ranges, pids, step_range or "", read_host)
     if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
         metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     # A benchmark repeats a kernel, and maybe a memset before it: its cases are compared by their kernels, not by steps.

@@ -282,6 +282,10 @@ STEP_RANGE: Final = "step_range"
 STEP_STRIDE: Final = "step_stride"
 #: Metric of steps in which kernels send from one rank to another: ns of the transfer in a step, at most.
 STEP_TRANSFER: Final = "step_transfer"
+#: What the host did while a late launch left the GPU idle in a steady step, by name and place; and the rest of a wait,
+#: while queued work kept the GPU busy.
+WAIT_IDLE: Final = "wait_idle"
+WAIT_HIDDEN: Final = "wait_hidden"
 #: Metric: ns of one of the steps of which several are an iteration.
 STEP_PART: Final = "step_part"
 #: Metrics of what a device runs after the last step: ns until its end, and of its kernels.

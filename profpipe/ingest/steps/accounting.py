@@ -121,8 +121,8 @@ def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union, least
     )
 
 
-def gaps(timeline: Timeline, anything: Union, waits: Union) -> tuple[Int64s, Int64s, Ints]:
-    """Return start, end and cause of each time in which nothing runs on a device; ``anything`` is what runs.
+def gaps(timeline: Timeline, anything: Union, waits: Union) -> tuple[Int64s, Int64s, Ints, Ints]:
+    """Return start, end, cause and the next operation of each time in which nothing runs; ``anything`` is what runs.
 
     A gap that a late launch ends is divided at the begin of its call. The cause before it is 1, or 2 where the host sat
     in a call that waits for the GPU as the gap began. After the call, and where no call is late, the cause is 0:
@@ -135,12 +135,12 @@ def gaps(timeline: Timeline, anything: Union, waits: Union) -> tuple[Int64s, Int
     start, end = np.concatenate([opened[late], called]), np.concatenate([called[late], closed])
     cause = np.concatenate([1 + waited[late], np.zeros(len(called), dtype=np.int64)])
     order = np.argsort(start, kind="stable")
-    return start[order], end[order], cause[order]
+    return start[order], end[order], cause[order], np.concatenate([following[late], following])[order]
 
 
 def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> list[Int64s]:
     """Return by period the idle time before late launches, and that which began while the host waited."""
-    start, end, cause = gaps(timeline, anything, waits)
+    start, end, cause, _ = gaps(timeline, anything, waits)
     # A period begins with an operation, so no gap reaches over its ends.
     period = count_up_to(bounds, start) - 1
     periods = len(bounds) - 1

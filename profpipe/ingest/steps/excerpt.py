@@ -106,6 +106,10 @@ class Excerpts:
         self._waiting = {process: Union(spans.start, spans.end) for process, spans in self._waits.items()}
         self._parts: list[Rows] = []
 
+    def waits(self, process: int) -> Spans:
+        """Return the calls in which the host waited for the GPU in ``process``."""
+        return self._waits.get(process, Spans.none())
+
     def waiting(self, process: int) -> Union:
         """Return when the host waited for the GPU in ``process``."""
         return self._waiting.get(process, _NEVER)
@@ -122,12 +126,12 @@ class Excerpts:
             end = int(np.partition(line.start[near], window.most)[window.most])
             near = near[line.start[near] <= end]
         part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
-        opened, closed, cause = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
+        opened, closed, cause, _ = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
-        waits = self._waits.get(place["process"], Spans.none())
+        waits = self.waits(place["process"])
         rows = (
             _rows(window, np.array([window.begin]), np.array([end]), window.kind.value),
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),

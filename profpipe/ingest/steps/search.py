@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import bounds
-from profpipe.ingest.groupby import Int64s
+from profpipe.ingest import bounds, host
+from profpipe.ingest.groupby import Int64s, Union
+from profpipe.ingest.host import Host
 from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconcile, windows
 from profpipe.ingest.steps.accounting import Accounts
@@ -35,6 +36,8 @@ def find(
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
     step_range: str | None = "",
+    tids: Callable[[Int64s], Any] = lambda threads: threads,
+    read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
 ) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
 
@@ -44,7 +47,8 @@ def find(
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
     figures are the parts of the whole recording. ``unclosed`` and ``step_range`` are those of ``windows.find``;
-    where ``step_range`` is None, nothing is a step by pattern.
+    where ``step_range`` is None, nothing is a step by pattern. ``tids`` turns the threads of launches into
+    thread ids; ``read_host`` returns what the start-up hook saw of a process, by its pid.
     """
     by_process = windows.find(ranges, unclosed, step_range or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
@@ -96,6 +100,9 @@ def find(
         window = excerpt.of_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
         step_figures += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
+        seen = _see_host(by_process.get(process, ()), shown.waits(process), process, pids, read_host)
+        causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin, tids)
+        step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
@@ -110,6 +117,50 @@ def find(
         step_figures=schema.frame(schema.STEP_FIGURES, [*checks, *step_figures]),
         timeline=shown.table(),
     )
+
+
+def _see_host(
+    sorts: Sequence[Segments],
+    waits: Spans,
+    process: int,
+    pids: Callable[[Int64s], Any] | None,
+    read_host: Callable[[int], Mapping[str, Any] | None] | None,
+) -> Host | None:
+    """Return what the start-up hook saw of a process whose steps it has marked; None without it."""
+    steps = next((segments for segments in sorts if segments.rule in _SURE), None)
+    if pids is None or read_host is None or steps is None:
+        return None
+    content = read_host(int(pids(np.array([process]))[0]))
+    return (
+        None if content is None else host.place(content, steps.step[steps.is_step], steps.begin[steps.is_step], waits)
+    )
+
+
+def _causes(
+    operations: Operations,
+    accounts: Accounts,
+    mine: pd.DataFrame,
+    waiting: Union,
+    seen: Host | None,
+    origin: int,
+    tids: Callable[[Int64s], Any],
+) -> Iterator[Figure]:
+    """Yield the causes of the idle time before late launches in the steady steps of a device."""
+    line = accounts.line
+    steady = mine[mine["state"] == StepState.STEADY.value].sort_values("start_ns")
+    if steady.empty or seen is None:
+        return
+    begin = steady["start_ns"].to_numpy(dtype=np.int64) + origin
+    spans = begin, begin + steady["wall_ns"].to_numpy(dtype=np.int64)
+    start, end, cause, following = accounting.gaps(line, Union(line.start, line.end), waiting)
+    last = int(line.end.max())
+    if spans[1][-1] > last:
+        # The last step lasts until its range ends, and launches nothing more.
+        start, end, cause = np.append(start, last), np.append(end, spans[1][-1]), np.append(cause, 1)
+        following = np.append(following, len(line.rows) - 1)
+    wanted = np.flatnonzero((cause > 0) & (host.find_span(*spans, start) >= 0))
+    _, thread = operations.read_calls(line.rows[following[wanted]])
+    yield from host.causes(seen, start[wanted], end[wanted], np.asarray(tids(thread)), spans)
 
 
 def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
@@ -240,11 +291,17 @@ def _agree(chosen: Segments, by_pattern: Segments) -> bool:
     return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
 
 
-def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], step_range: str = "") -> schema.Tables:
+def find_on_host(
+    operations: Operations,
+    ranges: Spans,
+    pids: Callable[[Int64s], Any],
+    step_range: str = "",
+    read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
+) -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
     by_process = windows.find(ranges, step_range=step_range)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
-    frames = []
+    frames, causes = [], []
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
@@ -254,4 +311,13 @@ def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], step_range: str =
         frames.append(
             pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state, "kind": kind})
         )
-    return _tables(pids, steps=schema.frame(schema.STEPS, pd.concat(frames, ignore_index=True) if frames else {}))
+        steady = np.flatnonzero(state == StepState.STEADY.value)
+        seen = _see_host([first], Spans.none(), process, pids, read_host) if len(steady) else None
+        if seen:
+            spans = first.begin[steady], first.begin[steady] + wall[steady]
+            rows = np.flatnonzero(operations.process == process)
+            busy = Union(operations.start[rows], operations.end[rows])
+            of_steps = host.causes(seen, *spans, np.zeros(len(steady), dtype=np.int64), spans, busy)
+            causes += [{**figure, "process": process, "device": -1} for figure in of_steps]
+    steps = schema.frame(schema.STEPS, pd.concat(frames, ignore_index=True) if frames else {})
+    return _tables(pids, steps=steps, step_figures=schema.frame(schema.STEP_FIGURES, causes))

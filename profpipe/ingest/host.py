@@ -1,0 +1,196 @@
+"""Why a GPU is idle in the steady steps: the waits and the lines of the host, by name, place and time.
+
+Idle time that a late launch ends is divided by what the host did meanwhile, in this order:
+
+1. a wait that has a name: of the file that the start-up hook wrote, or a call in which the host waited for the GPU;
+2. what the launching thread ran, by samples of its Python stack. Between two kernels of one stretch of launches that is
+   the ``launching`` itself; in a longer gap it is ``host code``.
+
+The parts add up to that idle time. The rest of a wait, while queued work kept the GPU busy, is ``hidden``: without it
+the step would take as long. In a backward pass autograd's own thread launches, which has no Python stack: the samples
+of the thread that waits in ``backward()`` stand for it.
+
+The file of a process, ``hook.capture.4711.host.json``, holds ``steps`` (``step``, ``time_ns``), ``places``, ``samples``
+(``time_ns``, ``thread``, ``place``, ``is_backward``), ``waits`` (name, begin, end, thread, place, detail) and
+``main_thread``. Its clock is that of the process; the begins of the steps lead to the clock of the recording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from profpipe.ingest.groupby import Bools, Int64s, Ints, Union, count_up_to
+from profpipe.ingest.operations import Spans
+from profpipe.results import schema
+
+#: A gap from this length on is no launch that follows another one: PyTorch launches an operator in 5 to 50 us, and a
+#: profiler makes that a few times as long.
+_LONG_NS: Final = 300_000
+#: Bytes of a file of the hook that are read: one of an hour has 40 MB.
+_MOST_BYTES: Final = 256_000_000
+#: Causes of a device that have a row; the others are one.
+_MOST_CAUSES: Final = 20
+
+#: Names of waits that are no wait of the hook.
+READ, HOST_CODE, LAUNCHING, OPERATORS = "synchronising call", "host code", "launching", "operators"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host of a process did, in ns on the clock of the recording.
+
+    ``waits`` do not overlap: of two that do, the inner one counts. ``place`` of waits and samples indexes ``places``,
+    -1 where it is unknown. A sample stands for the time since the one before it of its thread. ``samples`` are by
+    thread (its id); thread 0 is the one that stands for threads without Python.
+    """
+
+    start: Int64s
+    end: Int64s
+    name: Ints
+    place: Ints
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+    samples: Mapping[int, tuple[Int64s, Ints]]
+
+
+def read(folder: Path, pid: int) -> dict[str, Any] | None:
+    """Return the file of the start-up hook in ``folder`` for the process ``pid``; None where there is none to use."""
+    paths = sorted(folder.glob(f"hook.*{pid}.host.json")) if pid >= 0 else []
+    if len(paths) != 1 or not paths[0].is_file() or paths[0].stat().st_size > _MOST_BYTES:
+        return None
+    try:
+        content = json.loads(paths[0].read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) and content["pid"] == pid else None
+    except (ValueError, KeyError):
+        return None
+
+
+def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -> Host | None:
+    """Return what ``content`` says, on the clock on which the steps ``step`` begin at ``begin``.
+
+    ``calls`` are those in which the host waited for the GPU, of the same process. None where no step has a partner.
+    """
+    number, time_ns = (np.array(content["steps"][name], dtype=np.int64) for name in ("step", "time_ns"))
+    _, mine, theirs = np.intersect1d(step, number, return_indices=True)
+    if not len(mine):
+        return None
+    offset = int(np.median(begin[mine] - time_ns[theirs]))
+    places = tuple(str(text) for text in content["places"])
+    names: dict[str, int] = {}
+    spans: list[tuple[int, int, int, int]] = []
+    for name, start, end, _, at, detail in content["waits"]:
+        text = f"{name} ({detail})" if detail else str(name)
+        spans.append((start + offset, end + offset, names.setdefault(text, len(names)), at))
+    samples = _by_thread(content, offset)
+    of_main = samples.get(0, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    reads = names.setdefault(READ, len(names))
+    at_call = look_up(of_main, (calls.start + calls.end) // 2)
+    spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
+    start_ns, end_ns, name_of, place_of = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
+    return Host(start_ns, end_ns, name_of, place_of, tuple(names), places, samples)
+
+
+def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64s, Ints]]:
+    """Return times and places of the samples of each thread, and of the one that stands for threads without Python."""
+    given = content["samples"]
+    time_ns = np.array(given["time_ns"], dtype=np.int64) + offset
+    thread, at = (np.array(given[name], dtype=np.int64) for name in ("thread", "place"))
+    is_backward = np.array(given["is_backward"], dtype=bool)
+    by_thread = {int(of): (time_ns[thread == of], at[thread == of]) for of in np.unique(thread) if of}
+    # At each time the thread inside backward(), else the main thread.
+    order = np.lexsort((~is_backward, time_ns))
+    chosen = order[is_backward[order] | (thread[order] == int(content["main_thread"]))]
+    _, firsts = np.unique(time_ns[chosen], return_index=True)
+    return {**by_thread, 0: (time_ns[chosen[firsts]], at[chosen[firsts]])}
+
+
+def look_up(samples: tuple[Int64s, Ints], time_ns: Int64s) -> Ints:
+    """Return the place of the sample that stands for each time; -1 after the last one."""
+    times, places = samples
+    return np.append(places, -1)[np.searchsorted(times, time_ns, side="left")]
+
+
+def _flatten(spans: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ascending parts without overlap, (start, end, name, place): where several are open, the last one counts."""
+    open_spans: list[tuple[int, int, int, int]] = []
+    at = 0
+    for span in [*sorted(spans), None]:
+        begin = span[0] if span else np.iinfo(np.int64).max
+        while open_spans and at < begin:
+            _, end, name, where = open_spans[-1]
+            if min(end, begin) > at:
+                yield at, min(end, begin), name, where
+                at = min(end, begin)
+            if end <= begin:
+                open_spans.pop()
+        if span:
+            at = begin
+            open_spans.append(span)
+
+
+def causes(
+    host: Host,
+    start: Int64s,
+    end: Int64s,
+    thread: Ints,
+    steady: tuple[Int64s, Int64s],
+    operators: Union | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the causes of idle time as figures of a device, in ns of a steady step.
+
+    ``start`` and ``end`` are the gaps that late launches end, ascending, inside steady steps; ``thread`` is the thread
+    of each such launch. ``steady`` are the begins and ends of the steady steps, ascending. Without a GPU the steps
+    themselves are divided, and ``operators`` are those of the CPU.
+    """
+    steps = len(steady[0])
+    edges = [start, end, host.start, host.end, *(times for times, _ in host.samples.values())]
+    cuts = np.unique(np.concatenate([*edges, operators.start, operators.end] if operators else edges))
+    begin, length = cuts[:-1], np.diff(cuts)
+    gap = find_span(start, end, begin)
+    begin, length, gap = begin[gap >= 0], length[gap >= 0], gap[gap >= 0]
+    wait = find_span(host.start, host.end, begin)
+    is_wait = wait >= 0
+    name = np.where(is_wait, np.append(host.name, 0)[wait], -1)
+    place = np.where(is_wait, np.append(host.place, -1)[wait], -1)
+    rest = np.bincount(gap, weights=np.where(is_wait, 0, length), minlength=len(start))
+    is_long = rest[gap] >= _LONG_NS if operators is None else find_span(operators.start, operators.end, begin) < 0
+    names = (*host.names, HOST_CODE, LAUNCHING if operators is None else OPERATORS)
+    name = np.where(is_wait, name, len(names) - np.where(is_long, 2, 1))
+    of_thread = np.where(np.isin(thread, list(host.samples)), thread, 0)[gap]
+    for number, samples in host.samples.items():
+        mine = ~is_wait & (of_thread == number)
+        place[mine] = look_up(samples, begin[mine] + 1)
+    idle_ns = _sum_by(name, place, length)
+    in_steady = find_span(*steady, host.start) >= 0
+    whole_ns = _sum_by(host.name[in_steady], host.place[in_steady], (host.end - host.start)[in_steady])
+    counts = _sum_by(host.name[in_steady], host.place[in_steady], np.ones(int(in_steady.sum())))
+    keys = sorted({*idle_ns, *whole_ns}, key=lambda key: -max(idle_ns.get(key, 0.0), whole_ns.get(key, 0.0)))
+    for key in keys[:_MOST_CAUSES]:
+        idle = idle_ns.get(key, 0.0)
+        place_name = host.places[key[1]] if key[1] >= 0 else ""
+        of = {"subject": schema.PATH_SEPARATOR.join(filter(None, [names[key[0]], place_name])), "unit": "ns"}
+        yield {**of, "metric": schema.WAIT_IDLE, "value": idle / steps, "n": int(counts.get(key, 0))}
+        if (hidden := whole_ns.get(key, 0.0) - idle) > 0:
+            yield {**of, "metric": schema.WAIT_HIDDEN, "value": hidden / steps, "n": int(counts.get(key, 0))}
+    others = sum(idle_ns.get(key, 0.0) for key in keys[_MOST_CAUSES:])
+    if others:
+        yield {"subject": "others", "unit": "ns", "metric": schema.WAIT_IDLE, "value": others / steps, "n": 0}
+
+
+def find_span(start: Int64s, end: Int64s, time_ns: Int64s) -> Ints:
+    """Return which of the ascending spans holds each time, -1 where none does."""
+    at = count_up_to(start, time_ns) - 1
+    is_inside: Bools = (at >= 0) & (time_ns < np.append(end, 0)[at])
+    return np.where(is_inside, at, -1)
+
+
+def _sum_by(name: Ints, place: Ints, values: Any) -> dict[tuple[int, int], float]:
+    keys, codes = np.unique(np.stack([name, place], axis=1), axis=0, return_inverse=True)
+    sums = np.bincount(codes.ravel(), weights=values, minlength=len(keys))
+    return {(int(key[0]), int(key[1])): float(total) for key, total in zip(keys, sums, strict=True)}
