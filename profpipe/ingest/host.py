@@ -34,6 +34,9 @@ from profpipe.results import schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
+#: The columns of ``samples``, and characters of a place.
+_SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
+_LONGEST_PLACE: Final = 300
 #: Causes of a device that have a row; the others are one.
 _MOST_CAUSES: Final = 20
 
@@ -66,9 +69,22 @@ def read(folder: Path, pid: int) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(paths[0].read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) and content["pid"] == pid else None
-    except (ValueError, KeyError):
+        return _check(content) if content["pid"] == pid else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _check(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content with arrays of numbers. Raises an error of its type or value where it has another form."""
+    steps = {name: np.array(content["steps"][name], dtype=np.int64) for name in ("step", "time_ns")}
+    samples = {name: np.array(content["samples"][name], dtype=np.int64) for name in _SAMPLE}
+    places = tuple(str(text)[:_LONGEST_PLACE] for text in content["places"])
+    waits = [(str(name), *map(int, numbers), str(detail)) for name, *numbers, detail in content["waits"]]
+    at = [*samples["place"].tolist(), *(wait[4] for wait in waits)]
+    lengths = {len(column) for column in samples.values()}, {len(column) for column in steps.values()}
+    if any(len(found) != 1 for found in lengths) or any(not 0 <= number < len(places) for number in at):
+        raise ValueError("columns of other lengths, or a place that is not there")
+    return {**content, "steps": steps, "samples": samples, "places": places, "waits": waits}
 
 
 def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -> Host | None:
@@ -76,12 +92,11 @@ def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -
 
     ``calls`` are those in which the host waited for the GPU, of the same process. None where no step has a partner.
     """
-    number, time_ns = (np.array(content["steps"][name], dtype=np.int64) for name in ("step", "time_ns"))
+    number, time_ns = content["steps"]["step"], content["steps"]["time_ns"]
     _, mine, theirs = np.intersect1d(step, number, return_indices=True)
     if not len(mine):
         return None
     offset = int(np.median(begin[mine] - time_ns[theirs]))
-    places = tuple(str(text) for text in content["places"])
     names: dict[str, int] = {}
     spans: list[tuple[int, int, int, int]] = []
     for name, start, end, _, at, detail in content["waits"]:
@@ -93,15 +108,14 @@ def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -
     at_call = look_up(of_main, (calls.start + calls.end) // 2)
     spans += zip(calls.start.tolist(), calls.end.tolist(), [reads] * len(at_call), at_call.tolist(), strict=True)
     start_ns, end_ns, name_of, place_of = np.array(list(_flatten(spans)), dtype=np.int64).reshape(-1, 4).T
-    return Host(start_ns, end_ns, name_of, place_of, tuple(names), places, samples)
+    return Host(start_ns, end_ns, name_of, place_of, tuple(names), content["places"], samples)
 
 
 def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64s, Ints]]:
     """Return times and places of the samples of each thread, and of the one that stands for threads without Python."""
     given = content["samples"]
-    time_ns = np.array(given["time_ns"], dtype=np.int64) + offset
-    thread, at = (np.array(given[name], dtype=np.int64) for name in ("thread", "place"))
-    is_backward = np.array(given["is_backward"], dtype=bool)
+    time_ns, thread, at = given["time_ns"] + offset, given["thread"], given["place"]
+    is_backward = given["is_backward"] != 0
     by_thread = {int(of): (time_ns[thread == of], at[thread == of]) for of in np.unique(thread) if of}
     # At each time the thread inside backward(), else the main thread.
     order = np.lexsort((~is_backward, time_ns))

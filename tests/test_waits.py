@@ -1,0 +1,194 @@
+"""Why a GPU, or a step without one, waits: what the start-up hook sees of the host, and how idle time is divided."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from program import profpipe
+
+from profpipe.ingest import host
+from profpipe.ingest.groupby import Union
+from profpipe.ingest.host import Host
+from profpipe.ingest.operations import Spans
+
+MS = 1_000_000
+
+#: Waits of four kinds in each step, after the work of the step. The program prints its own times in ms.
+PLANTED = """
+import gc, json, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        time.sleep(0.04)
+        return torch.ones(8)
+
+torch.set_num_threads(1)
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+weights = torch.zeros(3_000_000)
+garbage = [[i] for i in range(300_000)]
+times = {"loader": [], "garbage": [], "checkpoint": [], "code": []}
+gc.disable()
+batches = iter(DataLoader(Slow(), batch_size=1))
+for step in range(40):
+    begin = time.perf_counter()
+    batch = next(batches)  # loader
+    loaded = time.perf_counter()
+    net(batch).sum().backward()
+    optimizer.step()
+    worked = time.perf_counter()
+    gc.collect()  # garbage
+    collected = time.perf_counter()
+    torch.save(weights, "weights.pt")  # checkpoint
+    saved = time.perf_counter()
+    sum(i * i for i in range(400_000))  # code
+    ended = time.perf_counter()
+    times["loader"].append(loaded - begin)
+    times["garbage"].append(collected - worked)
+    times["checkpoint"].append(saved - collected)
+    times["code"].append(ended - saved)
+print("TRUTH", json.dumps(times))
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
+    """Return the folder of a run of the program under torch.profiler, and the times that it printed."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "train.py").write_text(PLANTED, encoding="utf-8")
+    profpipe(folder, "run", "-q", "-p", "torch", "--", sys.executable, "train.py")
+    run = (folder / "out" / "latest").resolve()
+    printed = next(run.glob("raw/*/torch/log.txt")).read_text(encoding="utf-8")
+    return run, json.loads(printed.rpartition("TRUTH")[2].strip().splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("loader", "DataLoader (0 workers)"),
+        ("garbage", "garbage collection (generation 2)"),
+        ("checkpoint", "checkpoint"),
+        ("code", "host code"),
+    ],
+)
+def test_a_planted_wait_is_named_with_its_line_and_its_time(
+    planted: tuple[Path, dict[str, list[float]]], name: str, kind: str
+) -> None:
+    run, truth = planted
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    waits = metrics[metrics["metric"] == "wait_idle"].set_index("subject")["value"]
+    steps = pd.read_parquet(run / "steps.parquet")
+    # A step goes from one optimizer step to the next: it ends with the wait for the batch of the next iteration.
+    steady = steps.loc[steps["state"] == "steady", "step"].astype(int) + (name == "loader")
+    expected = 1000 * np.mean([truth[name][step] for step in steady])
+    line = 1 + next(number for number, text in enumerate(PLANTED.splitlines()) if text.endswith(f"# {name}"))
+    assert waits[f"{kind} > train.py:{line}"] / MS == pytest.approx(expected, rel=0.05, abs=1)
+
+
+def test_the_causes_add_up_to_the_steps(planted: tuple[Path, dict[str, list[float]]]) -> None:
+    run, _ = planted
+    metrics, steps = pd.read_parquet(run / "metrics.parquet"), pd.read_parquet(run / "steps.parquet")
+    waits = metrics.loc[metrics["metric"] == "wait_idle", "value"].sum()
+    assert waits == pytest.approx(steps.loc[steps["state"] == "steady", "wall_ns"].astype(float).mean(), rel=1e-9)
+
+
+def content(**more: object) -> dict[str, object]:
+    """Return a file of the hook: two steps of 100 ms from 1 s on, a thread with Python and a sample each 5 ms."""
+    times = [1_000_000_000 + i * 5 * MS for i in range(41)]
+    samples = {"time_ns": times, "thread": [7] * 41, "place": [i % 2 for i in range(41)], "is_backward": [False] * 41}
+    steps = {"step": [3, 4], "time_ns": [1_000_000_000, 1_100_000_000]}
+    return {"pid": 9, "main_thread": 7, "steps": steps, "places": ["a.py:1", "b.py:2"], "samples": samples,
+            "waits": [], **more}  # fmt: skip
+
+
+def spans(*pairs: tuple[float, float]) -> tuple[host.Int64s, host.Int64s]:
+    ascending = (np.array(sorted(pairs)).reshape(-1, 2) * MS).astype(np.int64)
+    return ascending[:, 0], ascending[:, 1]
+
+
+def placed(given: dict[str, object]) -> Host:
+    """Return it on a clock on which the first step begins at 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "hook.capture.9.host.json").write_text(json.dumps(given), encoding="utf-8")
+        read = host.read(Path(folder), 9)
+    assert read is not None
+    seen = host.place(read, np.array([3, 4]), np.array([0, 100 * MS]), Spans.none())
+    assert seen is not None
+    return seen
+
+
+def divided(
+    seen: Host, gaps: tuple[host.Int64s, host.Int64s], thread: int = 7, operators: Union | None = None
+) -> dict[tuple[str, str], float]:
+    """Return ms of a step by metric and subject."""
+    steady = spans((0, 100), (100, 200))
+    rows = host.causes(seen, *gaps, np.full(len(gaps[0]), thread), steady, operators)
+    return {(row["metric"], row["subject"]): row["value"] / MS for row in rows}
+
+
+def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
+    begin = 1_000_000_000
+    wait = ["DataLoader", begin + 10 * MS, begin + 50 * MS, 7, 0, "2 workers"]
+    parts = divided(placed(content(waits=[wait])), spans((30, 60)))
+    assert parts["wait_idle", "DataLoader (2 workers) > a.py:1"] == 10
+    assert parts["wait_hidden", "DataLoader (2 workers) > a.py:1"] == 10
+    # From 50 to 60 ms it ran code: a sample stands for the 5 ms before it.
+    assert parts["wait_idle", "host code > b.py:2"] == parts["wait_idle", "host code > a.py:1"] == 2.5
+
+
+def test_of_two_waits_the_inner_one_counts() -> None:
+    begin = 1_000_000_000
+    waits = [
+        ["DataLoader", begin, begin + 40 * MS, 7, 0, ""],
+        ["garbage collection", begin + 10 * MS, begin + 20 * MS, 7, 1, ""],
+    ]
+    parts = divided(placed(content(waits=waits)), spans((0, 40)))
+    assert parts == {
+        ("wait_idle", "DataLoader > a.py:1"): 15,
+        ("wait_idle", "garbage collection > b.py:2"): 5,
+    }
+
+
+def test_short_gaps_are_launching_and_a_thread_without_python_has_the_place_of_the_one_that_waits_for_it() -> None:
+    given = content()
+    samples = given["samples"]
+    assert isinstance(samples, dict)
+    # Another thread is inside backward() all the time, which autograd's own thread, 99, works for.
+    samples["time_ns"] *= 2
+    samples["thread"] += [8] * 41
+    samples["place"] += [1] * 41
+    samples["is_backward"] += [True] * 41
+    gaps = spans(*((i, i + 0.2) for i in range(20)))
+    seen = placed(given)
+    assert divided(seen, gaps, thread=99) == {("wait_idle", "launching > b.py:2"): pytest.approx(2)}
+    assert set(divided(seen, gaps, thread=7)) == {("wait_idle", f"launching > {at}") for at in ("a.py:1", "b.py:2")}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parts_always_add_up_to_the_idle_time(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    begin = 1_000_000_000
+    waits = []
+    for _ in range(30):
+        start, end = np.sort(random.integers(-50, 250, 2)).tolist()
+        waits.append([random.choice(["a", "b"]), begin + start * MS, begin + end * MS, 7, int(random.integers(2)), ""])
+    edges = np.unique(random.integers(0, 200, 40))
+    gaps = spans(*zip(edges[::2].tolist(), edges[1::2].tolist(), strict=False))
+    operators = Union(*spans((20, 40), (90, 120))) if seed % 2 else None
+    parts = divided(placed(content(waits=waits)), gaps, operators=operators)
+    idle = sum(value for (metric, _), value in parts.items() if metric == "wait_idle")
+    assert idle == pytest.approx((gaps[1] - gaps[0]).sum() / MS / 2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 9', '{"pid": 8}', '{"pid": 9}', '{"pid": 9, "steps": 3}'])
+def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hook.capture.9.host.json").write_text(text, encoding="utf-8")
+    assert host.read(tmp_path, 9) is None
