@@ -140,7 +140,7 @@ def test_a_wait_counts_where_the_gpu_is_idle_and_the_rest_is_hidden() -> None:
     parts = divided(placed(content(waits=[wait])), spans((30, 60)))
     assert parts["wait_idle", "DataLoader (2 workers) > a.py:1"] == 10
     assert parts["wait_hidden", "DataLoader (2 workers) > a.py:1"] == 10
-    # From 50 to 60 ms it ran code: a sample stands for the 5 ms before it.
+    # From 50 to 60 ms it ran code: a sample stands for the 2.5 ms before it and after it.
     assert parts["wait_idle", "host code > b.py:2"] == parts["wait_idle", "host code > a.py:1"] == 2.5
 
 

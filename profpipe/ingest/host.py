@@ -34,6 +34,9 @@ from profpipe.results import schema
 _LONG_NS: Final = 300_000
 #: Bytes of a file of the hook that are read: one of an hour has 40 MB.
 _MOST_BYTES: Final = 256_000_000
+#: Half the time between two samples. A sample stands for so much time before and after it, and one that came late, since
+#: a thread kept the interpreter's lock, for the delay too.
+_HALF_NS: Final = 2_500_000
 #: The columns of ``samples``, and characters of a place.
 _SAMPLE: Final = ("time_ns", "thread", "place", "is_backward")
 _LONGEST_PLACE: Final = 300
@@ -49,8 +52,8 @@ class Host:
     """What the host of a process did, in ns on the clock of the recording.
 
     ``waits`` do not overlap: of two that do, the inner one counts. ``place`` of waits and samples indexes ``places``,
-    -1 where it is unknown. A sample stands for the time since the one before it of its thread. ``samples`` are by
-    thread (its id); thread 0 is the one that stands for threads without Python.
+    -1 where it is unknown. ``samples`` are by thread (its id), with the time until which a sample stands; thread 0 is the
+    one that stands for threads without Python.
     """
 
     start: Int64s
@@ -114,7 +117,7 @@ def place(content: Mapping[str, Any], step: Ints, begin: Int64s, calls: Spans) -
 def _by_thread(content: Mapping[str, Any], offset: int) -> dict[int, tuple[Int64s, Ints]]:
     """Return times and places of the samples of each thread, and of the one that stands for threads without Python."""
     given = content["samples"]
-    time_ns, thread, at = given["time_ns"] + offset, given["thread"], given["place"]
+    time_ns, thread, at = given["time_ns"] + offset + _HALF_NS, given["thread"], given["place"]
     is_backward = given["is_backward"] != 0
     by_thread = {int(of): (time_ns[thread == of], at[thread == of]) for of in np.unique(thread) if of}
     # At each time the thread inside backward(), else the main thread.

@@ -97,7 +97,6 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
     work, launches, ranges = recording.operations, recording.launches, recording.ranges
     waits, pids, latest = recording.waits, recording.pids, recording.latest
     finds_steps, on_gpu, read_shapes = recording.finds_steps, recording.on_gpu, recording.read_shapes
-    tids = recording.tids
     with ThreadPoolExecutor(max_workers=1) as executor:
         # numpy works without the interpreter's lock, so that two parts run at the same time. One thread for all of them
         # takes the least memory: what a thread frees, glibc does not give to the others.
@@ -115,7 +114,7 @@ def tables(recording: Recording, step_range: str | None = "", folder: Path | Non
         steps, metrics = schema.Tables(), schema.empty(schema.METRICS)
         if finds_steps and on_gpu:
             metrics = launch_tables.overlap_rows(work, placed, pids, range_rows)
-            steps = search.find(work, ranges, waits, pids, latest, step_range, tids, read_host)
+            steps = search.find(work, ranges, waits, pids, latest, step_range, read_host)
         elif finds_steps and work.checks:
             lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))

@@ -36,7 +36,6 @@ def find(
     pids: Callable[[Int64s], Any] | None = None,
     unclosed: int | None = None,
     step_range: str | None = "",
-    tids: Callable[[Int64s], Any] = lambda threads: threads,
     read_host: Callable[[int], Mapping[str, Any] | None] | None = None,
 ) -> schema.Tables:
     """Find the steps of each process and device, among the operations outside all cases.
@@ -47,8 +46,7 @@ def find(
     The devices of a process share its steps. A process with cases has no steps by pattern: what it runs between its
     cases only prepares them. Of a recording that contradicts itself (``reconcile``), and of a device without steps, the
     figures are the parts of the whole recording. ``unclosed`` and ``step_range`` are those of ``windows.find``;
-    where ``step_range`` is None, nothing is a step by pattern. ``tids`` turns the threads of launches into
-    thread ids; ``read_host`` returns what the start-up hook saw of a process, by its pid.
+    where ``step_range`` is None, nothing is a step by pattern. ``read_host`` returns what the start-up hook saw of a process, by its pid.
     """
     by_process = windows.find(ranges, unclosed, step_range or "")
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
@@ -101,7 +99,7 @@ def find(
         shown.add(accounts.line, window, **place)
         step_figures += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
         seen = _see_host(by_process.get(process, ()), shown.waits(process), process, pids, read_host)
-        causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin, tids)
+        causes = _causes(operations, accounts, mine, shown.waiting(process), seen, origin)
         step_figures += [{**figure, **place} for figure in causes]
     for (process, device), line in whole:
         if (process, device) not in accounted:
@@ -143,7 +141,6 @@ def _causes(
     waiting: Union,
     seen: Host | None,
     origin: int,
-    tids: Callable[[Int64s], Any],
 ) -> Iterator[Figure]:
     """Yield the causes of the idle time before late launches in the steady steps of a device."""
     line = accounts.line
@@ -151,16 +148,16 @@ def _causes(
     if steady.empty or seen is None:
         return
     begin = steady["start_ns"].to_numpy(dtype=np.int64) + origin
-    spans = begin, begin + steady["wall_ns"].to_numpy(dtype=np.int64)
+    until = begin + steady["wall_ns"].to_numpy(dtype=np.int64)
+    # The time after the last operation is an estimate, during which nothing of the host is recorded.
+    is_whole = until <= line.end.max()
+    spans = begin[is_whole], until[is_whole]
+    if not is_whole.any():
+        return
     start, end, cause, following = accounting.gaps(line, Union(line.start, line.end), waiting)
-    last = int(line.end.max())
-    if spans[1][-1] > last:
-        # The last step lasts until its range ends, and launches nothing more.
-        start, end, cause = np.append(start, last), np.append(end, spans[1][-1]), np.append(cause, 1)
-        following = np.append(following, len(line.rows) - 1)
     wanted = np.flatnonzero((cause > 0) & (host.find_span(*spans, start) >= 0))
     _, thread = operations.read_calls(line.rows[following[wanted]])
-    yield from host.causes(seen, start[wanted], end[wanted], np.asarray(tids(thread)), spans)
+    yield from host.causes(seen, start[wanted], end[wanted], np.asarray(thread), spans)
 
 
 def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
