@@ -324,7 +324,7 @@ _HARMLESS_RESULTS: Final = (500, 600, 704)
 
 
 @dataclass(frozen=True)
-class _Calls:
+class _ApiCalls:
     """CUDA API calls, times in ns; ``name`` indexes ``names``, which lack the version of the signature."""
 
     start: Int64s
@@ -349,7 +349,7 @@ class _Calls:
         return operations.Spans(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
 
-def _read_calls(export: Source, strings: Strings) -> _Calls:
+def _read_calls(export: Source, strings: Strings) -> _ApiCalls:
     columns = read_numbers(
         export,
         f"{_PREFIX}RUNTIME",
@@ -361,7 +361,7 @@ def _read_calls(export: Source, strings: Strings) -> _Calls:
     name, ids = pd.factorize(columns.pop("nameId"))
     # ``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``
     names = [re.sub(r"_v\d+$", "", text or "a call") for text in strings.of(ids)]
-    return _Calls(
+    return _ApiCalls(
         columns["start"],
         columns["end"],
         columns["globalTid"],
@@ -377,7 +377,7 @@ def _read_all_calls(export: Source, strings: Strings, process: Int64s, correlati
     return calls.called(slice(None)), _join(process, correlation, calls)
 
 
-def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
+def _launches(work: Operations, calls: _ApiCalls) -> attribution.Launches:
     """Return the call behind each activity; without one its start is ``operations.UNKNOWN``."""
     call = _join(work.process, work.correlation, calls)
     unknown = np.flatnonzero(call < 0)
@@ -392,7 +392,7 @@ def _launches(work: Operations, calls: _Calls) -> attribution.Launches:
     return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
 
 
-def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
+def _join(process: Int64s, correlation: Ints, calls: _ApiCalls) -> Int64s:
     """Return the row of each activity's call, -1 where the file has none.
 
     They are joined by process and correlation id: ids are unique in a process only.
@@ -406,7 +406,7 @@ def _join(process: Int64s, correlation: Ints, calls: _Calls) -> Int64s:
     return call
 
 
-def _fill_processes(work: Operations, calls: _Calls) -> Int64s:
+def _fill_processes(work: Operations, calls: _ApiCalls) -> Int64s:
     """Return the process of each activity. Exports of some versions lack it: then it is the caller's.
 
     The caller is the only process that calls, or the only one that uses the correlation id.
@@ -425,7 +425,7 @@ def _fill_processes(work: Operations, calls: _Calls) -> Int64s:
     return process
 
 
-def _find(wanted: Ints, calls: _Calls, rows: Ints) -> Int64s:
+def _find(wanted: Ints, calls: _ApiCalls, rows: Ints) -> Int64s:
     """Find the rows of one process's calls by correlation id; of several with one id the first to begin."""
     rows = rows[np.argsort(-calls.start[rows], kind="stable")]
     ids = calls.correlation[rows].astype(np.int64)
@@ -536,7 +536,7 @@ _CAUSES = (
 )
 
 
-def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.Launches) -> list[str]:
+def _notes(work: Operations, dropped: int, calls: _ApiCalls, called: attribution.Launches) -> list[str]:
     """Return the reasons for doubt in kernels and CUDA calls."""
     graph = work.is_kind("graph")
     lost = work.is_kind("kernel") & (called.thread == attribution.NO_THREAD)
@@ -566,7 +566,7 @@ def _notes(work: Operations, dropped: int, calls: _Calls, called: attribution.La
     return notes
 
 
-def _count_lost_graphs(work: Operations, calls: _Calls) -> int:
+def _count_lost_graphs(work: Operations, calls: _ApiCalls) -> int:
     rows = calls.named(lambda name: "GraphLaunch" in name)
     if not len(rows):
         return 0
@@ -598,7 +598,7 @@ def _messages(export: Source, work: Operations) -> tuple[list[str], list[str]]:
     return [line for line in lines if not _HARMLESS.search(line)], [line for line in lines if _HARMLESS.search(line)]
 
 
-def _checks(export: Source, work: Operations, calls: _Calls, called: attribution.Launches) -> list[reconcile.Row]:
+def _checks(export: Source, work: Operations, calls: _ApiCalls, called: attribution.Launches) -> list[reconcile.Row]:
     """Return the launches without a kernel, and the replays of graphs that lack some."""
     checks: list[reconcile.Row] = []
     of_work = dict(groups(work.process))
@@ -626,7 +626,7 @@ def _checks(export: Source, work: Operations, calls: _Calls, called: attribution
     return checks
 
 
-def _launching(calls: _Calls) -> npt.NDArray[np.intp]:
+def _launching(calls: _ApiCalls) -> npt.NDArray[np.intp]:
     """Return the rows of the calls that launched a kernel, without those that failed or built a graph."""
     rows = calls.named(re.compile(r"(cuda|cu)Launch\w*Kernel").match)
     rows = rows[calls.result[rows] <= 0]

@@ -64,7 +64,7 @@ def renamed(name: str, part: str, other: str) -> str:
 
 def read(path: Path, workload: str = "attention") -> Tables:
     """Return the rows of an export that are of a case."""
-    (found,) = reader.ingest([reader.Source(path, path.name, "r", workload, "nsys")])
+    (found,) = reader.ingest([reader.InputFile(path, path.name, "r", workload, "nsys")])
     assert isinstance(found, reader.Read), found
     own = found.tables
     return Tables(kernels=own.kernels[own.kernels["case"] != ""], ranges=own.ranges[own.ranges["case"] != ""])

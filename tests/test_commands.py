@@ -630,7 +630,7 @@ def test_a_wrong_word_on_the_command_line_is_explained(words, message, capsys):
 
 
 def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
-    samples = [noise.Sample(noise.Source.RUNS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
+    samples = [noise.Sample(noise.SpreadSource.RUNS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     noise.store(tmp_path / "out", Manifest(), samples, "aa")

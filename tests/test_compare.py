@@ -25,7 +25,7 @@ from profpipe.analysis.verdict import Gate
 from profpipe.report import comparison, results_json
 from profpipe.results import schema, store
 from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest, PairsEntry
-from profpipe.results.noise import Noise, Source, Spread
+from profpipe.results.noise import Noise, Spread, SpreadSource
 from profpipe.results.schema import CASES, METRICS, Tables
 
 
@@ -48,7 +48,7 @@ ENDED = Manifest(ended="2026-11-20T06:00:00+00:00", machine=Machine(gpus=(Gpu(na
 
 
 def known(spread, *cases, degrees=1e6):
-    return {("w", case): Noise(between=Spread(spread, degrees, {Source.RUNS: 8})) for case in cases}
+    return {("w", case): Noise(between=Spread(spread, degrees, {SpreadSource.RUNS: 8})) for case in cases}
 
 
 #: Two runs of the same code lie 2 % apart: in 99 % of comparisons less than 5.2 %.
@@ -91,7 +91,7 @@ def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
 
 
 def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may_be_the_difference():
-    of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {Source.PAIRS: 8})) for case in ("same", "slow", "bare")}
+    of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {SpreadSource.PAIRS: 8})) for case in ("same", "slow", "bare")}
     found = compared(BEFORE, run_with(same=(110.0, 109.0, 111.0), slow=(104.0, 103.0, 105.0)), of_pairs)
     assert {change.name: change.is_beyond_noise for change in found.changes} == {"w/same": None, "w/slow": False}
     assert found.find_gate_causes(1) == {GateCause.UNDECIDED: ("w/same",), GateCause.ABSENT: ("w/gone", "w/bare")}

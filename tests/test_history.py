@@ -23,7 +23,7 @@ from profpipe.report.sections import history as history_section
 from profpipe.report.sections.history import sparkline
 from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry
-from profpipe.results.noise import Noise, Sample, Source, Spread
+from profpipe.results.noise import Noise, Sample, Spread, SpreadSource
 
 CALM = (0.1, -0.2, 0.0, 0.3, -0.1, 0.2, -0.3, 0.1, 0.0, -0.1)
 
@@ -62,7 +62,7 @@ def changed(**more: Any) -> list[dict[str, Any]]:
 
 
 def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked() -> None:
-    course = course_of(changed(), Noise(between=Spread(0.006, 9.0, {Source.RUNS: 8})))
+    course = course_of(changed(), Noise(between=Spread(0.006, 9.0, {SpreadSource.RUNS: 8})))
     assert course.level_ns == statistics.median(point["time_ns"] for point in course.points)
     assert all(point["is_outside"] for point in course.points), (
         "the two halves lie 5 % apart, the level is between them"
@@ -79,14 +79,14 @@ def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() 
 
 
 def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known() -> None:
-    within, between = Spread(0.02, 9.0, {Source.PAIRS: 8}), Spread(0.06, 4.0, {Source.RUNS: 5})
+    within, between = Spread(0.02, 9.0, {SpreadSource.PAIRS: 8}), Spread(0.06, 4.0, {SpreadSource.RUNS: 5})
     times = changed()
-    assert course_of(times, Noise(within, between)).sources == {Source.RUNS: 5}
-    assert course_of(times, Noise(within, None)).sources == {Source.PAIRS: 8}
+    assert course_of(times, Noise(within, between)).sources == {SpreadSource.RUNS: 5}
+    assert course_of(times, Noise(within, None)).sources == {SpreadSource.PAIRS: 8}
     assert course_of(times).sources == {} and course_of(times[:3]).band is None
-    calm = Noise(within=Spread(0.0001, 9.0, {Source.PAIRS: 8}))
+    calm = Noise(within=Spread(0.0001, 9.0, {SpreadSource.PAIRS: 8}))
     assert course_of(times, calm).sources == {}, "neighbouring runs differ by more than processes of one session"
-    assert course_of(times[:3], calm).sources == {Source.PAIRS: 8}
+    assert course_of(times[:3], calm).sources == {SpreadSource.PAIRS: 8}
     wide = course_of(times, Noise(between=between))
     assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
     assert not any(point["is_outside"] for point in wide.points), "5 % are less than runs of the same code differ"
@@ -145,7 +145,7 @@ def results(tmp_path: Path) -> Path:
         run = on_gpu(started=f"2026-11-{number:02d}T00:00:00+00:00", jobs=(job,), git=GitState(f"commit{number > 6}"))
         name = f"run{number:02d}"
         database.store_run(out, out / name, tables(name, {"": time["value"]}), run)
-    noise.store(out, on_gpu(), [Sample(Source.RUNS, "print", "w", "c", 12, 9.0, 0.004)], "run12")
+    noise.store(out, on_gpu(), [Sample(SpreadSource.RUNS, "print", "w", "c", 12, 9.0, 0.004)], "run12")
     return out
 
 

@@ -80,7 +80,7 @@ def test_launches_of_a_command_are_counted_by_step() -> None:
     calls = attribution.Launches(begin, begin + 5, same, same, same.astype(bool))
     placed = attribution.attribute(ranges, calls)
     seen = {"kernel": list("abcde"), "grid": ["1x1x1"] * 5, "block": ["1x1x1"] * 5, "duration_ns": [1] * 5}
-    found = launch_tables.in_order(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
+    found = launch_tables.order_launches(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
     assert list(found["iteration"]) == [-1, 5, 5, 6, -1]
 
 

@@ -321,7 +321,7 @@ SERVERS = {
 
 
 def test_the_kernels_of_servers_have_the_class_of_what_they_do() -> None:
-    (result,) = reader.ingest([reader.Source(REPORTED / "kernel_names.json", "w")])
+    (result,) = reader.ingest([reader.InputFile(REPORTED / "kernel_names.json", "w")])
     assert isinstance(result, reader.Read)
     kernels = result.tables.kernels[result.tables.kernels["kind"] == "kernel"]
     found = dict(zip(kernels["kernel"], kernels["kernel_class"], strict=True))

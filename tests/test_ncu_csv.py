@@ -149,7 +149,7 @@ def test_durations_of_every_spelling_become_nanoseconds(
      ("register/thread", 1, "register/thread"), ("cycle/usecond", 1e6, "Hz"), ("hz", 1, "Hz")],
 )  # fmt: skip
 def test_units_become_base_units(unit: str, factor: float, base: str) -> None:
-    assert ncu.in_base_unit(2.0, unit) == (2.0 * factor, base)
+    assert ncu.convert_unit(2.0, unit) == (2.0 * factor, base)
 
 
 def test_numbers_of_a_european_locale_are_recognised_by_the_unambiguous_ones(

@@ -20,7 +20,7 @@ from profpipe.analysis.cluster import differences_of_job
 from profpipe.analysis.findings import CaseResult
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
-from profpipe.hook.settings import Settings
+from profpipe.hook.settings import HookSettings
 from profpipe.ingest import reader
 from profpipe.job import Missing, Tool
 from profpipe.measure import node
@@ -214,7 +214,7 @@ def test_a_rank_has_the_node_name_that_its_facts_have(monkeypatch, slurm_name, h
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     given = {"folder": "f", "stem": "capture", "profiler": "plain", "nodes": 2}
     steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}
-    rank = Settings({**given, "steps": steps})
+    rank = HookSettings({**given, "steps": steps})
     assert (rank.node, rank.place) == (node.describe()["node"], place) == (name, place)
 
 

@@ -227,8 +227,8 @@ def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
     if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     replaced = []
-    for options in (plain_attention.requirements.without_sdpa(), None):
-        monkeypatch.setattr(plain_attention.requirements, "without_sdpa", lambda options=options: options)
+    for options in (plain_attention.requirements.exclude_sdpa(), None):
+        monkeypatch.setattr(plain_attention.requirements, "exclude_sdpa", lambda options=options: options)
         plain_attention.compile_plain.cache_clear()
         replaced.append(_replaced_by_sdpa(plain_attention.compiled(a_setting(mode=mode)), mode))
     assert replaced[0] == 0 < replaced[1], "and it would"
@@ -249,4 +249,4 @@ def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
 def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(pattern_matcher=True)
     monkeypatch.setattr(plain_attention.requirements.importlib, "import_module", lambda name: older)
-    assert plain_attention.requirements.without_sdpa() == {"pattern_matcher": False}
+    assert plain_attention.requirements.exclude_sdpa() == {"pattern_matcher": False}

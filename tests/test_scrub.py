@@ -36,7 +36,7 @@ SECRET = "hunter2"
 
 
 def parsed(path):
-    (result,) = reader.ingest([reader.Source(path, "file")])
+    (result,) = reader.ingest([reader.InputFile(path, "file")])
     assert isinstance(result, reader.Read), result
     return result.tables.with_columns(workload="")
 
@@ -81,9 +81,9 @@ def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_no
     count = 0
     for path in recorded(shared_data):
         copy = writable_copy(path, tmp_path)
-        (before,) = reader.ingest([reader.Source(copy, "file")])
+        (before,) = reader.ingest([reader.InputFile(copy, "file")])
         scrubbed(copy)
-        (after,) = reader.ingest([reader.Source(copy, "file")])
+        (after,) = reader.ingest([reader.InputFile(copy, "file")])
         if isinstance(before, reader.Read) and isinstance(after, reader.Read):
             check_same_tables(before.tables, after.tables)
         else:

@@ -833,7 +833,7 @@ def test_steps_have_the_same_state_on_all_ranks_and_the_numbers_that_all_have(tm
     """Rank 1 lacks the first two steps, and one of its steps takes longer."""
     lengths = [[100] * 14, [300, 300, *[100] * 5, 400, *[100] * 6]]
     files = [trace(tmp_path, rank, "k", own, first=2 * rank) for rank, own in enumerate(lengths)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c") for path in files]
     results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     steps = reader.combine(result.tables for result in results).steps
     by_state = {state: set(own["step"]) for state, own in steps.groupby("state")}
@@ -917,7 +917,7 @@ def trace(folder: Path, rank: int, kernel: str, period: int | list[int], first: 
 
 def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path: Path) -> None:
     files = [trace(tmp_path, 1, "common", 200), trace(tmp_path, 0, "alone", 100)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c") for path in files]
     results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     tables = reader.combine(result.tables for result in results)
     assert set(tables.steps["case"]) == {"c"} and set(tables.steps["run"]) == {"run"}

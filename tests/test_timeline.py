@@ -198,7 +198,7 @@ def test_the_users_rules_decide_the_class_on_the_timeline_too(tmp_path: Path) ->
         export.launch(100 * n, n + 1, "my_kernel")
     path = export.write_sqlite(tmp_path / "x.sqlite")
     rules = kernel_classes.user_rules([{"class": "attention", "family": "mine", "pattern": "^my_kernel"}])
-    (result,) = reader.ingest([reader.Source(path, path.name)], rules=rules)
+    (result,) = reader.ingest([reader.InputFile(path, path.name)], rules=rules)
     assert isinstance(result, reader.Read)
     timeline = result.tables.timeline
     assert set(timeline.loc[timeline["name"] == "my_kernel", "kernel_class"]) == {"attention"}

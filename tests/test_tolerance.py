@@ -28,7 +28,7 @@ from profpipe.analysis.findings import WorkloadFindings
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.measure import harness, rounds, workload_metrics
-from profpipe.measure.conditions import Conditions, Reading
+from profpipe.measure.conditions import GpuConditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
 from profpipe.report.document import Placement
@@ -268,14 +268,14 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None
             {"options": {"timing": {"mode": "both", "budget_s": 0.01}}, "warmup": 1, "repeats": 5}
         )
         events.write("case_started", case="a", params={})
-        case = rounds.TimedCase(plan, "cpu", "case:a", events.for_case("a"))
+        case = rounds.CaseTiming(plan, "cpu", "case:a", events.bind_case("a"))
         case.visit(lambda: sum(range(1000)))
         case.finish(lambda: sum(range(1000)))
         for name in (rounds.RANK_TIME, rounds.GRAPH_TIME):
             events.write("samples", case="a", metric=name, unit="ns", values=[1.0, 2.0])
     parsed = plugins.load_module(builtin_folder("parsers") / "events.py").parse(record)
     reading = Reading(sm_clock_hz=1e9, power_w=100.0, temperature_c=50.0)
-    measured = {*parsed.metrics["metric"], *Conditions((reading,)).metrics()}
+    measured = {*parsed.metrics["metric"], *GpuConditions((reading,)).metrics()}
     assert {"time", "loop_wall", "temperature", "time_own_cv"} <= measured
     assert measured <= workload_metrics.MEASURED
 

@@ -224,7 +224,7 @@ def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     files = [torch_trace(folder, rank, 1e6 + 40 * rank) for rank in (0, 1)]
-    sources = [reader.Source(path, path.name, "run", "w", "torch", "c=1") for path in files]
+    sources = [reader.InputFile(path, path.name, "run", "w", "torch", "c=1") for path in files]
     read = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
     entries = tuple(file_entry(result.source.name, result.parser, result.tables.origin) for result in read)
     manifest = Manifest(name="run", started="2026-11-20T05:55:00+00:00", ended="", files=entries)

@@ -220,7 +220,9 @@ def test_cases_of_a_benchmark_are_compared_by_their_kernels_at_each_block(tmp_pa
     rows_of: dict[str, list[dict[str, object]]] = {"cases": [], "kernels": [], "metrics": []}
     for number, wall_ns in (("1", 1e10), ("3", 1e9), ("5", 2e9)):
         benchmark_of_kernels(tmp_path / f"{number}.sqlite", number)
-        (read,) = reader.ingest([reader.Source(tmp_path / f"{number}.sqlite", "x", workload="w", case=f"k={number}")])
+        (read,) = reader.ingest(
+            [reader.InputFile(tmp_path / f"{number}.sqlite", "x", workload="w", case=f"k={number}")]
+        )
         assert isinstance(read, reader.Read) and read.tables.steps.empty
         for name in ("kernels", "metrics"):
             rows_of[name] += getattr(read.tables, name).to_dict("records")

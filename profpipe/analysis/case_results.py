@@ -48,7 +48,7 @@ from profpipe.analysis.roofline import THROUGHPUT
 from profpipe.analysis.steps import CaseSteps
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
-from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
+from profpipe.measure.tolerance import ToleranceResult, judge, limit_of, worst
 from profpipe.results.manifest import Manifest, PeakRates
 from profpipe.results.schema import CAPTURE_LAUNCH, FAILED, PROCESS_WALL
 
@@ -246,7 +246,7 @@ def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command
     return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> ToleranceResult | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
     if case.time is None:
         return None
@@ -254,7 +254,7 @@ def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
     if is_flagged and not verdict.mark and (nans or not limits):
-        return Verdict(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
+        return ToleranceResult(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
     return verdict if limits or verdict.mark else None
 
 

@@ -27,7 +27,7 @@ from profpipe.analysis.steps import StepFindings
 from profpipe.analysis.timeline import CaseTimeline
 from profpipe.config.quantities import Grade, StudyValue
 from profpipe.job import Status, as_text
-from profpipe.measure.tolerance import Verdict
+from profpipe.measure.tolerance import ToleranceResult
 from profpipe.results.manifest import JobEntry, PeakRates
 from profpipe.results.schema import CAPTURE_LAUNCH
 from profpipe.results.tasks import TaskState
@@ -388,7 +388,7 @@ class CaseResult:
     kernel_speedup: float | None = None
     limit: Limit = Limit()
     #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
-    accuracy: Verdict | None = None
+    accuracy: ToleranceResult | None = None
     #: What a timed case reaches of the quantities that have a target, and its grades. Quantities: ``tflops`` in
     #: TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
     reached: Mapping[str, float] = field(default_factory=dict)

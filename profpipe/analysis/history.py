@@ -18,7 +18,7 @@ from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
-from profpipe.results.noise import Model, Noise, Sample, Source
+from profpipe.results.noise import Model, Noise, Sample, SpreadSource
 from profpipe.results.schema import Tables
 
 #: 99 % of a normal distribution lie within so many standard deviations.
@@ -53,7 +53,7 @@ class Course:
     points: tuple[Row, ...]
     level_ns: float
     band: float | None
-    sources: Mapping[Source, int]
+    sources: Mapping[SpreadSource, int]
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ def _point(row: Row, level: float, band: float | None) -> Row:
     }
 
 
-def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[Source, int]]:
+def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[SpreadSource, int]]:
     """Return the standard deviation of one run around its level, and what it comes from.
 
     The spread between runs of the same code comes first. Without it the larger one of the spread within a session,
@@ -171,10 +171,10 @@ _HALF: Final = statistics.NormalDist().inv_cdf(0.75)
 def of_pairs(run: str, workload: str, case: str, log_ratios: Sequence[float]) -> Sample:
     """Return what A-A pairs show. Their ratios vary around 1, so no degree of freedom goes to their centre."""
     degrees = _EFFICIENCY_OF_DISTANCE * len(log_ratios)
-    return Sample(Source.PAIRS, run, workload, case, len(log_ratios), degrees, verdict.spread(log_ratios))
+    return Sample(SpreadSource.PAIRS, run, workload, case, len(log_ratios), degrees, verdict.spread(log_ratios))
 
 
-def of_processes(source: Source, origin: str, workload: str, case: str, times: Sequence[float]) -> Sample | None:
+def of_processes(source: SpreadSource, origin: str, workload: str, case: str, times: Sequence[float]) -> Sample | None:
     """Return what the times (ns) of processes or runs of the same code show; None below two.
 
     The spread is the median distance of two of them. A process that met another load, or a day of another clock, does
@@ -191,7 +191,7 @@ def of_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | 
     """Yield what a run that has ended shows of each of its cases. ``verdicts`` are those of an `ab` run."""
     if manifest.ab is None:
         processes = plain_processes(data).items()
-        yield from filter(None, (of_processes(Source.CAPTURES, run, *key, times) for key, times in processes))
+        yield from filter(None, (of_processes(SpreadSource.CAPTURES, run, *key, times) for key, times in processes))
     elif manifest.ab.is_aa:
         judged = [case for case in (verdicts or pairs.analyze(data, manifest)).cases if case.judgement]
         # Processes of further pairs visit a case more often, so they vary less than those of a first block.
@@ -202,7 +202,7 @@ def of_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | 
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
     samples = (
-        of_processes(Source.RUNS, *key, case_times)
+        of_processes(SpreadSource.RUNS, *key, case_times)
         for key, case_times in times.items()
         if len(case_times) >= FEWEST_RUNS
     )

@@ -47,7 +47,7 @@ _WORDS: Final = {
 def with_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
     """Return the request with the options of sbatch that follow ``command --``."""
     try:
-        settings = (request.pipeline.slurm or Slurm()).with_options(words)
+        settings = (request.pipeline.slurm or Slurm()).add_options(words)
         changed = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
         return changed.with_secrets({})
     except ValueError as error:

@@ -290,7 +290,7 @@ class Slurm(StrictModel):
         (), description="further options of sbatch: [--mem=64G, --exclusive]"
     )
 
-    def with_options(self, more: Sequence[str]) -> Slurm:
+    def add_options(self, more: Sequence[str]) -> Slurm:
         """Return the settings with further options. Raises ValueError for a wrong one."""
         document: dict[str, Any] = self.model_dump()
         return type(self).model_validate({**document, "options": [*self.options, *check_options(more)]})

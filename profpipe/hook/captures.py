@@ -19,8 +19,8 @@ from profpipe.hook import clock, settings, torch_profiler
 from profpipe.hook.energy import EnergyCounter
 from profpipe.hook.flops import FlopStep
 from profpipe.hook.modules import ModuleRanges
-from profpipe.hook.record import Pending, Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord, Pending
+from profpipe.hook.settings import HookSettings
 
 # --- the window of nsys and ncu, and of rocprof ----------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ class CudaWindow:
     capture. A process without a GPU cannot end it, and leaves its file for the others.
     """
 
-    def __init__(self, given: Settings) -> None:
+    def __init__(self, given: HookSettings) -> None:
         self._settings = given
         self._size = settings.local_size()
         self._has_begun = self._is_on = False
@@ -93,7 +93,7 @@ class RoctxWindow:
         """Record to the end of the process."""
 
 
-def choose_window(given: Settings, record: Record) -> Any:
+def choose_window(given: HookSettings, record: HookRecord) -> Any:
     """Return the window of this process's profiler, None where it records the whole process."""
     recording = os.environ.get("PROFPIPE_RECORD")
     if given.profiler in ("nsys", "ncu") and recording != "whole":
@@ -138,10 +138,10 @@ _PERIOD_NS = 1_000_000_000
 _STEP, _LAST = Pending.STEP, Pending.ALL - 2 * Pending.STEP
 
 
-class Capture:
+class StepCapture:
     """Nothing is recorded."""
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         self.settings, self.record = given, record
 
     def is_complete(self, number: int) -> bool:
@@ -167,10 +167,10 @@ class Capture:
         """No step follows."""
 
 
-class Times(Capture):
+class Times(StepCapture):
     """The time of each step, the peak of torch's memory, and the energy that the GPUs have drawn."""
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         #: By the number of a step that has not been written: what it calls.
         self._calls: Dict[int, str] = {}
@@ -260,7 +260,7 @@ class Times(Capture):
         self._pending.clear()
 
 
-def _range_name(given: Settings, rule: str, number: int, call: str) -> str:
+def _range_name(given: HookSettings, rule: str, number: int, call: str) -> str:
     """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps, if known."""
     is_step = given.module and call.partition(" ")[0] == given.module
     return f"{ranges.STEP_PREFIX}{rule}:{number}" + (f" {'*' if is_step else ''}{call}" if call else "")
@@ -272,14 +272,14 @@ class _Opened(threading.local):
     range: Any = None
 
 
-class TorchTrace(Capture):
+class TorchTrace(StepCapture):
     """One trace of torch.profiler over the chosen steps, and over a few more with ranges around calls of modules.
 
     These ranges cost time of the host, so the chosen steps have none. They are in the same trace: where one
     profiler sees the beginning of a range of the program and the next one its end, torch writes into freed memory.
     """
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         self._profile: Any = None
         self._is_on = self._is_over = self._has_step = self._has_all = False
@@ -404,13 +404,13 @@ class TorchTrace(Capture):
         return not was_over
 
 
-class Ranges(Capture):
+class Ranges(StepCapture):
     """A range around each chosen step, for nsys and rocprof, and the recording from the first to the last one only.
 
     These ranges may begin and end inside ranges of the program, so they are no part of its stack.
     """
 
-    def __init__(self, given: Settings, record: Record) -> None:
+    def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
         self._opened = _Opened()
         self._window = choose_window(given, record)
@@ -443,6 +443,6 @@ class Ranges(Capture):
             self._window.leave()
 
 
-def choose(given: Settings, record: Record) -> Capture:
+def choose(given: HookSettings, record: HookRecord) -> StepCapture:
     kinds = {"plain": Times, "torch": TorchTrace, "nsys": Ranges, "ncu": Ranges, "rocprof": Ranges}
-    return kinds.get(given.profiler, Capture)(given, record)
+    return kinds.get(given.profiler, StepCapture)(given, record)

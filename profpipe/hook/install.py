@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Tuple
 
 from profpipe import ranges
 from profpipe.hook import modules, settings, span, steps
-from profpipe.hook.steps import Steps
+from profpipe.hook.steps import ProcessSteps
 
 # --- functions of torch.compile --------------------------------------------------------------------------------------
 #
@@ -106,7 +106,7 @@ def _versions(optimizer: Any) -> Any:
 
 def after_import(name: str) -> None:
     """Install the hooks for the module ``name``, which this process has just imported."""
-    given, process_steps = settings.read(), steps.of_process()
+    given, process_steps = settings.read(), steps.read_process_steps()
     if given is not None and given.capture is not None and name == "torch":
         _note_import(given.path("torch"))
         span.begin(given)
@@ -127,7 +127,7 @@ def _note_import(path: str) -> None:
         pass
 
 
-def _watch_torch(torch: Any, process_steps: Steps, given: settings.Settings) -> None:
+def _watch_torch(torch: Any, process_steps: ProcessSteps, given: settings.HookSettings) -> None:
     if given.range is not None:
         kind = torch.autograd.profiler.record_function
         _watch_opening(kind, "__enter__", lambda opened: getattr(opened, "name", ""), process_steps, given)
@@ -149,7 +149,7 @@ def _watch_torch(torch: Any, process_steps: Steps, given: settings.Settings) -> 
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def _watch_optimizers(torch: Any, process_steps: Steps) -> None:
+def _watch_optimizers(torch: Any, process_steps: ProcessSteps) -> None:
     # torch.optim deletes its attribute `optimizer`.
     library = importlib.import_module("torch.optim.optimizer")
     register = getattr(library, "register_optimizer_step_post_hook", None)
@@ -171,7 +171,7 @@ def _watch_optimizers(torch: Any, process_steps: Steps) -> None:
     _watch_skipped_steps(torch, process_steps, seen)
 
 
-def _watch_skipped_steps(torch: Any, process_steps: Steps, seen: OptimizerWatch) -> None:
+def _watch_skipped_steps(torch: Any, process_steps: ProcessSteps, seen: OptimizerWatch) -> None:
     """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     original = getattr(scaler, "_maybe_opt_step", None)
@@ -192,7 +192,7 @@ def _watch_skipped_steps(torch: Any, process_steps: Steps, seen: OptimizerWatch)
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
-class _Calls(threading.local):
+class _ThreadState(threading.local):
     """Whether this thread is inside a call of a module."""
 
     is_inside = False
@@ -205,8 +205,8 @@ class _ModuleWatch:
     save or script. A call inside another one takes 0.2 microseconds longer.
     """
 
-    def __init__(self, torch: Any, process_steps: Steps) -> None:
-        self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _Calls(), False
+    def __init__(self, torch: Any, process_steps: ProcessSteps) -> None:
+        self._kind, self._steps, self._calls, self._has_ended = torch.nn.Module, process_steps, _ThreadState(), False
         self._original, self._is_compiling = self._kind.__call__, modules.compiling(torch)
         self._names: Dict[int, Tuple[Any, str]] = {}
         self._call = self._kind.__call__ = self._outermost(self._original)
@@ -327,7 +327,7 @@ def _tokens(args: Any, kwargs: Any) -> str:
 # --- ranges of the program -------------------------------------------------------------------------------------------
 
 
-def _watch_nvtx(nvtx: Any, process_steps: Steps, given: settings.Settings) -> None:
+def _watch_nvtx(nvtx: Any, process_steps: ProcessSteps, given: settings.HookSettings) -> None:
     def message_of(opened: Any) -> Any:
         return getattr(getattr(opened, "attributes", None), "message", "")
 
@@ -341,7 +341,7 @@ def _first_argument(*args: Any, **kwargs: Any) -> Any:
 
 
 def _watch_opening(
-    owner: Any, function: str, name_of: Callable[..., Any], process_steps: Steps, given: settings.Settings
+    owner: Any, function: str, name_of: Callable[..., Any], process_steps: ProcessSteps, given: settings.HookSettings
 ) -> None:
     """Begin a step where ``owner.function`` opens a range of a chosen name; ``name_of`` takes it from the arguments."""
     original = getattr(owner, function)

@@ -19,10 +19,10 @@ import traceback
 from typing import Any, Callable, Dict, Optional, Set, TextIO
 
 from profpipe.hook import clock, settings
-from profpipe.hook.settings import Settings
+from profpipe.hook.settings import HookSettings
 
 
-class Record:
+class HookRecord:
     """Opened at the first line, so that a process without steps leaves no file.
 
     ``describe`` gives the fields of the first line. A forked process writes another file. Threads may share a record.
@@ -101,7 +101,7 @@ class Pending:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def describe(given: Settings) -> Dict[str, Any]:
+def describe(given: HookSettings) -> Dict[str, Any]:
     """Return the fields of the first line of the record."""
     torch = sys.modules.get("torch")
     about: Dict[str, Any] = {

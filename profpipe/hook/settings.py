@@ -14,7 +14,7 @@ _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "S
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
-class Settings:
+class HookSettings:
     """``warmup`` and ``measure`` count steps. ``stem`` begins the names of the files in ``folder``."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
@@ -60,10 +60,10 @@ class Settings:
         return os.path.join(self.folder, f"hook.{self.stem}.{name}")
 
 
-def read() -> Optional[Settings]:
+def read() -> Optional[HookSettings]:
     """Return the settings of this process; None where no profpipe profiles it."""
     text = os.environ.get("PROFPIPE_HOOK")
-    return Settings(json.loads(text)) if text else None
+    return HookSettings(json.loads(text)) if text else None
 
 
 def node_name() -> str:

@@ -14,8 +14,8 @@ from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 from profpipe import ranges
 from profpipe.hook import captures, record, settings
-from profpipe.hook.record import Record
-from profpipe.hook.settings import Settings
+from profpipe.hook.record import HookRecord
+from profpipe.hook.settings import HookSettings
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
@@ -71,16 +71,18 @@ class _Thread(threading.local):
     step = index = -1
 
 
-class Steps:
+class ProcessSteps:
     """The steps of one process. ``number`` counts from 0; -1: none has begun. Each thread that calls modules has steps.
 
     The first boundary begins step 0, so work before it belongs to no step. No method raises an error of the hook: it is
     written to the record, and the steps end there.
     """
 
-    def __init__(self, given: Settings) -> None:
+    def __init__(self, given: HookSettings) -> None:
         self._settings = given
-        self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given))
+        self._record = HookRecord(
+            lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: record.describe(given)
+        )
         self._when_optimizer_steps: Optional[Callable[[], None]] = None
         self._reset()
         os.register_at_fork(after_in_child=self._restart_in_child)
@@ -317,17 +319,17 @@ def _is_capturing() -> bool:
     return library is not None and bool(library.is_current_stream_capturing())
 
 
-_STEPS: Optional[Steps] = None
+_STEPS: Optional[ProcessSteps] = None
 _IS_READ = False
 
 
-def of_process() -> Optional[Steps]:
+def read_process_steps() -> Optional[ProcessSteps]:
     """Return the steps of this process, None where no profpipe records them."""
     global _STEPS, _IS_READ
     if not _IS_READ:
         _IS_READ = True
         given = settings.read()
-        _STEPS = Steps(given) if given is not None and given.capture is None else None
+        _STEPS = ProcessSteps(given) if given is not None and given.capture is None else None
     return _STEPS
 
 
@@ -373,7 +375,7 @@ def steps(iterable: Iterable[T]) -> Iterator[T]:
 
 
 def _choose() -> Any:
-    _Marks.steps = of_process() or _Ranges()
+    _Marks.steps = read_process_steps() or _Ranges()
     return _Marks.steps
 
 

@@ -148,7 +148,7 @@ class Attribution:
     by_time: Bools
 
     @functools.cached_property
-    def in_case(self) -> Bools:
+    def is_in_case(self) -> Bools:
         """Return for each launch whether it lies in a case."""
         is_in_case: Bools = np.array(self.paths.in_case)[self.path]
         return is_in_case

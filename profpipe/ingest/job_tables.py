@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.reader import Source
+from profpipe.ingest.reader import InputFile
 from profpipe.job import JobOutcome
 from profpipe.measure import event_lines
 from profpipe.measure.statistics import interval_of_processes, worse_of
@@ -21,7 +21,7 @@ from profpipe.results import schema
 from profpipe.results.schema import CASES, METRICS, PROCESS_PREFIX, PROCESS_WALL, Tables
 
 
-def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
+def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[InputFile]:
     """Return the files of a job, named relative to the run's folder."""
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
@@ -30,7 +30,9 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
     is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
     step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
     return [
-        Source(path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range)
+        InputFile(
+            path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range
+        )
         for path, case in outcome.files.items()
         if path.exists() and not _is_false_start(path, outcome)
     ]

@@ -330,7 +330,7 @@ def shape(sizes: Sequence[Any]) -> str:
         return ""
 
 
-def in_order(
+def order_launches(
     ranges: Spans, calls: Launches, placed: Attribution, rows: Ints, seen: pd.DataFrame, start_ns: Int64s
 ) -> pd.DataFrame:
     """Return the launches ``rows`` in the order of their calls, as ``COLUMNS``.

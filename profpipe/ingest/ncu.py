@@ -124,7 +124,7 @@ class Launch:
     def duration_ns(self) -> float:
         """Return the duration, NaN where it was not measured or has no unit of time."""
         for name in DURATIONS:
-            value, unit = in_base_unit(*self.values.get(name, (math.nan, "")))
+            value, unit = convert_unit(*self.values.get(name, (math.nan, "")))
             if unit == "ns" and not math.isnan(value):
                 return round(value, 3)
         return math.nan
@@ -147,7 +147,7 @@ _NS_PER = {"n": 1.0, "u": 1e3, "m": 1e6, "": 1e9}
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
-def in_base_unit(value: float, unit: str) -> tuple[float, str]:
+def convert_unit(value: float, unit: str) -> tuple[float, str]:
     """Return ``value`` in its base unit, and that unit.
 
     ncu up to 2023 writes nsecond, usecond, Kbyte, Gbyte/second and cycle/nsecond, later versions ns, us, Gbyte/s and
@@ -245,7 +245,7 @@ def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
 
 def _numbers(launch: Launch) -> Iterator[tuple[str, float, str]]:
     for metric in dict.fromkeys([*chosen(launch.values), *sorted(launch.requested & launch.values.keys())]):
-        value, unit = in_base_unit(*launch.values[metric])
+        value, unit = convert_unit(*launch.values[metric])
         if not math.isnan(value):
             yield metric, value, unit
     # A rule may give several estimates for one launch (of DRAM, of L1, of L2): the largest counts.

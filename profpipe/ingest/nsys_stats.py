@@ -53,7 +53,7 @@ class Damaged(Exception):
 
 
 @dataclass
-class Table:
+class StatsTable:
     """One table as printed, without unread columns; ``scale``: ns of each column's unit, ``mark``: the decimal mark."""
 
     kind: str
@@ -150,7 +150,7 @@ class _Layout:
         return all(not line[end:start].strip() for (_, end), (start, _) in gaps)
 
 
-def _header(lines: Sequence[str], at: int) -> tuple[Table, _Layout] | None:
+def _header(lines: Sequence[str], at: int) -> tuple[StatsTable, _Layout] | None:
     """Return the table whose header is line ``at``, and the layout of its rows; None where it is no header."""
     line = lines[at]
     if len(line) > 4096 or not _LIKE_HEADER.search(line):
@@ -170,7 +170,7 @@ def _header(lines: Sequence[str], at: int) -> tuple[Table, _Layout] | None:
             default = next(iter(units.values()), 1.0)
             kept = tuple(i for i, name in enumerate(columns) if name not in _UNREAD)
             read = [columns[i] for i in kept]
-            table = Table(kind, "", read, {name: units.get(name, default) for name in read})
+            table = StatsTable(kind, "", read, {name: units.get(name, default) for name in read})
             return table, replace(layout, width=len(columns), kept=kept)
     return None
 
@@ -205,12 +205,12 @@ def _kind(columns: set[str]) -> str:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
+def tables_in(lines: Sequence[str]) -> tuple[list[StatsTable], list[str]]:
     """Return all tables, and nsys's remarks (``SKIPPED: ...``) about missing ones. Raises ``Damaged`` at a torn row."""
-    tables: list[Table] = []
+    tables: list[StatsTable] = []
     remarks: list[str] = []
     made_from, report = "", ""
-    current: tuple[Table, _Layout] | None = None
+    current: tuple[StatsTable, _Layout] | None = None
     for at, line in enumerate(lines):
         if current and line[:1].isdigit():
             # Only a row begins with a digit: this skips the other tests for most of a million lines.
@@ -241,7 +241,7 @@ def tables_in(lines: Sequence[str]) -> tuple[list[Table], list[str]]:
     return [replace(table, mark=mark) for table in tables], remarks
 
 
-def _append(line: str, table: Table, layout: _Layout, is_last: bool) -> bool:
+def _append(line: str, table: StatsTable, layout: _Layout, is_last: bool) -> bool:
     """Add the row ``line``. Return False where it is none: other output may follow a table without a blank line."""
     cells, wanted = layout.split(line), layout.width
     if len(cells) > wanted and layout.delimiter:

@@ -211,7 +211,7 @@ def _place(error: BaseException, file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """A file to read and what is known about it beforehand; ``name`` is how the tables and messages call it.
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
@@ -234,7 +234,7 @@ class Source:
 class Read:
     """The tables of a file."""
 
-    source: Source
+    source: InputFile
     parser: str
     tables: Tables
 
@@ -243,7 +243,7 @@ class Read:
 class Refusal:
     """A file that cannot be read: what is wrong with it, and the remedy."""
 
-    source: Source
+    source: InputFile
     what: str
     remedy: str
 
@@ -251,7 +251,9 @@ class Refusal:
         return f"{self.source.name}: {self.what}. {self.remedy}"
 
 
-def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: Any = None) -> Iterator[Read | Refusal]:
+def ingest(
+    sources: Iterable[InputFile], pipeline_dir: Path | None = None, rules: Any = None
+) -> Iterator[Read | Refusal]:
     """Read each file. A file that cannot be read becomes a Refusal, and the others are still read.
 
     ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
@@ -289,7 +291,7 @@ def combine(read: Iterable[Tables]) -> Tables:
     smaller = peaks.index[peaks.duplicated(_METRIC)]
     if len(smaller):
         tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
-    return figures.with_metrics(tables)
+    return figures.add_step_metrics(tables)
 
 
 def _joined_ranks(read: list[Tables]) -> list[Tables]:
@@ -312,7 +314,7 @@ def _joined_ranks(read: list[Tables]) -> list[Tables]:
     return read
 
 
-def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
+def _complete(parsed: Tables, source: InputFile, rules: Any) -> Tables:
     """Fill in what a parser cannot know: run, workload, source, and the case of a whole file."""
     profiler = source.profiler or parsed.origin.tool
     placed = parsed.with_columns(
@@ -365,7 +367,7 @@ def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
     )
 
 
-def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
+def sources_of_paths(paths: Iterable[Path]) -> list[InputFile]:
     """Return the files that a user names, each once. Files of the same name are workloads named with their folder.
 
     Exports of several runs often have the same name, and the kernels of two files must not be added up.
@@ -375,7 +377,8 @@ def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
     # Not resolved: users know the name of their link.
     places = [path.absolute() for path in once]
     return [
-        Source(path, str(path), workload=_unique_tail(place, places)) for path, place in zip(once, places, strict=True)
+        InputFile(path, str(path), workload=_unique_tail(place, places))
+        for path, place in zip(once, places, strict=True)
     ]
 
 

@@ -87,7 +87,7 @@ def corrected(recording: Recording) -> Recording:
 
 
 def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
-    """Return the tables. ``step_range`` is that of ``reader.Source``."""
+    """Return the tables. ``step_range`` is that of ``reader.InputFile``."""
     work, launches, ranges = recording.operations, recording.launches, recording.ranges
     waits, pids, latest = recording.waits, recording.pids, recording.latest
     finds_steps, on_gpu, read_shapes = recording.finds_steps, recording.on_gpu, recording.read_shapes
@@ -137,7 +137,7 @@ def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:
     stated = work.classes or [""] * len(classes)
     together = [stated_class or rule_class for stated_class, rule_class in zip(stated, classes, strict=True)]
-    return replace(work, classes=together, in_case=placed.in_case)
+    return replace(work, classes=together, in_case=placed.is_in_case)
 
 
 def _kernel_rows(work: Operations, process: Int64s, placed: Attribution, pids: Callable[[Any], Any]) -> pd.DataFrame:
@@ -173,7 +173,7 @@ def _origin(recording: Recording) -> schema.Origin:
     work, placed = recording.operations, recording.placed
     is_kernel = work.kind == _KERNEL
     duration = work.end - work.start
-    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.in_case))
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, is_kernel & placed.is_in_case))
     return replace(
         recording.origin,
         launches=int(is_kernel.sum()),
@@ -193,7 +193,9 @@ def launches(recording: Recording) -> pd.DataFrame:
     rows = np.flatnonzero(work.kind == _KERNEL)
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
-    return launch_tables.in_order(recording.ranges, recording.launches, recording.placed, rows, seen, work.start[rows])
+    return launch_tables.order_launches(
+        recording.ranges, recording.launches, recording.placed, rows, seen, work.start[rows]
+    )
 
 
 def traced(recording: Recording) -> Recording:

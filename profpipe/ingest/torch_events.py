@@ -76,7 +76,7 @@ class Trace:
         #: The ranks of a merged trace, by what its processes are named.
         self._ranks: dict[str, int] = {}
         #: What the metadata says of devices and hosts, in a trace of XLA's profiler.
-        self.rows = _Rows()
+        self.rows = _TraceMetadata()
         self.dropped = 0
         #: What was launched in the steps with ranges of modules; None without such steps.
         self.of_modules: Trace | None = None
@@ -328,7 +328,7 @@ _ALLOCATIONS = {"memalloc_details", "memfree_details", "memoryresidency_details"
 _NSYS = "nsys profile -t cuda,nvtx -o OUT python PROGRAM"
 
 
-class _Rows:
+class _TraceMetadata:
     """The devices, streams and hosts that the metadata of a trace name, and the steps that its hosts mark."""
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ class Events:
         if value is not None:
             self.write("metric", case=case, subject="", metric=metric, value=value, unit=unit, n=1)
 
-    def for_case(self, case: str) -> Callable[..., None]:
+    def bind_case(self, case: str) -> Callable[..., None]:
         """Return ``write`` for one case."""
         return functools.partial(self.write, case=case)
 
@@ -403,7 +403,7 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
     worker.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
     shared: dict[str, Any] = {"ranks": worker.ranks, "visit_clocks_hz": worker.visit_clocks_hz}
     timed = {
-        name: rounds.TimedCase(plan, worker.device, ranges.CASE_PREFIX + name, worker.events.for_case(name), **shared)
+        name: rounds.CaseTiming(plan, worker.device, ranges.CASE_PREFIX + name, worker.events.bind_case(name), **shared)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():
@@ -420,7 +420,7 @@ def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
             del timed[name]
 
 
-def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[str, Any]) -> CaseEnd | None:
+def time_case(worker: Worker, name: str, case: rounds.CaseTiming, params: dict[str, Any]) -> CaseEnd | None:
     fn = worker.build(params)
     _clear_workspaces()  # of products that made the inputs
     worker.ranks.barrier("built")
@@ -430,7 +430,7 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
     flags, snapshots = case.finish(fn), Path(worker.spec["folder"], "snapshots", worker.ranks.file_name(name))
     del fn  # a reference may need the memory that the callable holds
     worker.ranks.barrier("timed")
-    limits, events = worker.spec["options"].get("tolerance", {}), worker.events.for_case(name)
+    limits, events = worker.spec["options"].get("tolerance", {}), worker.events.bind_case(name)
     return CaseEnd(
         Status.OK, flags=[*flags, *workload_metrics.write(worker.workload, params, snapshots, events, limits)]
     )

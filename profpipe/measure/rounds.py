@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from profpipe import ranges
 from profpipe.measure import case_order, conditions, event_lines, launch_profile, sampling
-from profpipe.measure.conditions import Conditions
+from profpipe.measure.conditions import GpuConditions
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
 from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
@@ -79,11 +79,11 @@ class RoundSamples:
     """The samples of one visit to a case, and their conditions."""
 
     values_ns: list[float]
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: GpuConditions = field(default_factory=GpuConditions)
 
 
 @dataclass
-class TimedCase:
+class CaseTiming:
     """A case and the results of its visits so far.
 
     ``samples_ns`` and ``launches`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event,
@@ -97,7 +97,7 @@ class TimedCase:
     ranks: Ranks = SINGLE_PROCESS
     samples_ns: dict[str, list[float]] = field(default_factory=dict)
     rounds: int = 0
-    conditions: list[Conditions] = field(default_factory=list)
+    conditions: list[GpuConditions] = field(default_factory=list)
     last: sampling.Samples | None = None
     not_captured: bool = False
     launches: dict[str, LaunchProfile | None] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class TimedCase:
 
     def _sample(self, fn: Callable[[], object], metric: str) -> sampling.Samples:
         earlier = self.samples_ns.get(metric, [])
-        rule = self.plan.rule.for_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
+        rule = self.plan.rule.limit_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
         self._warm_up(fn, metric, rule.budget_s / 2)
         began = time.monotonic()
         before = self.launches.get(metric)
@@ -251,6 +251,6 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
     for event in event_lines.read(events)[0]:
         if event["event"] == "samples" and event["case"] in names:
             metrics = samples.setdefault(event["case"], {})
-            measured = RoundSamples(event["values"], Conditions.from_record(event.get("conditions") or {}))
+            measured = RoundSamples(event["values"], GpuConditions.from_record(event.get("conditions") or {}))
             metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
     return samples

@@ -61,7 +61,7 @@ class StoppingRule:
         if not 1 <= self.min_samples <= self.max_samples:
             raise ValueError(f"need 1 <= min_samples <= max_samples, not {self.min_samples} and {self.max_samples}")
 
-    def for_round(self, number: int, rounds: int, earlier: int = 0) -> StoppingRule:
+    def limit_round(self, number: int, rounds: int, earlier: int = 0) -> StoppingRule:
         """Return the rule for round ``number`` (from 1) of ``rounds``: its share of samples and time.
 
         Numbers of samples are totals, as ``sample`` judges earlier samples with new ones; the time is that of one

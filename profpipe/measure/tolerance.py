@@ -37,7 +37,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ToleranceResult:
     """A case under a tolerance: ``mark`` is empty where the case passes, and ``why`` says why it does not.
 
     ``misses`` are the measures outside their limits, each with its value and its limit.
@@ -48,7 +48,7 @@ class Verdict:
     misses: tuple[tuple[str, float, float], ...] = ()
 
 
-def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
+def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> ToleranceResult:
     """Compare ``checked``, the metrics of a case, with ``limits``.
 
     A limit applies to the output, and to gradients that have no separate limit. A case passes only if something was
@@ -67,15 +67,15 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
         texts = [f"{m} is {shown(m, value)}, {bound(m, limit)}" for m, value, limit in sorted(misses, key=_rank)]
         more = len(texts) - _NAMED_MISSES
         texts[_NAMED_MISSES:] = [f"and {more} more"] if more > 0 else []
-        return Verdict(Flag.INACCURATE, "; ".join(texts), tuple(misses))
+        return ToleranceResult(Flag.INACCURATE, "; ".join(texts), tuple(misses))
     given = [m for m, value in checked.items() if value is not None or limit_of(m, limits) is not None]
     if not_numbers := [m for m in given if m in MEASURES and m not in numbers]:
         shown_values = (f"{m} is not a number: {repr(checked[m])[:_SHOWN_CHARACTERS]}" for m in not_numbers)
-        return Verdict(Flag.UNCHECKED, "; ".join(shown_values))
+        return ToleranceResult(Flag.UNCHECKED, "; ".join(shown_values))
     unused = [m for m in limits if not _applies(m, numbers)]
     if limits and (unused or not numbers):
-        return Verdict(Flag.UNCHECKED, f"nothing was compared for {' and '.join(unused or limits)}")
-    return Verdict()
+        return ToleranceResult(Flag.UNCHECKED, f"nothing was compared for {' and '.join(unused or limits)}")
+    return ToleranceResult()
 
 
 def _rank(miss: tuple[str, float, float]) -> tuple[bool, float]:

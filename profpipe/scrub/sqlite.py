@@ -154,12 +154,12 @@ _PATH: Final = re.compile(r"(?<![\w.])~?(/[^\s/,;:'\"()]+){2,}/?|\b[A-Za-z]:\\[^
 _FOLDERS: Final = re.compile(r"(?<![\w.])(~?/|[A-Za-z]:\\)[^;\n]*[/\\]")
 
 
-def without_paths(text: Any) -> Any:
+def strip_paths(text: Any) -> Any:
     """Replace each path in ``text``; other values stay."""
     return _PATH.sub("[path]", text) if isinstance(text, str) else text
 
 
-def without_folders(text: Any) -> Any:
+def strip_folders(text: Any) -> Any:
     """Remove the folders of an absolute path from ``text``; of several paths, all text up to the last folder."""
     return _FOLDERS.sub("", text) if isinstance(text, str) else text
 
@@ -183,7 +183,7 @@ _CHANGED: Final = {
         "machine_id": "'node ' || rowid", "hash": "rowid", "hostname": "''", "domain_name": "''",
     },
     "rocpd_info_process": {"command": "''", "environment": "'{}'"},
-    "rocpd_info_code_object": {"uri": call("without_paths", "uri"), "extdata": call("without_paths", "extdata")},
+    "rocpd_info_code_object": {"uri": call("strip_paths", "uri"), "extdata": call("strip_paths", "extdata")},
     "rocpd_event": {"call_stack": "'{}'", "line_info": "'{}'", "extdata": call("message_alone", "extdata")},
     "rocpd_arg": {"value": call("harmless_argument", "type", "value")},
 }  # fmt: skip
@@ -206,7 +206,7 @@ class _Rocprof:
         for table, column, texts in _text_columns(database, schema):
             chosen = f"SELECT DISTINCT ?, {quoted(column)} FROM source.{quoted(table)}"
             database.execute(f"INSERT OR IGNORE INTO used {chosen} WHERE {quoted(column)} IS NOT NULL", [texts])
-        define(database, "without_paths", 1, without_paths)
+        define(database, "strip_paths", 1, strip_paths)
         define(database, "message_alone", 1, _message_alone)
         define(database, "harmless_argument", 2, _harmless_argument)
 

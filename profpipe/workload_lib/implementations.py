@@ -262,7 +262,7 @@ def xformers(config: AttentionConfig) -> Forward:
     from xformers.ops.fmha import attn_bias
 
     mask = _xformers_mask(config, attn_bias)
-    return lambda q, k, v: memory_efficient_attention(*with_group_axis(config.group_size, q, k, v), attn_bias=mask)
+    return lambda q, k, v: memory_efficient_attention(*add_group_axis(config.group_size, q, k, v), attn_bias=mask)
 
 
 def _xformers_mask(config: AttentionConfig, attn_bias: Any) -> Any:
@@ -272,7 +272,7 @@ def _xformers_mask(config: AttentionConfig, attn_bias: Any) -> Any:
     return attn_bias.LowerTriangularMask() if equal else attn_bias.LowerTriangularFromBottomRightMask()
 
 
-def with_group_axis(group_size: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def add_group_axis(group_size: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add an axis for the query heads of a group, over which K and V are expanded: views that xformers supports."""
     if group_size == 1:
         return q, k, v
@@ -296,7 +296,7 @@ def xformers_family(config: AttentionConfig) -> str:
     # One token: the operator does not depend on the lengths.
     heads = (config.heads, config.kv_heads, config.kv_heads)
     q, k, v = (torch.empty(1, 1, count, config.head_dim, **options) for count in heads)
-    tensors = with_group_axis(config.group_size, q, k, v)
+    tensors = add_group_axis(config.group_size, q, k, v)
     inputs = fmha.Inputs(*tensors, _xformers_mask(config, fmha.attn_bias))
     try:
         operators = [] if config.mode == "bwd" else [dispatch._dispatch_fw(inputs, config.needs_grad)]

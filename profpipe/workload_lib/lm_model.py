@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from profpipe.workload_lib import attention_config, requirements
 from profpipe.workload_lib.attention_config import Phase
-from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
+from profpipe.workload_lib.parameters import add_defaults, check_bool, check_choice, check_positive
 
 # --- parameters ------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LmConfig:
 
 def lm_config(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> LmConfig:
     """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
-    values = with_defaults(params, defaults)
+    values = add_defaults(params, defaults)
     for name, choices in CHOICES.items():
         check_choice(name, values[name], choices)
     check_bool(values, "compile", "memory_snapshot", "record_dtypes")

@@ -52,7 +52,7 @@ def compile_plain(config: AttentionConfig) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         return _plain(q, k, v, hidden, lambda name: nullcontext())
 
-    return requirements.compiled(attend, options=requirements.without_sdpa())
+    return requirements.compiled(attend, options=requirements.exclude_sdpa())
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, phase: Phase) -> Tensor:

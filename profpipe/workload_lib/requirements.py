@@ -60,7 +60,7 @@ def compiled_model(model: torch.nn.Module, *, fullgraph: bool) -> Any:
     return torch.compile(model, fullgraph=fullgraph, dynamic=False)
 
 
-def without_sdpa() -> dict[str, Any]:
+def exclude_sdpa() -> dict[str, Any]:
     """Return options under which inductor compiles the formula of attention instead of replacing it by SDPA.
 
     Those patterns (``fx_passes/fuse_attention.py``) are in the first pass over the joint graph, with patterns that pad

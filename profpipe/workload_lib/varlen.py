@@ -129,7 +129,7 @@ class VarlenConfig:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArgumentLayout:
     """Converts packed tensors ``(tokens, heads, head_dim)`` into the arguments of a call, and back.
 
     ``split`` makes the ``parts`` tensors that the interface takes for a packed one, ``join`` makes the packed one from
@@ -158,40 +158,40 @@ class Layout:
         return q, k, v
 
 
-def packed(config: VarlenConfig, stacked: int = 1) -> Layout:
+def packed(config: VarlenConfig, stacked: int = 1) -> ArgumentLayout:
     """Layout ``(tokens, heads, head_dim)``, or ``(tokens, stacked, heads, head_dim)``."""
-    return Layout(lambda tensor: [tensor], lambda parts: parts[0], stacked)
+    return ArgumentLayout(lambda tensor: [tensor], lambda parts: parts[0], stacked)
 
 
-def batch(config: VarlenConfig, stacked: int = 1) -> Layout:
+def batch(config: VarlenConfig, stacked: int = 1) -> ArgumentLayout:
     """Layout ``(sequences, seqlen, heads, head_dim)`` for sequences of equal length."""
     shape = (len(config.lengths), config.longest)
-    return Layout(lambda tensor: [tensor.unflatten(0, shape)], lambda parts: parts[0].flatten(0, 1), stacked)
+    return ArgumentLayout(lambda tensor: [tensor.unflatten(0, shape)], lambda parts: parts[0].flatten(0, 1), stacked)
 
 
-def batch_of_one(config: VarlenConfig) -> Layout:
+def batch_of_one(config: VarlenConfig) -> ArgumentLayout:
     """Layout ``(1, tokens, heads, head_dim)``."""
-    return Layout(lambda tensor: [tensor.unsqueeze(0)], lambda parts: parts[0].squeeze(0))
+    return ArgumentLayout(lambda tensor: [tensor.unsqueeze(0)], lambda parts: parts[0].squeeze(0))
 
 
-def heads_first(config: VarlenConfig) -> Layout:
+def heads_first(config: VarlenConfig) -> ArgumentLayout:
     """Layout ``(1, heads, tokens, head_dim)``."""
-    return Layout(
+    return ArgumentLayout(
         lambda tensor: [tensor.transpose(0, 1).unsqueeze(0).contiguous()],
         lambda parts: parts[0].squeeze(0).transpose(0, 1),
     )
 
 
-def one_by_one(config: VarlenConfig) -> Layout:
+def one_by_one(config: VarlenConfig) -> ArgumentLayout:
     """Layout with a tensor ``(1, heads, seqlen, head_dim)`` for each sequence."""
-    return Layout(
+    return ArgumentLayout(
         lambda tensor: [tensor[rows].transpose(0, 1).unsqueeze(0).contiguous() for rows in config.sequences()],
         lambda parts: torch.cat([part.squeeze(0).transpose(0, 1) for part in parts]),
         parts=len(config.lengths),
     )
 
 
-def nested(config: VarlenConfig) -> Layout:
+def nested(config: VarlenConfig) -> ArgumentLayout:
     """Layout with one nested tensor ``(sequences, seqlen, heads, head_dim)``, jagged in its second axis."""
     offsets = config.offsets()  # shared, because torch treats different offset tensors as different shapes
 
@@ -201,7 +201,7 @@ def nested(config: VarlenConfig) -> Layout:
         )
         return [made.detach()]
 
-    return Layout(split, lambda parts: parts[0].values())
+    return ArgumentLayout(split, lambda parts: parts[0].values())
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _stacked(config: VarlenConfig) -> int:
     return 3 if config.api.endswith("qkvpacked") else 2 if config.api.endswith("kvpacked") else 1
 
 
-def flash_layout(config: VarlenConfig) -> Layout:
+def flash_layout(config: VarlenConfig) -> ArgumentLayout:
     return (packed if config.api.startswith("varlen") else batch)(config, _stacked(config))
 
 
@@ -246,7 +246,7 @@ def xformers(config: VarlenConfig) -> Forward:
         mask = mask.make_causal()
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        out = memory_efficient_attention(*implementations.with_group_axis(config.group_size, q, k, v), attn_bias=mask)
+        out = memory_efficient_attention(*implementations.add_group_axis(config.group_size, q, k, v), attn_bias=mask)
         return (out.flatten(2, 3) if config.group_size > 1 else out,)
 
     return forward
@@ -307,7 +307,7 @@ def sdpa_loop(config: VarlenConfig) -> Forward:
 def _row(
     dense: str,
     prepare: Callable[[VarlenConfig], Forward],
-    layout: Callable[[VarlenConfig], Layout],
+    layout: Callable[[VarlenConfig], ArgumentLayout],
     family: str,
     apis: tuple[str, ...] = ("varlen",),
     **changes: Any,

@@ -171,7 +171,7 @@ def states(wall_ns: Floats, least_warmup: int = 0) -> npt.NDArray[Any]:
     return state
 
 
-def of_ranks(rows: pd.DataFrame) -> pd.Series[Any]:
+def unify_states(rows: pd.DataFrame) -> pd.Series[Any]:
     """Return the states of rows of `steps` of one case: a step has the same state on all ranks and devices.
 
     The mean over the ranks decides, since it does not depend on which rank waits for which: of two ranks that are late

@@ -47,7 +47,7 @@ class Window:
     most: int = _MOST
 
 
-def of_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
+def choose_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
     """Return the window of a typical steady step.
 
     It is the step of ``like``, the window of another device, where that step is steady here too. ``steps`` are those of
@@ -72,7 +72,7 @@ def typical(wall_ns: Any) -> int:
     return int(near[len(near) // 2])
 
 
-def of_beginning(timeline: Timeline, first: int) -> Window:
+def choose_beginning(timeline: Timeline, first: int) -> Window:
     """Return the window of the first two seconds of a recording, which begins at ``first``."""
     last = min(first + _BEGINNING_NS, int(timeline.end.max()))
     return Window(EventKind.BEGINNING, first, last, first)

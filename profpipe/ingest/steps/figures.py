@@ -12,7 +12,7 @@ import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Ints, combine, groups
 from profpipe.ingest.operations import Operations, Timeline
-from profpipe.ingest.steps.accounting import Accounts, of_ranks, spread, walls_by_rank
+from profpipe.ingest.steps.accounting import Accounts, spread, unify_states, walls_by_rank
 from profpipe.measure import statistics
 from profpipe.results import schema
 from profpipe.results.schema import StepRule, StepState
@@ -45,7 +45,9 @@ _OUTLIER_PARTS: Final = {
 # --- of one device: rows of schema.STEP_FIGURES ----------------------------------------------------------------------
 
 
-def of_device(operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int) -> list[dict[str, Any]]:
+def measure_device(
+    operations: Operations, accounts: Accounts, steps: pd.DataFrame, origin: int
+) -> list[dict[str, Any]]:
     """Return the figures of one device. ``steps`` are its rows of the table `steps`, with the states of all ranks."""
     line = accounts.line
     duration = line.end - line.start
@@ -123,7 +125,7 @@ def _sum_other_calls(
                     yield {**of, "metric": schema.CALL_KERNEL_TIME, "unit": "ns"}
 
 
-def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
+def measure_recording(whole: Accounts | None) -> list[dict[str, Any]]:
     """Return the parts of a whole recording in which no step was found: ``capture_compute`` and the others, in ns."""
     if whole is None:
         return []
@@ -164,7 +166,7 @@ def _outliers(
 # --- of a job --------------------------------------------------------------------------------------------------------
 
 
-def with_metrics(tables: schema.Tables) -> schema.Tables:
+def add_step_metrics(tables: schema.Tables) -> schema.Tables:
     """Return the tables of a job, all its files together, with the ranks of its steps and the metrics of them.
 
     Each process is a rank, and its devices share its steps. Steps have the same state on all ranks. The step time of a
@@ -177,7 +179,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     steps = _number_ranks(_drop_model_calls(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
-        steps = steps.assign(state=pd.concat([of_ranks(group) for _, group in by_case]))
+        steps = steps.assign(state=pd.concat([unify_states(group) for _, group in by_case]))
     figures = tables.step_figures[~tables.step_figures["metric"].isin(_CHECKS)]
     rows = [*_checks(tables.step_figures), *_recordings(figures, steps)]
     rows += [row for of, group in by_case for row in _step_times(of, steps.loc[group.index])]

@@ -93,15 +93,15 @@ def find(
     for (process, device), accounts in accounted.items():
         mine = steps[(steps["process"] == process) & (steps["device"] == device)]
         place = {"process": process, "device": device}
-        window = excerpt.of_step(mine, origin, window)
+        window = excerpt.choose_step(mine, origin, window)
         shown.add(accounts.line, window, **place)
-        step_figures += [{**figure, **place} for figure in figures.of_device(operations, accounts, mine, origin)]
+        step_figures += [{**figure, **place} for figure in figures.measure_device(operations, accounts, mine, origin)]
     for (process, device), line in whole:
         if (process, device) not in accounted:
             place = {"process": process, "device": device}
             parts = accounting.account(line, windows.everything(line.launched), shown.waiting(process), origin)
-            step_figures += [{**figure, **place} for figure in figures.of_recording(parts)]
-            shown.add(line, excerpt.of_beginning(line, origin), **place)
+            step_figures += [{**figure, **place} for figure in figures.measure_recording(parts)]
+            shown.add(line, excerpt.choose_beginning(line, origin), **place)
     if with_cases:
         shown.add_cases(ranges)
     return _tables(
@@ -120,7 +120,7 @@ def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
         accounts.frame.assign(process=process, device=device) for (process, device), accounts in accounted.items()
     ]
     together = pd.concat(frames, ignore_index=True)
-    together["state"] = accounting.of_ranks(together.assign(rank=together["process"]))
+    together["state"] = accounting.unify_states(together.assign(rank=together["process"]))
     return schema.frame(schema.STEPS, together)
 
 

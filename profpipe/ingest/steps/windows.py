@@ -58,7 +58,7 @@ def everything(launched: Int64s) -> Segments:
     return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def with_gaps(windows: Segments) -> Segments:
+def add_gaps(windows: Segments) -> Segments:
     """Return the windows, and the time between two of them as other work."""
     begin, end, step = windows.begin, windows.end, windows.step
     gaps = np.flatnonzero(end[:-1] < begin[1:])
@@ -255,4 +255,4 @@ def segments_of(windows: Segments, launched: Int64s) -> Segments:
     filled = np.unique(gap[between & (launched >= end[gap])])
     if is_loop := 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return with_gaps(replace(windows, end=end, has_last_end=not is_loop))
+    return add_gaps(replace(windows, end=end, has_last_end=not is_loop))

@@ -11,7 +11,7 @@ from profpipe.report.labels import plural
 from profpipe.report.markdown import Markdown
 from profpipe.report.text import align
 from profpipe.report.units import time_unit
-from profpipe.results.noise import Source
+from profpipe.results.noise import SpreadSource
 
 #: Courses that are not folded, if their last run is within the band.
 _OPEN = 4
@@ -98,10 +98,10 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
 
 #: Fewer runs are no course.
 _FEWEST_RUNS: Final = 3
-_SOURCES: Final[Mapping[Source, str]] = {
-    Source.PAIRS: "A-A pairs",
-    Source.CAPTURES: "processes",
-    Source.RUNS: "runs of the same code",
+_SOURCES: Final[Mapping[SpreadSource, str]] = {
+    SpreadSource.PAIRS: "A-A pairs",
+    SpreadSource.CAPTURES: "processes",
+    SpreadSource.RUNS: "runs of the same code",
 }
 #: From low to high.
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
