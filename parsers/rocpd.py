@@ -15,7 +15,6 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,11 +243,10 @@ def _counters(database: _Database, launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _v1(database: _Database, step_range: str) -> schema.Tables:
-    origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
     operations = database.read("OPS", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
     barriers = operations["Name"].astype(str).str.contains("<barrier packet>", regex=False)
-    if barriers.any():
-        origin = replace(origin, notes=(f"{int(barriers.sum())} barrier packets are no kernels and left out",))
+    notes = (f"{int(barriers.sum())} barrier packets are no kernels and left out",) if barriers.any() else ()
+    origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1", notes=notes)
     operations = operations[~barriers].reset_index(drop=True)
     launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
     copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")

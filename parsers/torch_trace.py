@@ -77,11 +77,11 @@ def parse(path: Path, step_range: str | None = "") -> schema.Tables:
         if not {"schemaVersion", "deviceProperties"} & trace.top.keys():
             raise UnreadableFile(path, "a Chrome trace without an event of torch.profiler or JAX", _OF_ANOTHER_TOOL)
         raise UnreadableFile(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    tables = _fill_ranks(events.tables(recording, step_range), trace)
-    if trace.of_modules is None:
-        return tables
-    of_modules = modules.rows(_read(trace.of_modules), trace.of_modules)
-    return replace(tables, modules=of_modules.assign(profiler=tables.origin.tool))
+    tables = events.tables(recording, step_range)
+    module_rows = tables.modules
+    if trace.of_modules is not None:
+        module_rows = modules.rows(_read(trace.of_modules), trace.of_modules).assign(profiler=tables.origin.tool)
+    return _fill_ranks(tables, module_rows, trace)
 
 
 def launches(path: Path) -> pd.DataFrame:
@@ -100,8 +100,8 @@ def recording(path: Path) -> events.Recording:
     return events.traced(recorded)
 
 
-def _fill_ranks(tables: schema.Tables, trace: Trace) -> schema.Tables:
-    """Fill in the ranks: the one that torch.distributed gave the process, or those of a merged trace."""
+def _fill_ranks(tables: schema.Tables, module_rows: pd.DataFrame, trace: Trace) -> schema.Tables:
+    """Return ``tables`` with `modules`, and with the rank that torch.distributed gave, or those of a merged trace."""
     group = trace.top.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
     stated_rank: Any = rank if type(rank) is int and 0 <= rank < 2**31 else pd.NA
@@ -113,7 +113,7 @@ def _fill_ranks(tables: schema.Tables, trace: Trace) -> schema.Tables:
         frame = getattr(tables, name)
         ranks = frame["process"].map(merged) if merged else pd.Series(stated_rank, index=frame.index)
         changed[name] = frame.assign(rank=ranks.astype("Int64"))
-    return replace(tables, **changed, rank_of=rank_of)
+    return replace(tables, **changed, modules=module_rows, rank_of=rank_of)
 
 
 def _read(trace: Trace) -> events.Recording:

@@ -171,7 +171,7 @@ def convert_unit(value: float, unit: str) -> tuple[float, str]:
 
 
 def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.Placement) -> schema.Tables:
-    """Return the tables of ``launches`` without classes and families; complete ``origin`` with the sums.
+    """Return the tables of ``launches``; complete ``origin`` with the sums.
 
     ``placement`` is how the file shows in which ranges a launch lies. A launch without a measured duration counts as a
     call, and the times of its kernel are missing.
@@ -180,11 +180,14 @@ def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.
     summed = launch_tables.kernel_rows(frame)
     times = ["total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns"]
     summed.loc[summed["total_ns"].isna(), times] = pd.NA
+    durations = frame[frame["kind"] == "kernel"]
+    summed_origin = origin.with_sums(durations["duration_ns"], durations["case"] != "")
+    notes = (*origin.notes, *_notes(durations["duration_ns"], int((frame["kind"] == "graph").sum())))
     return schema.Tables(
-        kernels=summed.assign(profiler=origin.tool),
+        kernels=kernel_classes.annotate(summed.assign(profiler=origin.tool)),
         ranges=_ranges(launches, frame).assign(profiler=origin.tool),
         metrics=_metrics(launches, frame).assign(profiler=origin.tool),
-        origin=replace(_add_sums(origin, frame), attribution=_count_placements(launches, placement)),
+        origin=replace(summed_origin, notes=notes, attribution=_count_placements(launches, placement)),
     )
 
 
@@ -205,15 +208,12 @@ def _row(launch: Launch) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _add_sums(origin: schema.Origin, frame: pd.DataFrame) -> schema.Origin:
-    kernels = frame[frame["kind"] == "kernel"]
-    notes = list(origin.notes)
-    if missing := int(kernels["duration_ns"].isna().sum()):
+def _notes(durations_ns: pd.Series[Any], graphs: int) -> Iterator[str]:
+    if missing := int(durations_ns.isna().sum()):
         have, whose = ("has", "its") if missing == 1 else ("have", "their")
-        notes.append(f"{missing} of {len(kernels)} launches {have} no gpu__time_duration: {whose} time is missing")
-    if whole := int((frame["kind"] == "graph").sum()):
-        notes.append(f"{whole} results are of whole graphs or ranges: their kernels are not distinguished")
-    return replace(origin.with_sums(kernels["duration_ns"], kernels["case"] != ""), notes=tuple(notes))
+        yield f"{missing} of {len(durations_ns)} launches {have} no gpu__time_duration: {whose} time is missing"
+    if graphs:
+        yield f"{graphs} results are of whole graphs or ranges: their kernels are not distinguished"
 
 
 def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
@@ -341,12 +341,11 @@ def select(report: Path, launches: Sequence[Launch], origin: schema.Origin) -> t
 def tables_of(
     report: Path, launches: Sequence[Launch], origin: schema.Origin, placement: schema.Placement
 ) -> schema.Tables:
-    """Return the tables of the launches that ``select`` returns, with classes and families. Raises ``UnreadableFile``.
+    """Return the tables of the launches that ``select`` returns. Raises ``UnreadableFile``.
 
     ``origin`` and ``placement`` are those of ``sum_up``.
     """
-    parsed = sum_up(*select(report, launches, origin), placement)
-    return replace(parsed, kernels=kernel_classes.annotate(parsed.kernels))
+    return sum_up(*select(report, launches, origin), placement)
 
 
 def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[Launch | None, str, bool]:

@@ -281,17 +281,20 @@ def combine(read: Iterable[Tables]) -> Tables:
     their hosts waited add up.
     """
     tables = schema.concat(_joined_ranks(list(read)))
-    is_wait = tables.metrics["metric"] == CAPTURE_WAIT
+    metrics = tables.metrics
+    is_wait = metrics["metric"] == CAPTURE_WAIT
     if is_wait.any():
-        waits = tables.metrics[is_wait]
+        waits = metrics[is_wait]
         sums = waits.groupby(_METRIC, sort=False)[["value", "n"]].transform("sum")
         once = waits.assign(**sums).drop_duplicates(_METRIC)
-        tables = replace(tables, metrics=pd.concat([tables.metrics[~is_wait], once]))
-    peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
+        metrics = pd.concat([metrics[~is_wait], once])
+    peaks = metrics[metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
     smaller = peaks.index[peaks.duplicated(_METRIC)]
     if len(smaller):
-        tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
-    return figures.add_step_metrics(tables)
+        metrics = metrics.drop(index=smaller)
+    steps, step_metrics, timeline = figures.sum_steps(tables)
+    metrics = schema.concat_rows(schema.METRICS, [metrics, step_metrics])
+    return replace(tables, steps=steps, metrics=metrics, timeline=timeline)
 
 
 def _joined_ranks(read: list[Tables]) -> list[Tables]:
@@ -325,8 +328,8 @@ def _complete(parsed: Tables, source: InputFile, rules: Any) -> Tables:
     if source.set_aside:
         placed = _drop_cases(placed, source.set_aside)
     if rules:
-        placed = replace(placed, kernels=kernel_classes.annotate(placed.kernels, rules))
-        placed = replace(placed, timeline=_reclassified(placed.timeline, rules))
+        kernels = kernel_classes.annotate(placed.kernels, rules)
+        placed = replace(placed, kernels=kernels, timeline=_reclassified(placed.timeline, rules))
     return placed
 
 
@@ -354,16 +357,18 @@ def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
     device = kernels_aside & (placed.kernels["kind"] == "kernel")
     time_ns = float(placed.kernels.loc[device, "total_ns"].sum())
     detail = f"an attempt that was cut off is set aside: {', '.join(sorted(cases))}"
-    origin = replace(placed.origin, details=(*placed.origin.details, detail))
+    origin, sums = placed.origin, dict[str, Any]()
     if origin.attributed_ns is not None and origin.unattributed_ns is not None:
-        attributed_ns, unattributed_ns = origin.attributed_ns - time_ns, origin.unattributed_ns + time_ns
-        origin = replace(origin, attributed_ns=attributed_ns, unattributed_ns=unattributed_ns)
+        sums = {
+            "attributed_ns": origin.attributed_ns - time_ns,
+            "unattributed_ns": origin.unattributed_ns + time_ns,
+        }
     return replace(
         placed,
         kernels=placed.kernels.assign(case=placed.kernels["case"].where(~kernels_aside, "")),
         ranges=placed.ranges[~placed.ranges["case"].isin(cases)],
         metrics=placed.metrics[~placed.metrics["case"].isin(cases)],
-        origin=origin,
+        origin=replace(origin, details=(*origin.details, detail), **sums),
     )
 
 

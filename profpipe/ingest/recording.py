@@ -71,9 +71,9 @@ def corrected(recording: Recording) -> Recording:
     Any negative number of a device or stream is the unknown one.
     """
     work, origin = recording.operations, recording.origin
-    work = replace(work, device=np.maximum(work.device, -1), stream=np.maximum(work.stream, -1))
+    device, stream = np.maximum(work.device, -1), np.maximum(work.stream, -1)
     rows = np.flatnonzero(work.kind == _KERNEL)
-    place = [values[rows] for values in (recording.launches.process, work.device, work.stream)]
+    place = [values[rows] for values in (recording.launches.process, device, stream)]
     end = work.end[rows]
     late, removed = reconcile.clip_late_ends(work.start[rows], end, place, work.correlation[rows].astype(np.int64))
     work.end[rows[late]] = end[late]
@@ -82,8 +82,8 @@ def corrected(recording: Recording) -> Recording:
     if folded:
         origin = replace(origin, notes=(*origin.notes, bounds.note_of_names(folded)))
     # The ids of the launches are not needed any more: of ten million kernels 40 MB.
-    done = replace(work, name=name, names=names, checks=checks, correlation=_NOTHING)
-    return replace(recording, operations=done, origin=origin)
+    columns: dict[str, Any] = {"device": device, "stream": stream, "name": name, "correlation": _NOTHING}
+    return replace(recording, operations=replace(work, **columns, names=names, checks=checks), origin=origin)
 
 
 def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
@@ -130,8 +130,15 @@ def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
             if len(configured) > len(name) and len(steps.steps):
                 steps = search.find(work, ranges, waits, pids, latest, None)
                 metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
-    filled = replace(steps, kernels=kernels.result(), ranges=range_rows, metrics=metrics, origin=origin)
-    return filled.with_columns(profiler=origin.tool)
+    return schema.Tables(
+        kernels=kernels.result(),
+        ranges=range_rows,
+        metrics=metrics,
+        steps=steps.steps,
+        step_figures=steps.step_figures,
+        timeline=steps.timeline,
+        origin=origin,
+    ).with_columns(profiler=origin.tool)
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:

@@ -114,16 +114,15 @@ def tables(
     joined, how = _join_calls(launches, known_calls)
     recording = _recording(joined, known_ranges, known_calls, how, origin, not has_counters)
     parsed = events.tables(recording, step_range)
+    origin, metrics = parsed.origin, parsed.metrics
     if not (recording.operations.kind == schema.KINDS.index("kernel")).any():
-        origin = replace(parsed.origin, total_ns=None, attributed_ns=None, unattributed_ns=None)
-        parsed = replace(parsed, origin=origin)
-    if counted is None or not has_counters:
-        return parsed
-    of_launch = joined[list(key)].assign(
-        case=np.array(recording.placed.paths.case, dtype=object)[recording.placed.path]
-    )
-    placed = counted.merge(of_launch.drop_duplicates(list(key)), on=list(key), how="left")
-    return replace(parsed, metrics=counters(placed.assign(case=placed["case"].fillna(""))))
+        origin = replace(origin, total_ns=None, attributed_ns=None, unattributed_ns=None)
+    if counted is not None and has_counters:
+        cases = np.array(recording.placed.paths.case, dtype=object)[recording.placed.path]
+        case_of_launch = joined[list(key)].assign(case=cases).drop_duplicates(list(key))
+        placed = counted.merge(case_of_launch, on=list(key), how="left")
+        metrics = counters(placed.assign(case=placed["case"].fillna("")))
+    return replace(parsed, origin=origin, metrics=metrics)
 
 
 def refuse_empty(parsed: schema.Tables, path: Path) -> schema.Tables:

@@ -241,12 +241,15 @@ class GpuMonitor:
         """Return True if power or heat lowered the clock in a reading of the last 0.3 s."""
         return any(reading.is_slowed for reading in tuple(self._recent))
 
-    def conditions(self) -> GpuConditions:
-        """Return the readings under load so far: neither idle nor next to idle, where the clock was changing."""
+    def conditions(self, counted_hz: tuple[float, ...] = ()) -> GpuConditions:
+        """Return ``counted_hz`` and the readings under load so far.
+
+        These are neither idle nor next to idle, where the clock was changing.
+        """
         idle = [number for number, reading in enumerate(self.readings) if reading.is_idle]
         near = {number + step for number in idle for step in range(-_NEAR_IDLE, _NEAR_IDLE + 1)}
         loaded = tuple(reading for number, reading in enumerate(self.readings) if number not in near)
-        return GpuConditions(loaded, max(self._other_processes, default=None))
+        return GpuConditions(loaded, max(self._other_processes, default=None), counted_hz)
 
     def clear(self) -> None:
         self.readings.clear()

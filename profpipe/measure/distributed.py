@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -112,7 +112,8 @@ class Ranks:
         message = RankMessage("end", end.status, end.reason, tuple(end.flags))
         messages = self._exchange(message, PEER_TIMEOUT_S if is_early else None)
         of_all = tuple(dict.fromkeys(flag for message in messages for flag in message.flags))
-        return replace(_most_severe_end(messages) or end, flags=of_all)
+        worst = _most_severe_end(messages) or end
+        return CaseEnd(worst.status, worst.reason, of_all)
 
     def shutdown(self) -> None:
         """Destroy the process group after the last case."""

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
@@ -299,7 +299,7 @@ class Worker:
             # torchrun ends the other processes with this one, and the runner starts new ones for the next case if the
             # events of rank 0 have the end of this case.
             reason = f"rank {self.ranks.rank}: {rank_end.reason}" if rank_end.reason else ""
-            ended = vars(replace(rank_end, reason=reason))
+            ended = {"status": rank_end.status, "reason": reason, "flags": rank_end.flags}
             with Path(self.spec["folder"], LOG).open("a", encoding="utf-8") as stream:
                 Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
@@ -468,7 +468,7 @@ def profile_case(worker: Worker, name: str, region: Region, params: dict[str, An
             )
             mark(phase="sampling")
         worker.events.metric(name, "loop_wall", wall_ns, "ns")
-        measured = replace(monitor.conditions(), counted_hz=clocks_hz)
+        measured = monitor.conditions(clocks_hz)
         if measured.counted_clock_hz is not None:
             worker.visit_clocks_hz.append(measured.counted_clock_hz)
         for metric, (value, unit) in measured.metrics().items():

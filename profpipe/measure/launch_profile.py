@@ -50,6 +50,10 @@ class LaunchProfile:
     def host_waits(self) -> bool:
         return self.synchronises or self.fills_queue
 
+    def limit_host_time(self, limit_ns: float) -> LaunchProfile:
+        """Return the profile with a launch time of at most ``limit_ns``."""
+        return replace(self, host_ns=min(self.host_ns, limit_ns))
+
 
 @dataclass(frozen=True)
 class PriorMeasurement:
@@ -111,9 +115,9 @@ class LaunchProfiler:
         quickest = min(unheld, key=lambda trial: trial.call_ns)
         # Several processes always hold: in a collective call, one without a hold waits for one with a hold.
         tail_ns = 0.0 if ranks.is_distributed else quickest.call_ns - quickest.host_ns
-        profile = LaunchProfile(host_ns, reported, call_ns=ranks.all_max(quickest.call_ns), gpu_tail_ns=tail_ns)
+        call_ns = ranks.all_max(quickest.call_ns)
         if host_ns > _LONGEST_TRIED_NS:
-            return profile
+            return LaunchProfile(host_ns, reported, call_ns=call_ns, gpu_tail_ns=tail_ns)
         hold_ns = min(2 * host_ns + 1e6, LONGEST_HOLD_NS)
         waited_ns = host_ns + hold_ns / 2
         # One call without the hold in its launch time is enough evidence.
@@ -123,12 +127,8 @@ class LaunchProfiler:
         fills_queue = waits and not reported and host_ns > _FILL_QUEUE_NS
         if fills_queue and idle and self._waits_behind_short_holds(fn):
             fills_queue = False
-        return replace(
-            profile,
-            synchronises=reported or (waits and not fills_queue),
-            fills_queue=fills_queue,
-            starves_gpu=fills_queue and idle,
-        )
+        synchronises = reported or (waits and not fills_queue)
+        return LaunchProfile(host_ns, synchronises, fills_queue, fills_queue and idle, call_ns, tail_ns)
 
     def _waits_behind_short_holds(self, fn: Callable[[], object]) -> bool:
         """Return True if the host waits, in any process, behind holds too short to fill the queue.

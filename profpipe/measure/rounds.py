@@ -174,8 +174,8 @@ class CaseTiming:
             )
         # After a pause the host takes longer to launch, so the shortest launch time of all visits counts.
         launch = samples.launch
-        self.launches[metric] = _limit_host_time(launch, before.host_ns) if before else launch
-        measured = replace(monitor.conditions(), counted_hz=samples.clocks_hz)
+        self.launches[metric] = launch.limit_host_time(before.host_ns) if launch and before else launch
+        measured = monitor.conditions(samples.clocks_hz)
         loaded = samples.fully_loaded or self.keeps_clock.get(metric, False)
         self.keeps_clock[metric] = loaded and measured.kept_highest_clock
         if self.ranks.is_distributed:
@@ -200,8 +200,9 @@ class CaseTiming:
         assert self.last is not None
         overall, loop_wall_ns = conditions.combine(self.conditions), self.loop_wall_ns(self._timed_callable(fn))
         launch = self.launches["time"]
-        if loop_wall_ns is not None:  # launching takes no longer than an iteration of the loop
-            launch = _limit_host_time(launch, loop_wall_ns)
+        if launch is not None and loop_wall_ns is not None:
+            # Launching takes no longer than an iteration of the loop.
+            launch = launch.limit_host_time(loop_wall_ns)
         last = replace(self.last, launch=launch)
         metrics = {
             "peak_allocated": (last.peak_allocated, "byte"),
@@ -235,11 +236,6 @@ class CaseTiming:
         run_loop = partial(sampling.run_loop, range_name=self.range_name, annotate=ranges.annotate, ranks=self.ranks)
         wall_ns, _ = run_loop(fn, n, device=self.device, flush=self.plan.flush)
         return wall_ns
-
-
-def _limit_host_time(launch: LaunchProfile | None, limit_ns: float) -> LaunchProfile | None:
-    """Return ``launch`` with a launch time of at most ``limit_ns``."""
-    return replace(launch, host_ns=min(launch.host_ns, limit_ns)) if launch else None
 
 
 def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, RoundSamples]]]:

@@ -70,10 +70,7 @@ class StoppingRule:
         """
         least, most = (math.ceil(count * number / rounds) for count in (self.min_samples, self.max_samples))
         in_round = max(1, math.ceil(earlier / (number - 1))) if number > 1 else 1
-        budget_s, slowed_s = self.budget_s / rounds, self.slowed_s / rounds
-        return replace(
-            self, min_samples=least, max_samples=most, budget_s=budget_s, min_in_round=in_round, slowed_s=slowed_s
-        )
+        return StoppingRule(least, self.target, self.budget_s / rounds, most, in_round, self.slowed_s / rounds)
 
     def is_met(self, values: Sequence[float]) -> bool:
         """Return True if the interval of the median of ``values`` is at most as wide as ``target``."""

@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -257,7 +256,7 @@ class CudaTimer(CpuTimer):
         """
         if self._launch is None or not self._host_ns:
             return self._launch
-        return replace(self._launch, host_ns=min(self._launch.host_ns, statistics.median(self._host_ns)))
+        return self._launch.limit_host_time(statistics.median(self._host_ns))
 
     def apply_load(
         self, fn: Callable[[], object], ranks: Ranks = SINGLE_PROCESS, clock_hz: float | None = None

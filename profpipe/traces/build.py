@@ -45,8 +45,9 @@ class Slices:
         """Return the slices ``rows``."""
         chosen = np.flatnonzero(rows) if rows.dtype == bool else rows
         details = {name: [values[row] for row in chosen.tolist()] for name, values in self.details.items()}
-        columns = {key: getattr(self, key)[chosen] for key in ("start", "end", "name", "category", "flow")}
-        return replace(self, **columns, details=details)
+        name, category = self.name[chosen], self.category[chosen]
+        flow = self.flow[chosen]
+        return Slices(self.start[chosen], self.end[chosen], name, self.names, category, self.categories, flow, details)
 
     def lanes(self, may_nest: bool) -> Iterator[Slices]:
         """Yield the slices in as few parts as needed, so that in each of them none overlaps with another one.
@@ -101,11 +102,11 @@ class Process:
 
     def since(self, time_ns: int) -> Process:
         """Return the process with times since ``time_ns``."""
-
-        def moved(slices: Slices) -> Slices:
-            return replace(slices, start=slices.start - time_ns, end=slices.end - time_ns)
-
-        return replace(self, tracks=tuple((name, moved(slices)) for name, slices in self.tracks))
+        tracks = (
+            (name, replace(slices, start=slices.start - time_ns, end=slices.end - time_ns))
+            for name, slices in self.tracks
+        )
+        return Process(self.name, self.pid, tuple(tracks))
 
     @property
     def slices(self) -> int:

@@ -340,9 +340,8 @@ def bits(config: LmConfig) -> dict[str, int]:
     Of linear layers and norms it is the output, of several the widest. A tiny model of the same block, attention and
     precision makes one forward and one backward pass: dtypes do not depend on the size.
     """
-    width, inner, layers, heads = SIZES["tiny"]
-    small = replace(config, d_model=width, d_ff=inner, layers=layers, heads=heads, context=16, batch=1, vocab=64)
-    model = Model(replace(small, compile=False), nullcontext)
+    tiny = dict(zip(DIMENSIONS, SIZES["tiny"], strict=True))
+    model = Model(replace(config, **tiny, context=16, batch=1, vocab=64, compile=False), nullcontext)
     dtypes_by_kind: dict[str, set[torch.dtype]] = {
         name: set() for name in ("parameter", *_KINDS, "logits", "loss", "gradient")
     }

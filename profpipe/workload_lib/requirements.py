@@ -291,11 +291,9 @@ def _rejection(config: AttentionConfig, row: Implementation) -> str | None:
 
 def shorten(config: AttentionConfig) -> AttentionConfig:
     """Shorten lengths but keep their remainder: some kernels accept only multiples of 8, 64 or 128."""
-    if config.queries == config.seqlen:
-        length = min(config.seqlen, 128 + config.seqlen % 128)
-        return replace(config, batch=1, seqlen=length, queries=length)
-    queries = min(config.queries, 128 + config.queries % 128)
-    return replace(config, batch=1, seqlen=min(config.seqlen, 256 + config.seqlen % 128), queries=queries)
+    least = 128 if config.queries == config.seqlen else 256
+    seqlen = min(config.seqlen, least + config.seqlen % 128)
+    return replace(config, batch=1, seqlen=seqlen, queries=min(config.queries, 128 + config.queries % 128))
 
 
 @functools.lru_cache(maxsize=256)

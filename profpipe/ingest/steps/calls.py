@@ -14,7 +14,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -84,10 +84,13 @@ def divide(calls: Sequence[Call], wall_ns: Sequence[float]) -> list[Part]:
     while at < len(calls):
         last = at + len(usual) * (at in kinds)
         kind = kinds.get(at, calls[at].module if calls[at].module not in (module, *usual) else "")
-        parts.append(Part(at, last, kind, at in kinds and kind != PREFILL))
+        has_tail = at in kinds and kind != PREFILL
+        following = calls[last + 1].module if last + 1 < len(calls) else module
+        # A step, or a call of its module that is not whole, follows at once.
+        is_followed = following == module and kinds.get(last + 1) != PREFILL
+        parts.append(Part(at, last, kind, has_tail and is_followed))
         at = last + 1
-    ends = [after.is_step or (calls[after.first].module == module and not after.kind) for after in parts[1:]]
-    return [replace(part, is_step=part.is_step and end) for part, end in zip(parts, [*ends, True], strict=False)]
+    return parts
 
 
 def _module_of_steps(calls: Sequence[Call], wall_ns: Sequence[float]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -166,8 +165,8 @@ def _outliers(
 # --- of a job --------------------------------------------------------------------------------------------------------
 
 
-def add_step_metrics(tables: schema.Tables) -> schema.Tables:
-    """Return the tables of a job, all its files together, with the ranks of its steps and the metrics of them.
+def sum_steps(tables: schema.Tables) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return, of all files of a job together: `steps` with ranks, their metrics, and `timeline` with ranks.
 
     Each process is a rank, and its devices share its steps. Steps have the same state on all ranks. The step time of a
     case is that of the mean over its ranks by step; its other figures are means over its devices.
@@ -175,7 +174,7 @@ def add_step_metrics(tables: schema.Tables) -> schema.Tables:
     if tables.steps.empty and tables.step_figures.empty:
         # Cases of the harness have no steps.
         ranked = _number_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
-        return replace(tables, timeline=ranked)
+        return tables.steps, schema.empty(schema.METRICS), ranked
     steps = _number_ranks(_drop_model_calls(tables.steps), schema.STEPS)
     by_case = [(_named(key), group) for key, group in steps.groupby(_CASE, sort=False)]
     if by_case:
@@ -190,8 +189,7 @@ def add_step_metrics(tables: schema.Tables) -> schema.Tables:
         rows += _means(_named(key), group, int(devices[key]))
     run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
     step_metrics = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
-    metrics = pd.concat([tables.metrics, step_metrics], ignore_index=True) if len(tables.metrics) else step_metrics
-    return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
+    return steps, step_metrics, _ranked_timeline(tables.timeline, steps)
 
 
 def _drop_model_calls(steps: pd.DataFrame) -> pd.DataFrame:

@@ -126,7 +126,9 @@ def _segments(begin: Ints, end: Ints, launched: Int64s) -> Segments:
     # Copies and sets between two steps that follow each other belong to the second one.
     first[1:] = np.where(begin[1:] == end[:-1], last[:-1], first[1:])
     steps = np.arange(len(first))
-    return windows.add_gaps(windows.Segments(StepRule.PATTERN, first, last, steps, np.ones(len(first), dtype=bool)))
+    return windows.add_gaps(
+        windows.Segments(StepRule.PATTERN, first, last, steps, np.ones(len(first), dtype=bool)), last
+    )
 
 
 def _graph_order(name: Int64s, launched: Int64s) -> Ints:

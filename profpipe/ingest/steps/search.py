@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ def _agreed_steps(accounted: Mapping[Place, Accounts]) -> pd.DataFrame:
 
 def _tables(pids: Callable[[Int64s], Any] | None, **frames: pd.DataFrame) -> schema.Tables:
     tables: dict[str, Any] = {name: _fill_pids(frame, pids) for name, frame in frames.items()} if pids else dict(frames)
-    return replace(schema.Tables(), **tables)
+    return schema.Tables(**tables)
 
 
 def _fill_pids(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
@@ -197,9 +197,11 @@ def _find_line_pattern(operations: Operations, line: Timeline, devices: int = 1)
 
 def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
     """Return the operations of several devices as one line, on which a name has another number on each device."""
-    names = len(operations.names)
-    parts = [replace(line, name=line.name + number * names) for number, line in enumerate(lines.values())]
-    columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Timeline)}
+    columns = {
+        field.name: np.concatenate([getattr(line, field.name) for line in lines.values()]) for field in fields(Timeline)
+    }
+    counts = [len(line.name) for line in lines.values()]
+    columns["name"] = columns["name"] + np.repeat(np.arange(len(lines)) * len(operations.names), counts)
     order = np.argsort(columns["launched"], kind="stable")
     return Timeline(**{name: values[order] for name, values in columns.items()})
 

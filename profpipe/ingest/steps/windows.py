@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -58,9 +58,9 @@ def everything(launched: Int64s) -> Segments:
     return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
 
 
-def add_gaps(windows: Segments) -> Segments:
-    """Return the windows, and the time between two of them as other work."""
-    begin, end, step = windows.begin, windows.end, windows.step
+def add_gaps(windows: Segments, end: Int64s, has_last_end: bool = False) -> Segments:
+    """Return the windows until ``end``, and the time between two of them as other work."""
+    begin, step = windows.begin, windows.step
     gaps = np.flatnonzero(end[:-1] < begin[1:])
     order = np.argsort(np.concatenate([begin, end[gaps]]), kind="stable")
     return Segments(
@@ -69,7 +69,7 @@ def add_gaps(windows: Segments) -> Segments:
         np.concatenate([end, begin[gaps + 1]])[order],
         np.concatenate([step, step[gaps]])[order],
         np.concatenate([windows.is_step, np.zeros(len(gaps), dtype=bool)])[order],
-        windows.has_last_end,
+        has_last_end,
         None if windows.kind is None else np.concatenate([windows.kind, np.full(len(gaps), "", dtype=object)])[order],
     )
 
@@ -255,4 +255,4 @@ def segments_of(windows: Segments, launched: Int64s) -> Segments:
     filled = np.unique(gap[between & (launched >= end[gap])])
     if is_loop := 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return add_gaps(replace(windows, end=end, has_last_end=not is_loop))
+    return add_gaps(windows, end, has_last_end=not is_loop)
