@@ -3,7 +3,7 @@
 One JSON object a line. Each process begins with ``started``; a job whose process died continues in another one, in the
 same file. The last process that began a case counts.
 
-Of several ranks each has a file (``job.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
+Of several ranks, all have a file (``job.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
 that ended well, with the subject ``rank 1``.
 """
 
@@ -45,7 +45,7 @@ class CaseLog:
 
 @dataclass
 class JobLog:
-    """A whole file: the last attempt of each case, and the last process."""
+    """A whole file: the last attempts of the cases, and the last process."""
 
     attempts: dict[tuple[str, str], CaseLog] = field(default_factory=dict)
     process: int = 0
@@ -77,7 +77,7 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Read cases (one row each) and metrics; samples are summarised.
+    """Read cases (one a row) and metrics; samples are summarised.
 
     A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left.
     """

@@ -164,7 +164,7 @@ class _Request:
 
     @property
     def output(self) -> int:
-        """The tokens of each sequence: one of each call."""
+        """The tokens of a sequence: one of a call."""
         return 1 + len(self.decode_ns)
 
     @property
@@ -238,7 +238,7 @@ _FEWEST_CALLS = 3
 
 
 def _join_threads(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines so that the calls of each thread are one line, where there are several: the longest first.
+    """Return the lines so that the calls of a thread are one line, where there are several: the longest first.
 
     These calls overlap, so the energy between two readings is that of none of them.
     """

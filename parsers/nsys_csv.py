@@ -1,4 +1,4 @@
-"""Read what `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of every version since 2020.
+"""Read what `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of all versions since 2020.
 
 A file may hold several reports, and the same kernels in several of them. Text tables have the thousands separators and
 decimal commas of the locale. Sources: nsys 2022.4 and 2023.4 as run, 2020 and 2024 as recorded by others.
@@ -297,7 +297,7 @@ def _merge(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _common_stddev(frame: pd.DataFrame, keys: list[str], merged: pd.DataFrame) -> pd.Series[Any]:
-    """Return the standard deviation from the squares inside each part and those of the parts' means."""
+    """Return the standard deviation from the squares inside the parts and those of the parts' means."""
     mean = merged["mean_ns"].reindex(pd.MultiIndex.from_frame(frame[keys])).array
     inside = (frame["calls"] - 1) * frame["stddev_ns"].where(frame["calls"] > 1, 0.0) ** 2
     squares = inside + frame["calls"] * (frame["mean_ns"] - mean) ** 2
@@ -315,7 +315,7 @@ _VALUES: Final = ["instances", "wall_ns", *_INSIDE]
 
 
 def _range_rows(tables: Sequence[nsys_stats.StatsTable]) -> pd.DataFrame:
-    """Return the sum of each range over all captures; a value that one capture lacks is missing."""
+    """Return the sums of the ranges over all captures; a value that one capture lacks is missing."""
     captures = dict.fromkeys(table.made_from for table in tables)
     parts = [_merge_reports([table for table in tables if table.made_from == capture]) for capture in captures]
     if not (parts := [part for part in parts if len(part)]):
@@ -330,7 +330,7 @@ def _merge_reports(tables: Sequence[nsys_stats.StatsTable]) -> pd.DataFrame:
     traces = [_read_trace(table) for table in tables if table.kind == "range_trace"]
     sums = [_read_sum(table) for table in tables if table.kind == "range_sum"]
     inside = [table for table in tables if table.kind == "range_kernels"]
-    # Several reports hold the same ranges, and each may have been printed twice, by its old name and its new one.
+    # Several reports hold the same ranges, and one may have been printed twice, by its old name and its new one.
     walls = _together(traces or sums).drop_duplicates(_KEYS)
     kernels = _together(_once(inside))
     if walls.empty:
@@ -343,7 +343,7 @@ def _merge_reports(tables: Sequence[nsys_stats.StatsTable]) -> pd.DataFrame:
 
 
 def _once(inside: Iterable[nsys_stats.StatsTable]) -> list[pd.DataFrame]:
-    """Return the rows of each report once, at its finest resolution."""
+    """Return the rows of a report once, at its finest resolution."""
     keys = ["process", "name", "kernels"]
     kept: list[tuple[float, pd.DataFrame]] = []
     for table in sorted(inside, key=lambda table: table.resolution_ns("total time")):
@@ -372,7 +372,7 @@ def _read_sum(table: nsys_stats.StatsTable) -> pd.DataFrame:
 
 
 def _read_range_kernels(table: nsys_stats.StatsTable) -> pd.DataFrame:
-    """Return kernels by range from nvtx_kern_sum, which counts a kernel in every range around it, as our tables do."""
+    """Return kernels by range from nvtx_kern_sum, which counts a kernel in all ranges around it, as our tables do."""
     frame = _bare(table.column("nvtx range"))
     frame["process"] = table.whole_numbers("pid") if table.has("pid") else float("nan")
     frame["kernels"] = table.whole_numbers("kern inst")
@@ -396,14 +396,14 @@ def _name(text: str) -> str:
 
 
 def _bare(texts: list[str]) -> pd.DataFrame:
-    """Return ``name``, ``case`` and ``range`` of ranges without known parents."""
+    """Return ``name``, ``case`` and ``range`` of ranges without parents."""
     names = [_name(text) for text in texts]
     frame = pd.DataFrame([schema.split_path([name]) for name in names], columns=["case", "range"])
     return frame.assign(name=names)
 
 
 def _paths(table: nsys_stats.StatsTable) -> list[list[str]]:
-    """Return the names of each row's range and the ranges around it, outermost first."""
+    """Return by row the names of its range and the ranges around it, outermost first."""
     parents = dict(zip(table.column("rangeid"), table.column("parentid"), strict=True))
     names = dict(zip(table.column("rangeid"), table.column("name"), strict=True))
     paths = attribution.Paths()

@@ -36,7 +36,7 @@ def sniff(path: Path) -> bool:
 
 
 def parse(path: Path) -> schema.Tables:
-    """Read the sums of each kernel. Raises ``UnreadableFile`` where they are of neither kernels nor copies."""
+    """Read the sums of the kernels. Raises ``UnreadableFile`` where they are of neither kernels nor copies."""
     table = read_csv(path)
     names = [name.strip('"') for name in table.columns["Name"]]
     if not names:

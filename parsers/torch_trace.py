@@ -178,7 +178,7 @@ def _read(trace: Trace) -> events.Recording:
 
 
 def _names(trace: Trace, work: pd.DataFrame) -> tuple[Ints, list[str], list[str]]:
-    """Return (number of each name, names, their classes where the trace states one).
+    """Return (numbers of the names, names, their classes where the trace states one).
 
     A kernel that a convolution launched has another class than other launches of its name.
     """
@@ -264,13 +264,13 @@ def _shared(trace: Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
 
 
 def _look_up_ids(trace: Trace, rows: pd.DataFrame, key: str, ids: pd.Series[Any]) -> pd.DataFrame:
-    """Return the first event of each of ``ids`` that only one process uses, NaN without one."""
+    """Return the first events of the ``ids`` that only one process uses, NaN without one."""
     alone = rows[(rows[key] > 0) & ~rows[key].isin(_shared(trace, rows, key))]
     return alone.drop_duplicates(key).set_index(key, drop=False).reindex(ids.to_numpy()).reset_index(drop=True)
 
 
 def _self_times(ops: pd.DataFrame) -> Ints:
-    """Return the microseconds of each operator outside the operators inside it on its thread."""
+    """Return the microseconds of an operator outside the operators inside it on its thread."""
     order = np.lexsort((-ops["dur"], ops["start"], ops["thread"]))
     columns = (ops["thread"], ops["start"], ops["start"] + ops["dur"], ops["dur"])
     thread, start, end, self_us = (column.to_numpy()[order].tolist() for column in columns)
@@ -303,7 +303,7 @@ def _ranges(trace: Trace) -> operations.Spans:
 
 
 def _range_name(text: str) -> str:
-    # Otherwise each step would be another range.
+    # Otherwise a step would be another range.
     if text.startswith(schema.STEP_PREFIX):
         return schema.range_name(text)
     return "ProfilerStep#*" if _STEP.match(text) else text

@@ -243,7 +243,7 @@ def check_options(words: Sequence[str]) -> Sequence[str]:
 
 
 def option_lines(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each option with the words that follow it: ``["--mem=8G"]``, ``["-A", "physics"]``."""
+    """Yield the options with the words that follow it: ``["--mem=8G"]``, ``["-A", "physics"]``."""
     line: list[str] = []
     for word in words:
         if word.startswith("-") and line:

@@ -1,6 +1,6 @@
-"""What the hook records of the chosen steps, one class for each profiler.
+"""What the hook records of the chosen steps, one class for a profiler.
 
-``begin`` and ``end`` are called at the boundaries of each step, chosen or not; ``discard`` when the numbers start again
+``begin`` and ``end`` are called at the boundaries of all steps, chosen or not; ``discard`` when the numbers start again
 at 0; ``finish`` once, when the steps are over or the process ends.
 
 What lies between the first and the last chosen step is a window for the profilers that the program itself starts.
@@ -29,7 +29,7 @@ class CudaWindow:
     """The capture range of nsys and ncu: cudaProfilerStart to cudaProfilerStop.
 
     All processes of a machine that run under one nsys share one capture, and the first cudaProfilerStop ends it. So
-    each process leaves an empty file when it has come to its last step, or ends, and the last one to come ends the
+    a process leaves an empty file when it has come to its last step, or ends, and the last one to come ends the
     capture. A process without a GPU cannot end it, and leaves its file for the others.
     """
 
@@ -43,7 +43,7 @@ class CudaWindow:
         self._is_on = _cuda_profiler("cudaProfilerStart")
 
     def end(self, late: int) -> None:
-        """End the capture if this process is the last one. It is asked again at each step, ``late`` after the last.
+        """End the capture if this process is the last one. It is asked again at all steps, ``late`` after the last.
 
         A process that makes no steps, or hangs, leaves no file. Ranks that work together are never as many steps apart
         as are measured.
@@ -72,7 +72,7 @@ class CudaWindow:
 
 
 class RoctxWindow:
-    """The region that rocprofv3 records: roctxProfilerResume to roctxProfilerPause, in each process for itself."""
+    """The region that rocprofv3 records: roctxProfilerResume to roctxProfilerPause, in a process for itself."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -168,7 +168,7 @@ class StepCapture:
 
 
 class Times(StepCapture):
-    """The time of each step, the peak of torch's memory, and the energy that the GPUs have drawn."""
+    """The times of the steps, the peak of torch's memory, and the energy that the GPUs have drawn."""
 
     def __init__(self, given: HookSettings, record: HookRecord) -> None:
         super().__init__(given, record)
@@ -261,7 +261,7 @@ class Times(StepCapture):
 
 
 def _range_name(given: HookSettings, rule: str, number: int, call: str) -> str:
-    """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps, if known."""
+    """Return ``profpipe.step:forward:7 *LlamaModel 1x512``; ``*`` marks the module whose calls are steps."""
     is_step = given.module and call.partition(" ")[0] == given.module
     return f"{ranges.STEP_PREFIX}{rule}:{number}" + (f" {'*' if is_step else ''}{call}" if call else "")
 
@@ -394,7 +394,7 @@ class TorchTrace(StepCapture):
         return profiler is getattr(self._profile, "profiler", None)
 
     def _make_room(self) -> bool:
-        """End the trace for the program's own profiler. Return whether there is none of profpipe's."""
+        """End the trace for the program's profiler. Return whether there is none of profpipe's."""
         was_over, self._is_over = self._is_over, True
         if self._is_on:
             if not self._has_all:
@@ -405,7 +405,7 @@ class TorchTrace(StepCapture):
 
 
 class Ranges(StepCapture):
-    """A range around each chosen step, for nsys and rocprof, and the recording from the first to the last one only.
+    """A range around a chosen step, for nsys and rocprof, and the recording from the first to the last one only.
 
     These ranges may begin and end inside ranges of the program, so they are no part of its stack.
     """

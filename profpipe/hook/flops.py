@@ -221,7 +221,7 @@ def _expand_heads(name: str, args: Any) -> Any:
 
 
 def _mode(dispatch: Callable[..., Any]) -> Any:
-    """Return a mode of torch that passes each operator to ``dispatch``."""
+    """Return a mode of torch that passes operators to ``dispatch``."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):

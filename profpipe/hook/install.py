@@ -29,7 +29,7 @@ _PARAMETERS = 8
 
 
 def wrap_compiled(torch: Any, wrap: Wrap, target_of: Callable[[Any], Any] = lambda model: model) -> None:
-    """Pass each function that torch.compile makes through ``wrap``. A compiled module stays as it is.
+    """Pass the functions that torch.compile makes through ``wrap``. A compiled module stays as it is.
 
     ``target_of`` returns what is compiled in place of a model or function.
     """
@@ -49,7 +49,7 @@ def wrap_compiled(torch: Any, wrap: Wrap, target_of: Callable[[Any], Any] = lamb
 
 
 class OptimizerWatch:
-    """The optimizers of the process, and how many steps of each were seen."""
+    """The optimizers of the process, and how many of their steps were seen."""
 
     def __init__(self, torch: Any, is_compiling: Callable[[], bool], stepped: Callable[[Any], None]) -> None:
         self._is_compiling, self._stepped = is_compiling, stepped
@@ -199,7 +199,7 @@ class _ThreadState(threading.local):
 
 
 class _ModuleWatch:
-    """Begins a step at each call of a module that is not inside the call of another one.
+    """Begins a step at a call of a module that is not inside the call of another one.
 
     ``torch.nn.Module.__call__`` is replaced, and nothing is added to the modules of the program, which it may copy,
     save or script. A call inside another one takes 0.2 microseconds longer.
@@ -264,8 +264,8 @@ class _ModuleWatch:
     def _name(self, owner: Any) -> str:
         """Return the class of a module, and for further modules of that class a number: ``Linear``, ``Linear#2``.
 
-        A number that belonged to a module which is gone is given again: some programs make a module for each call.
-        Graphs have one name: a server has one for each size of the batch.
+        A number that belonged to a module which is gone is given again: some programs make modules for single calls.
+        Graphs have one name: a server has one for a size of the batch.
         """
         if not isinstance(owner, self._kind):
             return ranges.REPLAY
@@ -294,12 +294,12 @@ def _loads_data() -> bool:
 
 
 def _tokens(args: Any, kwargs: Any) -> str:
-    """Return the tokens that a call of a model gets: `` 8x512`` is a batch of 8 with 512 each; empty for other inputs.
+    """Return the tokens that a call of a model gets: `` 8x512`` is a batch of 8 times 512; empty for other inputs.
 
     The first tensor decides. Token ids are whole numbers (batch, length), embeddings floating-point numbers (batch,
     length, width). Servers join the tokens of all sequences: `` 512`` are ids (512,), followed by positions (512,).
     """
-    # This runs at each step, so it is written for speed: it takes 2 microseconds.
+    # This runs at all steps, so it is written for speed: it takes 2 microseconds.
     try:
         tensors = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "is_floating_point")]
         if not tensors:

@@ -35,7 +35,7 @@ class _CallDepth(threading.local):
 
 
 class ModuleRanges:
-    """Opens a range around each call of a module from ``install`` to ``remove``.
+    """Opens a range around a call of a module from ``install`` to ``remove``.
 
     ``torch.nn.Module.__call__`` is replaced in between, so that other steps take as long as without ranges. A range is
     named by the path of the module in the outermost one that is called, and by its class.

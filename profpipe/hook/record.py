@@ -1,6 +1,6 @@
 """The file that the hook writes, and what it says about the process.
 
-It has JSON lines, and each process that makes steps has one file. The first line is ``started``. parsers/hook.py
+It has JSON lines, and a process that makes steps has one file. The first line is ``started``. parsers/hook.py
 describes the lines and reads them.
 """
 
@@ -50,7 +50,7 @@ class HookRecord:
             self.write("note", text=text)
 
     def error(self, error: BaseException, during: str) -> None:
-        """Write an exception of the hook, once for each place. The program goes on as if there were no hook."""
+        """Write an exception of the hook, once for a place. The program goes on as if there were no hook."""
         if self._is_new((type(error), during)):
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             about = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
@@ -129,7 +129,7 @@ _LONGEST_END_S = 330.0
 def at_end(finish: Callable[[], None]) -> None:
     """Have ``finish`` called where this process ends, also by ``os._exit`` and in a process of multiprocessing.
 
-    While a process is forked it is not known yet to be one of multiprocessing, and forgets such functions before it
+    While a process is forked nothing shows yet that it is one of multiprocessing, and forgets such functions before it
     begins its work.
     """
     atexit.register(finish)

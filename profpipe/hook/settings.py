@@ -25,7 +25,7 @@ class HookSettings:
         self.node = node_name() if int(given.get("nodes") or 1) > 1 else ""
         steps = given["steps"]
         self.warmup = int(steps["warmup"])
-        # ncu replays each kernel many times, so one step is enough, and all that a user wants to wait for.
+        # ncu replays a kernel many times, so one step is enough, and all that a user wants to wait for.
         self.measure = 1 if self.profiler == "ncu" else int(steps["measure"])
         self.stop = bool(steps["stop"])
         self.forward = bool(steps["forward"])
@@ -56,7 +56,7 @@ class HookSettings:
         return re.sub(r"[^\w-]", "-", self.node) + "." if self.node else ""
 
     def path(self, name: str) -> str:
-        """Return the path of one of the hook's own files."""
+        """Return the path of one of the hook's files."""
         return os.path.join(self.folder, f"hook.{self.stem}.{name}")
 
 

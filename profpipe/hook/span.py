@@ -63,7 +63,7 @@ class _Span:
     def _reset(self) -> None:
         self._profile: Any = None
         self._is_on = self._has_begun = False
-        #: Set where the span must end before its time: the process ends, or the program starts its own profiler.
+        #: Set where the span must end before its time: the process ends, or the program starts a profiler.
         self._is_cut = threading.Event()
         self._thread = threading.Thread(target=self._run, name="profpipe", daemon=True)
 

@@ -28,8 +28,8 @@ _MORE = 16
 class Sequence:
     """The optimizers of a program in the order of their calls.
 
-    The optimizer that stepped for the first time last ends each step: in a GAN that is the second of two, and where
-    the discriminator steps five times for each step of the generator, the generator.
+    The optimizer that stepped for the first time last ends a step: in a GAN that is the second of two, and where
+    the discriminator steps five times for a step of the generator, the generator.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class ProcessSteps:
         self._boundary(rule)
 
     def _is_inferior(self, rule: str) -> bool:
-        """Return True if steps by another rule are found, which says more."""
+        """Return True if steps by another rule exist, which says more."""
         return rule != self.rule != "" and _RULES.index(self.rule) < _RULES.index(rule)
 
     def _boundary(self, rule: str, describe: Callable[[], str] = str) -> None:
@@ -203,7 +203,7 @@ class ProcessSteps:
             self._discard()
         self.rule = rule
         if rule != "forward" and isinstance(self._thread, _Thread):
-            # Only calls of modules have steps in each thread.
+            # Only calls of modules have steps in several threads.
             self._thread = types.SimpleNamespace(step=-1, index=-1)
         self._end()
         if not self._stops:
@@ -245,7 +245,7 @@ class ProcessSteps:
         record.at_end(functools.partial(self._finish_capture, os.getpid()))
 
     def _finish_capture(self, pid: int) -> None:
-        """Complete the files. A forked child inherits this function, and the steps are not its own."""
+        """Complete the files. A forked child inherits this function, and the steps are those of its parent."""
         if pid != os.getpid() or self._capture is None:
             return
         # Other threads may still call modules. One that hangs must not keep the process.
@@ -279,7 +279,7 @@ class ProcessSteps:
         self._is_over = began and self._settings.profiler != "plain"
 
     def _stop(self) -> None:
-        """End the program as its own end would: cleanly, with exit code 0."""
+        """End the program as its end would: cleanly, with exit code 0."""
         if self._stops == 1:
             self._finish_capture(os.getpid())
             atexit.register(self._leave_group)
@@ -335,7 +335,7 @@ def read_process_steps() -> Optional[ProcessSteps]:
 
 # --- marks by hand ---------------------------------------------------------------------------------------------------
 #
-# ``from profpipe import step, steps``: both work in every process. Where nothing is recorded a call costs well under a
+# ``from profpipe import step, steps``: both work in any process. Where nothing is recorded a call costs well under a
 # microsecond.
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""torch.profiler in this process: started, written to a file, and never at the same time as the program's own."""
+"""torch.profiler in this process: started, written to a file, and never at the same time as one of the program."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _trace_name(given: HookSettings) -> str:
 
 
 class Others:
-    """The program's own torch.profiler: profpipe's makes room for it, for a process has one profiler.
+    """The program's torch.profiler: profpipe's makes room for it, for a process has one profiler.
 
     ``is_own`` says whether a profiler is profpipe's. ``make_room`` is called when the program starts another one, and
     returns whether profpipe's was given up. Then the first trace that the program exports is profpipe's trace too, else
@@ -113,7 +113,7 @@ class Others:
     def _guard(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # the program's own profiler must work all the same
+        except Exception as error:  # the program's profiler must work all the same
             self._record.error(error, "torch.profiler of the program")
 
     def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
 
 
 def expected_families(events: Path) -> dict[str, str]:
-    """Return the kernel family that each case should run, from the workload's ``expects`` in the log of the job."""
+    """Return by case the kernel family that it should run, from the workload's ``expects`` in the log of the job."""
     expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
     return {event["case"]: event["family"] for event in expects if event.get("family")}
 
@@ -98,7 +98,7 @@ def expected_families(events: Path) -> dict[str, str]:
 def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     """Return the kinds of devices that a job's processes describe in ``records``.
 
-    ``count`` is the number of a kind, where each process states its device's PCI address. A process without torch
+    ``count`` is the number of a kind, where all processes state their device's PCI address. A process without torch
     describes no device.
     """
     started = (event for path in records for event in event_lines.read(path)[0] if event["event"] == "started")
@@ -113,7 +113,7 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
-    """Return the node of each rank, from the first lines of the records of the start-up hook."""
+    """Return the nodes by rank, from the first lines of the records of the start-up hook."""
     node_of_rank: dict[int, str] = {}
     for path in records:
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -169,7 +169,7 @@ def drop_folder(stored: Tables, folder: str, of: tuple[str, str, Collection[str]
 
 
 def _change(stored: Tables, change: Callable[[schema.Table, pd.DataFrame], pd.DataFrame]) -> Tables:
-    """Return ``stored`` with a change to each table that has rows, or gets some."""
+    """Return ``stored`` with a change to all tables that have rows, or gets some."""
     changed: dict[str, Any] = {table.name: change(table, getattr(stored, table.name)) for table in schema.ALL}
     return Tables(**changed, origin=stored.origin)
 
@@ -192,7 +192,7 @@ def _append(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
-    """Return ``fresh`` with the metric ``items_per_second`` for each case in ``items`` with a time of calls or steps.
+    """Return ``fresh`` with the metric ``items_per_second`` for cases in ``items`` with a time of calls or steps.
 
     The interval is that of the time: the shortest time gives the highest rate.
     """
@@ -214,9 +214,9 @@ def add_item_rates(fresh: Tables, items: Mapping[str, float]) -> Tables:
 
 
 def add_up_costs(fresh: Tables) -> Tables:
-    """Return ``fresh`` with the GPUs of each case, their energy and FLOPs in place of those of each of its processes.
+    """Return ``fresh`` with the GPUs of a case, their energy and FLOPs in place of those of its processes.
 
-    The energy of a step is known where that of each process with a GPU is. Tokens are those of one process: where
+    The energy of a step needs that of all processes with a GPU. Tokens are those of one process: where
     several have GPUs, which of them works on a token is unknown.
     """
     metrics = fresh.metrics
@@ -244,8 +244,8 @@ _KEY: Final = ["workload", "profiler", "case"]
 def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> Tables:
     """Return ``fresh``, the tables of one process, with the numbers of its cases over all processes so far.
 
-    ``stored`` holds the other processes. Process ``number`` of ``count`` has its own numbers under the subject
-    ``process 2``; each case has the medians of its processes, and the worst of their errors and memory peaks.
+    ``stored`` holds the other processes. Process ``number`` of ``count`` has numbers under the subject
+    ``process 2``; a case has the medians of its processes, and the worst of their errors and memory peaks.
     """
     prefix = f"{PROCESS_PREFIX}{number}"
     fresh_rows = fresh.metrics.assign(subject=(prefix + " " + fresh.metrics["subject"]).str.rstrip())
@@ -265,7 +265,7 @@ def merge_processes(stored: Tables, fresh: Tables, number: int, count: int) -> T
 
 
 def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
-    """Return for each case the flags of all its processes so far."""
+    """Return the flags of all processes of a case so far, by case."""
     flags: dict[tuple[str, ...], list[str]] = {}
     for frame in (stored, fresh):
         for *key, text in frame[[*_KEY, "flags"]].itertuples(index=False):
@@ -274,7 +274,7 @@ def _merge_flags(stored: pd.DataFrame, fresh: pd.DataFrame) -> list[str]:
 
 
 def _group(rows: pd.DataFrame) -> Iterable[list[dict[str, Any]]]:
-    """Yield the rows of each case, metric and subject, one of each process."""
+    """Yield the rows of a case, metric and subject, one for a process."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     records: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
     for row in records:

@@ -1,11 +1,11 @@
 """Make rows of `kernels`, `ranges` and `metrics` from the hardware counters of single launches.
 
-ncu measures some 500 quantities of every launch. The tables keep the ``CHOSEN`` ones and those that the user requested
+ncu measures some 500 quantities of a launch. The tables keep the ``CHOSEN`` ones and those that the user requested
 by name. A metric has ncu's name, the mean over the launches of a kernel in a case, and a base unit: ns, byte, byte/s,
 Hz, %, 1, or what ncu counts (inst, cycle, block).
 
 Beside a report of guided ncu lies ``guide.json`` with the requested launches. ncu takes one list of invocations for
-all kernels, so it profiles more launches than requested. They come in the order of their launch: of each kernel, the
+all kernels, so it profiles more launches than requested. They come in the order of their launch: of a kernel, the
 j-th in the report is the j-th of that list.
 """
 
@@ -87,7 +87,7 @@ CHOSEN: Final[tuple[str | tuple[str, ...], ...]] = (
     "dram__cycles_elapsed.avg.per_second",
 )
 
-#: Families with a member for each stall reason and each kind of instruction.
+#: Families with a member for a stall reason or a kind of instruction.
 CHOSEN_FAMILIES: Final = re.compile(
     r"^smsp__average_warps_issue_stalled_\w+_per_issue_active(\.ratio)?$"
     r"|^smsp__average_warp_latency_issue_stalled_\w+(\.ratio)?$"
@@ -114,7 +114,7 @@ class Launch:
     values: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: Metrics that the user named on ncu's command line.
     requested: set[str] = field(default_factory=set)
-    #: The estimated speed-ups in % of each rule that advises; of the whole kernel or of a part (local).
+    #: The estimated speed-ups in % of the rules that advise; of the whole kernel or of a part (local).
     rules: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
     def add_rule(self, name: str, is_local: bool, speedup: float | None) -> None:
@@ -217,7 +217,7 @@ def _notes(durations_ns: pd.Series[Any], graphs: int) -> Iterator[str]:
 
 
 def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernels of each range. ncu gives no instances and no wall times."""
+    """Return the kernels of a range. ncu gives no instances and no wall times."""
     rows: dict[tuple[int | None, str, str], list[float]] = {}
     for launch, duration in zip(launches, frame["duration_ns"], strict=True):
         if launch.kind == "kernel":
@@ -230,7 +230,7 @@ def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each case, kernel and metric: the mean over its launches, and their number."""
+    """Return a row for a case, kernel and metric: the mean over its launches, and their number."""
     samples: dict[tuple[str, str, str, str], list[float]] = {}
     for launch, case in zip(launches, frame["case"], strict=True):
         for metric, value, unit in _numbers(launch):
@@ -378,7 +378,7 @@ def _case_of(launch: Launch) -> str:
 
 
 def _has_shape(launch: Launch, choice: Choice) -> bool:
-    """Return True where no known size differs: CSV and old reports do not give the three sizes."""
+    """Return True where no stated size differs: CSV and old reports do not give the three sizes."""
     pairs = ((launch.grid, choice.grid), (launch.block, choice.block))
     return all(not seen or not wanted or seen == wanted for seen, wanted in pairs)
 

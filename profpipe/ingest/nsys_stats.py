@@ -40,13 +40,13 @@ _ALIASES: Final = {
     "average": "avg", "minimum": "min", "maximum": "max", "median": "med", "operations": "count", "calls": "num calls",
 }  # fmt: skip
 
-#: A float holds each whole number up to here.
+#: A float holds all whole numbers up to here.
 _LARGEST_WHOLE: Final = 2**53
 #: The ordinal behind the name of a device: `NVIDIA H200 (0)`.
 DEVICE_ORDINAL: Final = re.compile(r"\s*\(([0-9]{1,9})\)\s*$")
 
 Floats = npt.NDArray[np.float64]
-#: The begin and the end of each column in a line.
+#: The begin and the end of a column in a line.
 Slices = tuple[tuple[int, int], ...]
 
 
@@ -123,7 +123,7 @@ def decode(content: bytes) -> str:
 
 
 def holds_tables(lines: Sequence[str]) -> bool:
-    """Return True where one of ``lines`` is a banner of nsys or the header of a known table."""
+    """Return True where one of ``lines`` is a banner of nsys or the header of a table."""
     return any(_MADE_FROM.match(line) or _TITLE.match(line) or _header(lines, i) for i, line in enumerate(lines))
 
 
@@ -253,6 +253,6 @@ def _append(line: str, table: StatsTable, is_last: bool) -> bool:
     if not whole and len(cells) > 1 and not table.slices:
         raise Damaged(f"a row has {len(cells)} of {wanted} columns, {printable(line.strip())!r}")
     if whole:
-        # One string for each name, not one a row.
+        # One string for a name, not one a row.
         table.cells.append([sys.intern(cells[i].strip()) for i in table.kept])
     return whole

@@ -212,7 +212,7 @@ def _place(error: BaseException, file: Path) -> str:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read and what is known about it beforehand; ``name`` is how the tables and messages call it.
+    """A file to read and what the caller knows about it; ``name`` is how the tables and messages call it.
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
     ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
@@ -254,7 +254,7 @@ class Refusal:
 def ingest(
     sources: Iterable[InputFile], pipeline_dir: Path | None = None, rules: Any = None
 ) -> Iterator[Read | Refusal]:
-    """Read each file. A file that cannot be read becomes a Refusal, and the others are still read.
+    """Read the files. A file that cannot be read becomes a Refusal, and the others are still read.
 
     ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
     kernel classes.
@@ -352,7 +352,7 @@ def _move_into_case(placed: Tables, case: str) -> Tables:
 
 
 def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
-    """Drop ranges and metrics of ``cases``. Their kernels stay, outside every case, because they did run."""
+    """Drop ranges and metrics of ``cases``. Their kernels stay, outside all cases, because they did run."""
     kernels_aside = placed.kernels["case"].isin(cases)
     device = kernels_aside & (placed.kernels["kind"] == "kernel")
     time_ns = float(placed.kernels.loc[device, "total_ns"].sum())
@@ -373,7 +373,7 @@ def _drop_cases(placed: Tables, cases: frozenset[str]) -> Tables:
 
 
 def sources_of_paths(paths: Iterable[Path]) -> list[InputFile]:
-    """Return the files that a user names, each once. Files of the same name are workloads named with their folder.
+    """Return the files that a user names, once. Files of the same name are workloads named with their folder.
 
     Exports of several runs often have the same name, and the kernels of two files must not be added up.
     """

@@ -37,9 +37,9 @@ class Recording:
     without one. Without ``on_gpu`` the GPU was not recorded. ``offset_ns`` leads from the clock of the file to one that
     files of several processes share.
 
-    ``read_shapes`` returns ``grid`` and ``block`` of each kernel, None where the file has none. ``read_calls`` returns
-    all calls, and the row of each operation's call, -1 where the call is not in the file. ``traced``
-    fills in ``calls``, and for each operation its row ``call``.
+    ``read_shapes`` returns ``grid`` and ``block`` of the kernels, None where the file has none. ``read_calls`` returns
+    all calls, and the rows of the operations' calls, -1 where the call is not in the file. ``traced``
+    fills in ``calls``, and the row ``call`` of an operation.
     """
 
     operations: Operations

@@ -151,7 +151,7 @@ class GpuConditions:
 
     @property
     def throttles(self) -> dict[str, float]:
-        """The reasons that slowed the clock and are no user's setting, each with its share of the readings."""
+        """The reasons that slowed the clock and are no user's setting, with their shares of the readings."""
         readings = [reading for reading in self.readings if reading.reasons is not None]
         slowed = [reading.reasons or 0 for reading in readings if self._is_slowed(reading)]
         shares = {
@@ -175,7 +175,7 @@ class GpuConditions:
 
     @property
     def findings(self) -> dict[Flag, str]:
-        """The flags that are set, each with the numbers behind it."""
+        """The flags that are set, with the numbers behind it."""
         low, high, median = self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz or 0.0
         findings = {}
         if throttles := self.throttles:

@@ -144,7 +144,7 @@ def _timed(fn: Callable[[], object], kind: str, rule: sampling.StoppingRule) -> 
 
 
 def _copy(torch: Any, kind: str, most: int, rule: sampling.StoppingRule) -> dict[str, Any]:
-    """Copy one half of a buffer to the other; each is far larger than the L2."""
+    """Copy one half of a buffer to the other; both are far larger than the L2."""
     free = torch.cuda.mem_get_info()[0] if kind == "cuda" else 4 * most
     source = torch.empty(min(most, free // 4) // 4, dtype=torch.int32, device=kind).random_()
     target = torch.empty_like(source)

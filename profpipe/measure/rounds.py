@@ -1,4 +1,4 @@
-"""Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
+"""Times many cases in rounds, in a new random order, so that a drift affects all cases equally.
 
 Each visit builds its case again, so that only one case's tensors are in memory, and writes its samples to
 ``job.jsonl``.
@@ -22,7 +22,7 @@ from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
 from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
 
-#: Metric of one process's times in a distributed job. The case's own times are those of the slowest process, because
+#: Metric of one process's times in a distributed job. The times of the case are those of the slowest process, because
 #: a collective call ends with it.
 RANK_TIME = "time_own"
 
@@ -101,7 +101,7 @@ class CaseTiming:
     last: sampling.Samples | None = None
     not_captured: bool = False
     launches: dict[str, LaunchProfile | None] = field(default_factory=dict)
-    #: By metric: a visit that loaded the GPU fully kept the highest clock, and so did every later visit.
+    #: By metric: a visit that loaded the GPU fully kept the highest clock, and so did all later visits.
     keeps_clock: dict[str, bool] = field(default_factory=dict)
     #: SM clocks of all visits; the cases of a process share this list.
     visit_clocks_hz: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Compares a case's differences from the reference with the limits of the pipeline file.
 
-The workload's process and the analysis of a run both judge the results of ``check``, so that every stage knows which
+The workload's process and the analysis of a run both judge the results of ``check``, so that all stages know which
 cases miss a limit.
 """
 
@@ -40,7 +40,7 @@ _SHOWN_CHARACTERS = 60
 class ToleranceResult:
     """A case under a tolerance: ``mark`` is empty where the case passes, and ``why`` says why it does not.
 
-    ``misses`` are the measures outside their limits, each with its value and its limit.
+    ``misses`` are the measures outside their limits, with their values and their limits.
     """
 
     mark: Flag | Literal[""] = ""
@@ -52,7 +52,7 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> ToleranceR
     """Compare ``checked``, the metrics of a case, with ``limits``.
 
     A limit applies to the output, and to gradients that have no separate limit. A case passes only if something was
-    compared for each limit, or the limit is that of a gradient that the case does not compute; else it is
+    compared for all limits, or the limit is that of a gradient that the case does not compute; else it is
     ``unchecked``. An infinite difference or a NaN never passes, also without a limit. A measure that is text is
     ``unchecked``; None is too where there is a limit for it.
     """
@@ -85,7 +85,7 @@ def _rank(miss: tuple[str, float, float]) -> tuple[bool, float]:
 
 
 def limit_of(measure: str, limits: Mapping[str, float]) -> float | None:
-    """Return the measure's own limit, else that of the output; None where neither is set."""
+    """Return the limit of the measure, else that of the output; None where neither is set."""
     return limits.get(measure, limits.get(parts(measure)[0]))
 
 

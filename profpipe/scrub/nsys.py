@@ -1,6 +1,6 @@
 """The rules for private data in an nsys export, SQLite or Parquet: both have the same tables and columns.
 
-nsys (2022 to 2026) stores the environment of the profiled process and of every process of the host (values of
+nsys (2022 to 2026) stores the environment of the profiled process and of all processes of the host (values of
 ``StringIds`` with NUL bytes between variables), their names and command lines, and the program's output. Unknown data
 is removed, for later versions store more.
 """

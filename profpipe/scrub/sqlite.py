@@ -33,7 +33,7 @@ PRIVATE_COLUMN: Final = re.compile(
 
 @dataclass(frozen=True)
 class Schema:
-    """The tables of ``source``: the statement that created each, and the declared types of its columns."""
+    """The tables of ``source``: the statements that created them, and the declared types of its columns."""
 
     made: Mapping[str, str]
     columns: Mapping[str, Mapping[str, str]]
@@ -155,7 +155,7 @@ _FOLDERS: Final = re.compile(r"(?<![\w.])(~?/|[A-Za-z]:\\)[^;\n]*[/\\]")
 
 
 def strip_paths(text: Any) -> Any:
-    """Replace each path in ``text``; other values stay."""
+    """Replace the paths in ``text``; other values stay."""
     return _PATH.sub("[path]", text) if isinstance(text, str) else text
 
 
@@ -166,7 +166,7 @@ def strip_folders(text: Any) -> Any:
 
 # --- databases of rocprof ---------------------------------------------------------------------------------------------
 
-#: rocpd (rocprofv3) stores each process's command, environment and output folders, the host with its machine id, the
+#: rocpd (rocprofv3) stores the processes' command, environment and output folders, the host with its machine id, the
 #: paths of code objects, and the arguments of API calls, which may be texts. Each process has tables whose names end in
 #: its GUID. results.db of rocprof v1 has the same columns of texts.
 _TEXT_ID: Final = re.compile(r"(^|_)(name|category)_id$")

@@ -117,7 +117,7 @@ def _dimensions(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors; classic adds a learned vector for each position."""
+    """Token ids to vectors; classic adds a learned vector for a position."""
 
     def __init__(self, config: LmConfig) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def _norm(config: LmConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each with a norm before it and a residual connection around it."""
+    """One layer: attention and MLP, both with a norm before it and a residual connection around it."""
 
     def __init__(self, config: LmConfig, attention: Attention) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Model:
 
 
 def iteration(config: LmConfig, phase: Phase) -> Callable[[], Tensor]:
-    """Return one iteration, with each pass in a ``phase``; the iteration returns the loss."""
+    """Return one iteration, with its passes in a ``phase``; the iteration returns the loss."""
     model = Model(config, nullcontext if config.what == "backward" else phase)
 
     def forward() -> Tensor:
@@ -340,8 +340,9 @@ def bits(config: LmConfig) -> dict[str, int]:
     Of linear layers and norms it is the output, of several the widest. A tiny model of the same block, attention and
     precision makes one forward and one backward pass: dtypes do not depend on the size.
     """
-    tiny = dict(zip(DIMENSIONS, SIZES["tiny"], strict=True))
-    model = Model(replace(config, **tiny, context=16, batch=1, vocab=64, compile=False), nullcontext)
+    width, inner, layers, heads = SIZES["tiny"]
+    sizes: dict[str, Any] = {"d_model": width, "d_ff": inner, "context": 16, "batch": 1, "vocab": 64}
+    model = Model(replace(config, layers=layers, heads=heads, compile=False, **sizes), nullcontext)
     dtypes_by_kind: dict[str, set[torch.dtype]] = {
         name: set() for name in ("parameter", *_KINDS, "logits", "loss", "gradient")
     }
@@ -385,10 +386,10 @@ def missing_memory(config: LmConfig) -> str | None:
 
 
 def least_bytes(config: LmConfig) -> int:
-    """Return a lower bound of the memory that the case needs, so that every case that fits is tried.
+    """Return a lower bound of the memory that the case needs, so that all cases that fit are tried.
 
-    Weights, gradients and AdamW's two states take 4 bytes each per parameter. For the backward pass eager PyTorch
-    keeps at least the inputs of every matrix product (plain attention: also its weights) and the logits, in the case's
+    Weights, gradients and AdamW's two states take 4 bytes per parameter. For the backward pass eager PyTorch
+    keeps at least the inputs of all matrix products (plain attention: also its weights) and the logits, in the case's
     precision; compiled code may recompute them.
     """
     element = config.dtype.itemsize

@@ -23,7 +23,7 @@ from profpipe.workload_lib.attention_config import AttentionConfig
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 #
-# torch.compile for one case at a time: its requirements, and isolation of cases from each other.
+# torch.compile for one case at a time: its requirements, and isolation of cases from others.
 
 
 def missing_compiler(needed: bool, alternative: str) -> str | None:
@@ -41,7 +41,7 @@ def missing_compiler(needed: bool, alternative: str) -> str | None:
 
 
 def compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
-    """Compile ``function``, which must be a new object for each case, as one graph for one shape.
+    """Compile ``function``, which must be a new object for a case, as one graph for one shape.
 
     Compiled code belongs to a code object, which may have 8 versions; after that it runs uncompiled without a warning.
     A separate code object keeps cases from counting against each other and from checking each other's guards.
@@ -119,7 +119,7 @@ class Implementation:
     with ``version``. ``install`` is the command that installs it; ``{arch}`` stands for the GPU's architecture (9.0).
     ``missing_dependency`` returns what else is missing here, with the remedy.
 
-    ``bottom_right``: with fewer queries than keys, the causal mask lets the last query see every key. ``grouped``:
+    ``bottom_right``: with fewer queries than keys, the causal mask lets the last query see all keys. ``grouped``:
     fewer key/value heads than query heads are supported. ``causal``: a causal mask is supported. ``lengths`` are the
     only supported sequence lengths; empty: any. ``gpu_dtypes`` are the dtypes supported on a GPU, where they differ
     from ``dtypes``. ``products`` returns the data types of QK and PV where they differ from the tensors'. ``sparsity``
@@ -172,7 +172,7 @@ def missing_requirement(config: AttentionConfig, implementations: Mapping[str, I
 def _unsupported(
     config: AttentionConfig, row: Implementation, implementations: Mapping[str, Implementation]
 ) -> str | None:
-    """Return a limit of the implementation on every machine."""
+    """Return a limit of the implementation on any machine."""
     impl = config.impl
     if wrong := unsupported_length(config, row, "seqlen"):
         return wrong

@@ -37,7 +37,7 @@ _LENGTHS = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)\s*")
 class VarlenConfig:
     """One call of attention over packed sequences, each of which attends to itself only.
 
-    Raises ValueError for values that are invalid on every machine.
+    Raises ValueError for values that are invalid on any machine.
     """
 
     impl: str
@@ -104,7 +104,7 @@ class VarlenConfig:
         return self.tokens, self.kvheads, self.head_dim
 
     def sequences(self) -> Iterator[slice]:
-        """Yield the rows of each sequence in a packed tensor."""
+        """Yield the rows of the sequences in a packed tensor."""
         ends = list(itertools.accumulate(self.lengths))
         return itertools.starmap(slice, zip([0, *ends], ends, strict=False))
 
@@ -142,7 +142,7 @@ class ArgumentLayout:
     parts: int = 1
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Return the arguments of the call: those of q, then of k, then of v, each contiguous."""
+        """Return the arguments of the call: those of q, then of k, then of v, all contiguous."""
         tensors = [part for tensor in (q, k, v) for part in self.split(tensor)]
         if self.stacked > 1:
             # (tokens, heads, head_dim) -> (tokens, stacked, heads, head_dim), and likewise behind a batch axis
@@ -183,7 +183,7 @@ def heads_first(config: VarlenConfig) -> ArgumentLayout:
 
 
 def one_by_one(config: VarlenConfig) -> ArgumentLayout:
-    """Layout with a tensor ``(1, heads, seqlen, head_dim)`` for each sequence."""
+    """Layout with a tensor ``(1, heads, seqlen, head_dim)`` for a sequence."""
     return ArgumentLayout(
         lambda tensor: [tensor[rows].transpose(0, 1).unsqueeze(0).contiguous() for rows in config.sequences()],
         lambda parts: torch.cat([part.squeeze(0).transpose(0, 1) for part in parts]),
@@ -266,7 +266,7 @@ def torch_varlen(config: VarlenConfig) -> Forward:
 
 
 def flex(config: VarlenConfig) -> Forward:
-    """FlexAttention over all sequences as one, in which a token sees its own document only."""
+    """FlexAttention over all sequences as one, in which a token sees its document only."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     device = attention_config.device()
@@ -354,7 +354,7 @@ def inputs(config: VarlenConfig) -> list[Tensor]:
 
 
 def iteration(config: VarlenConfig, phase: attention_config.Phase) -> Callable[[], tuple[Tensor, ...]]:
-    """Return one iteration, with each pass in a ``phase``.
+    """Return one iteration, with its passes in a ``phase``.
 
     It returns the outputs in the layout of q, and the gradients in the layout of the arguments.
     """
@@ -395,7 +395,7 @@ def unavailable_reason(config: VarlenConfig) -> str | None:
 
 
 def _unsupported(config: VarlenConfig, row: Implementation) -> str | None:
-    """Return a limit of the implementation on every machine."""
+    """Return a limit of the implementation on any machine."""
     if wrong := requirements.unsupported_tensor(config.impl, config.dtype, config.head_dim, row):
         return wrong
     if config.group_size > 1 and not row.grouped:

@@ -28,7 +28,7 @@ _IDLE: Final = (EventKind.IDLE_OTHER.value, EventKind.IDLE_LAUNCH.value, EventKi
 
 _NEVER: Final = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-#: Columns of rows, each an array or one value for all of them.
+#: Columns of rows, an array or one value for all of them.
 Rows = Mapping[str, Any]
 
 
@@ -126,6 +126,9 @@ class Excerpts:
         if len(part.end) and (last := int(part.end.max())) < end:
             # The last step of the recording: the host launched nothing more in it.
             opened, closed, cause = np.append(opened, last), np.append(closed, end), np.append(cause, 1)
+        # The operation that closes the last gap may begin after the end.
+        closed = np.minimum(closed, end)
+        shown = (opened < end) & (closed > opened)
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
         waits = self._waits.get(place["process"], Spans.none())
         rows = (
@@ -133,7 +136,7 @@ class Excerpts:
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),
             _launches(window, self._operations, line, calls[: window.most], waits),
             _wait_rows(window, waits, (waits.start < end) & (waits.end > window.begin)),
-            _gaps(window, opened, np.minimum(closed, end), cause, end),
+            _rows(window, opened[shown], closed[shown], np.array(_IDLE, dtype=object)[cause[shown]]),
         )
         self._parts += [{**columns, **place} for columns in rows if len(columns["start_ns"])]
 
@@ -212,9 +215,3 @@ def _wait_rows(window: Window, waits: Spans, shown: Bools) -> Rows:
     names = np.array([*waits.names, ""], dtype=object)[waits.name[rows]]
     start, end, thread = waits.start[rows], waits.end[rows], waits.thread[rows]
     return _rows(window, start, end, EventKind.WAIT.value, name=names, thread=thread)
-
-
-def _gaps(window: Window, start: Int64s, end: Int64s, cause: Ints, latest: int) -> Rows:
-    # The operation that closes the last gap may begin after the end.
-    shown = (start < latest) & (end > start)
-    return _rows(window, start[shown], end[shown], np.array(_IDLE, dtype=object)[cause[shown]])

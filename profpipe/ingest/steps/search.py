@@ -36,7 +36,7 @@ def find(
     unclosed: int | None = None,
     step_range: str | None = "",
 ) -> schema.Tables:
-    """Find the steps of each process and device, among the operations outside all cases.
+    """Find the steps of processes and devices, among the operations outside all cases.
 
     Return the tables `steps`, `step_figures` and `timeline`. ``pids`` turns the numbers of processes into process ids,
     negative where unknown; without it the numbers stay.
@@ -196,7 +196,7 @@ def _find_line_pattern(operations: Operations, line: Timeline, devices: int = 1)
 
 
 def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
-    """Return the operations of several devices as one line, on which a name has another number on each device."""
+    """Return the operations of several devices as one line, on which a name has another number on another device."""
     columns = {
         field.name: np.concatenate([getattr(line, field.name) for line in lines.values()]) for field in fields(Timeline)
     }
@@ -209,7 +209,7 @@ def _joined(operations: Operations, lines: Mapping[int, Timeline]) -> Timeline:
 def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segments, list[Figure]]:
     """Return the steps, and figures of how many of ``segments`` are one step.
 
-    Equal layers recur too. Where the time to the next one is longer after each fourth one, say, and always by the same,
+    Equal layers recur too. Where the time to the next one is longer after one in four, say, and always by the same,
     the host begins a step there. By other rules a longer step holds other work at its begin, and begins an iteration.
     """
     line = max(lines.values(), key=lambda line: len(line.rows))
@@ -233,7 +233,7 @@ def _join_parts(segments: Segments, lines: Mapping[int, Timeline]) -> tuple[Segm
 
 
 def _agree(chosen: Segments, by_pattern: Segments) -> bool:
-    """Return True where each step holds as many repetitions of the launches, one or several."""
+    """Return True where all steps hold as many repetitions of the launches, one or several."""
     begins = by_pattern.begin[by_pattern.is_step]
     at = chosen.place(begins)
     at = at[(at >= 0) & chosen.is_step[np.maximum(at, 0)]]
