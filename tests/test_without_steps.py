@@ -146,6 +146,33 @@ def test_a_program_on_the_cpu_without_torch_gets_the_names_of_other_tools(tmp_pa
     assert "- profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf." in page
 
 
+def test_the_first_screen_says_how_busy_a_gpu_was_whose_second_stream_runs_later(tmp_path: Path) -> None:
+    """A quarter of the kernels of each step run after all steps, so no step has a time. The GPU is busy all along."""
+    export, launches = Export(), [(step, number) for step in range(20) for number in range(20)]
+    for step, number in launches:
+        export.call(500_000 + 200 * step + 5 * number, 500_002 + 200 * step + 5 * number, 20 * step + number + 1)
+        if not number:
+            export.range(499_999 + 200 * step, 500_110 + 200 * step, f"step {step}")
+    in_order = sorted(launches, key=lambda launch: (launch[1] % 4 == 0, launch))
+    for place, (step, number) in enumerate(in_order):
+        start = 1_000_000 + 1000 * place
+        stream = 13 if number % 4 == 0 else 7
+        export.kernel(start, start + 963, 20 * step + number + 1, f"k{step}_{number}", streamId=stream)
+    export.write_sqlite(tmp_path / "later.sqlite")
+    page = " ".join(profpipe(tmp_path, "ingest", "later.sqlite", "--out", "tables").split())
+    assert " the GPU computed 96.3 % and was idle 3.7 %" in page and "so the time of a step is unknown" in page
+
+
+def test_the_first_screen_says_how_busy_a_gpu_was_that_only_copied(tmp_path: Path) -> None:
+    export, place = Export(), {"deviceId": 0, "contextId": 1, "streamId": 7, "globalPid": 1 << 48 | 1 << 24}
+    for copy in range(200):
+        times = {"start": 1000 * copy, "end": 1000 * copy + 963, "correlationId": copy + 1}
+        export.add("CUPTI_ACTIVITY_KIND_MEMCPY", **times, **place, bytes=4096, copyKind=1)
+    export.write_sqlite(tmp_path / "copies.sqlite")
+    page = " ".join(profpipe(tmp_path, "ingest", "copies.sqlite", "--out", "tables").split())
+    assert "the GPU copied while no kernel ran 96.3 % and was idle 3.7 %" in page
+
+
 @pytest.mark.slow
 def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) -> None:
     job = job_of(tmp_path, "nsys", str(nsys))

@@ -242,6 +242,8 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from contradictions(workload)
     if not _is_of_everything(workload):
         return
+    if only and not only.breakdown and (spent := answer(workload, only)):
+        yield spent
     if only and only.breakdown and (spent := answer(workload, only)):
         if workload.basis is None or workload.basis.is_timed:
             yield spent
