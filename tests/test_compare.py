@@ -22,6 +22,7 @@ from profpipe.analysis.compare_runs import (
     plain_processes,
 )
 from profpipe.analysis.verdict import Gate
+from profpipe.job import Incident, IncidentKind
 from profpipe.report import comparison, results_json
 from profpipe.results import schema, store
 from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest, PairsEntry
@@ -230,6 +231,23 @@ def test_the_time_of_a_process_is_not_compared_with_that_of_its_steps():
     for a, b in ((BEFORE, wall), (wall, BEFORE)):
         found = compared(a, b)
         assert found.changes == () and len(found.absent) == 4 and found.judge_gate(100) is Gate.UNDECIDED
+
+
+def test_the_wall_time_of_a_process_that_a_signal_ended_leaves_the_gate_undecided():
+    wall = Tables(metrics=BEFORE.metrics.assign(metric="process_wall"))
+    jobs = (
+        JobEntry("w", "plain", ("slow",), folder="raw/w/plain"),
+        JobEntry("w", "nsys", ("same",), folder="raw/w/nsys"),
+    )
+    incidents = tuple(Incident(IncidentKind.ENDED, f"{job.folder}/log.txt", "SIGTERM ended it") for job in jobs)
+    ended = replace(ENDED, jobs=jobs, incidents=incidents)
+    for sides in ((ENDED, ended), (ended, ENDED)):
+        found = compare_runs(wall, wall, *sides, SPREADS)
+        assert found.find_gate_causes(5) == {GateCause.ENDED: ("w/slow",)} and found.judge_gate(5) is Gate.UNDECIDED
+        assert comparison.gate_text(found, 5).endswith("a signal ended the process of 1 case, in A or B: w/slow")
+        assert "w/slow: a signal ended its process" in comparison.text(found)
+        # What steps or calls took is evidence, however the process ended.
+        assert "w/slow" in {change.name for change in compare_runs(BEFORE, BEFORE, *sides, SPREADS).changes}
 
 
 @pytest.mark.parametrize("time", [0.0, -1.0, float("nan"), float("inf"), 1e-300])

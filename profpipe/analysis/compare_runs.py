@@ -21,7 +21,7 @@ import pandas as pd
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.kernels import rows
 from profpipe.analysis.verdict import LEAST_FLOOR, Gate, quantile
-from profpipe.job import readable
+from profpipe.job import IncidentKind, readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
@@ -94,12 +94,14 @@ class GateCause(Enum):
     UNDECIDED = "undecided"
     #: Cases of A whose times cannot be compared with those of B.
     ABSENT = "absent"
+    #: Cases whose process a signal ended in A or B: the wall time is that of the signal.
+    ENDED = "ended"
     NOTHING_TO_JUDGE = "nothing_to_judge"
 
     @property
     def is_open(self) -> bool:
         """Return True if the gate neither passes nor fails."""
-        return self in (GateCause.UNDECIDED, GateCause.ABSENT, GateCause.NOTHING_TO_JUDGE)
+        return self in (GateCause.UNDECIDED, GateCause.ABSENT, GateCause.ENDED, GateCause.NOTHING_TO_JUDGE)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Comparison:
     #: Cases with a time in A that failed in B, and those without times of the same kind above 0 for another reason.
     lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    #: Cases without steps whose process a signal ended in A or B.
+    ended: tuple[str, ...] = ()
     #: Cases with other parameters in B: for each parameter that differs the values of A and B, None without one. These
     #: parameters are not part of the case's name.
     changed_params: Mapping[str, Mapping[str, tuple[str | None, ...]]] = field(default_factory=dict)
@@ -133,7 +137,8 @@ class Comparison:
             GateCause.CHANGED_PARAMS: self.changed_params,
         }
         # A case that fails the gate decides it, whatever is not known of the others.
-        for names_by_cause in (causes, {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent}):
+        unknown = {GateCause.UNDECIDED: undecided, GateCause.ABSENT: self.absent, GateCause.ENDED: self.ended}
+        for names_by_cause in (causes, unknown):
             if decisive := {cause: tuple(names) for cause, names in names_by_cause.items() if names}:
                 return decisive
         return {} if self.changes else {GateCause.NOTHING_TO_JUDGE: ()}
@@ -152,7 +157,8 @@ def compare_runs(
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
     A case is lost if it failed in B, and absent if B lacks its time, or has that of the process alone where A has that
-    of the steps, or a time of either is none. It is not compared if its parameters differ. One without stored
+    of the steps, or a time of either is none. It is not compared if its parameters differ, or if a signal ended its
+    process and the time is that of the process. One without stored
     parameters, such as one of a file that was ingested, counts as one with the same parameters. ``noise`` has by
     workload and case how far processes of the same code lie apart on this machine.
     """
@@ -161,6 +167,8 @@ def compare_runs(
     changes: list[Change] = []
     lost: dict[str, Failure] = {}
     absent: list[str] = []
+    ended: list[str] = []
+    was_ended = _ended_cases(manifest_a) | _ended_cases(manifest_b)
     changed: dict[str, Mapping[str, tuple[str | None, ...]]] = {}
     for key, before in timed_cases(a).items():
         name, after = f"{key[0]}/{readable(key[1])}", times_b.get(key)
@@ -168,6 +176,8 @@ def compare_runs(
             lost[name] = failed[key]
         elif after is None or after.metric != before.metric or not (before.is_possible and after.is_possible):
             absent.append(name)
+        elif before.metric == PROCESS_WALL and key in was_ended:
+            ended.append(name)
         elif before.params and after.params and before.params != after.params:
             changed[name] = _differences(before.params, after.params)
         else:
@@ -182,7 +192,8 @@ def compare_runs(
         tuple(changes),
         lost,
         tuple(absent),
-        changed,
+        tuple(ended),
+        changed_params=changed,
         gpus=gpus if all(gpus) and gpus[0] != gpus[1] else None,
         is_b_unfinished=manifest_b.is_run and not manifest_b.ended,
     )
@@ -284,6 +295,13 @@ def failed_cases(data: Tables) -> dict[Key, Failure]:
     """Return how the cases ended that failed without a profiler."""
     failed = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
     return dict(zip(_keys(failed), map(Failure, failed["status"], failed["reason"]), strict=True))
+
+
+def _ended_cases(run: Manifest) -> set[Key]:
+    """Return the cases whose process a signal ended under plain."""
+    folders = {incident.source.rpartition("/")[0] for incident in run.incidents if incident.kind == IncidentKind.ENDED}
+    jobs = [job for job in run.jobs if job.profiler == "plain" and job.folder in folders]
+    return {(job.workload, case) for job in jobs for case in job.cases}
 
 
 def _keys(frame: pd.DataFrame) -> list[Key]:

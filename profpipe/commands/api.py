@@ -176,7 +176,7 @@ def find_differences(a: Run, b: Run, noise_model: Model) -> Comparison | Recordi
     times = compare_runs(a.tables, b.tables, a.manifest, b.manifest, noise_model)
     if not (times.changes or times.lost or times.changed_params):
         recorded = compare_recordings((a.tables, a.manifest), (b.tables, b.manifest))
-        if not (a.manifest.is_run and b.manifest.is_run) or (recorded.changes and not times.absent):
+        if not (a.manifest.is_run and b.manifest.is_run) or (recorded.changes and not (times.absent or times.ended)):
             return recorded
     return times
 

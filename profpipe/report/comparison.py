@@ -98,6 +98,9 @@ def missing(comparison: Comparison) -> Iterator[str]:
     """Yield the cases that have a time in A alone."""
     yield from (f"{name}: has a time in A and failed in B" for name in comparison.lost)
     yield from (f"{name}: has no times above 0 of the same kind in A and B" for name in comparison.absent)
+    yield from (
+        f"{name}: a signal ended its process, in A or B, so its wall time says nothing" for name in comparison.ended
+    )
 
 
 def differences(comparison: Comparison) -> Iterator[str]:
@@ -136,6 +139,7 @@ _CAUSES: Final[Mapping[GateCause, str]] = {
     GateCause.UNDECIDED: "the gate is undecided: {cases} {is/are} more than {percent:g} % slower, and how far runs of"
     " the same code differ here is not known: {names}. `profpipe ab` decides",
     GateCause.ABSENT: "the gate is undecided: {cases} {has/have} no times above 0 of the same kind in A and B: {names}",
+    GateCause.ENDED: "the gate is undecided: a signal ended the process of {cases}, in A or B: {names}",
     GateCause.NOTHING_TO_JUDGE: "there is nothing to judge. Name runs of the same cases, all under plain",
 }
 
@@ -469,7 +473,7 @@ def document(
         for change in comparison.changes
     ]
     cases += [_case(name, failed, failure=asdict(why)) for name, why in comparison.lost.items()]
-    cases += [_case(name, undecided) for name in comparison.absent]
+    cases += [_case(name, undecided) for name in (*comparison.absent, *comparison.ended)]
     cases += [_case(name, failed, differing_params=params) for name, params in comparison.changed_params.items()]
     # All keys that ``profpipe ab`` writes, of which most have no value here.
     nothing = results_json.verdict_document(
