@@ -64,6 +64,9 @@ class _CommandParser(argparse.ArgumentParser):
             self.epilog = f"examples:\n{module.EXAMPLES}"
             module.add_arguments(self)
             self.set_defaults(command=module)
+            self.command = ""
+            # Files may stand on both sides of an option. This parses twice, by way of this function.
+            return super().parse_known_intermixed_args(args, namespace)
         return super().parse_known_args(args, namespace)
 
 
