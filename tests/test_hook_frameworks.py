@@ -62,6 +62,20 @@ def test_all_ranks_end_after_the_same_step_each_leaves_a_trace_and_torchrun_succ
     assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
 
 
+def test_the_wait_for_a_late_rank_over_gloo_is_read_from_the_traces(tmp_path):
+    late = "\n    __import__('time').sleep(0.03 * dist.get_rank())\n    optimizer.zero_grad()"
+    (tmp_path / "train.py").write_text(DDP.replace("\n    optimizer.zero_grad()", late).format(iterations=40), "utf-8")
+    done = run(tmp_path, *TORCHRUN, "--nproc-per-node", "2", "train.py", profiler="torch", steps={"measure": 20})
+    assert done.returncode == 0, done.output
+    parsers = reader.parsers()
+    parsed = [reader.parse(reader.choose(trace, parsers), trace).steps for trace in done.traces]
+    waits = [steps.loc[steps["state"] == "steady", "communication_ns"].astype(float).median() / 1e6 for steps in parsed]
+    # Rank 0 waits for the 30 ms that rank 1 sleeps.
+    assert waits[0] - waits[1] == pytest.approx(30, rel=0.2)
+    columns = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
+    assert all((steps[columns].sum(axis=1) == steps["wall_ns"]).all() for steps in parsed)
+
+
 def test_mpirun_gives_each_process_its_rank(tmp_path):
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:

@@ -113,7 +113,7 @@ def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
             lost = [{**check, "process": pids(np.array([check["process"]]))[0]} for check in work.checks]
             steps = schema.Tables(step_figures=schema.frame(schema.STEP_FIGURES, lost))
         elif finds_steps:
-            steps = search.find_on_host(ranges, pids, step_range or "")
+            steps = search.find_on_host(work, ranges, pids, step_range or "")
     if finds_steps and on_gpu and steps.steps.empty and not work.in_case.any():
         metrics = schema.concat_rows(schema.METRICS, [metrics, launch_tables.wait_rows(waits)])
     # A benchmark repeats a kernel, and maybe a memset before it: its cases are compared by their kernels, not by steps.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from profpipe.ingest import bounds
-from profpipe.ingest.groupby import Int64s
+from profpipe.ingest.groupby import Int64s, Union
 from profpipe.ingest.operations import Operations, Spans, Timeline, timeline
 from profpipe.ingest.steps import accounting, excerpt, figures, pattern, reconcile, windows
 from profpipe.ingest.steps.accounting import Accounts
@@ -242,7 +243,33 @@ def _agree(chosen: Segments, by_pattern: Segments) -> bool:
     return bool(len(inner) and np.mean(inner == np.median(inner)) >= 1 - reconcile.TOLERANCE and np.median(inner) >= 1)
 
 
-def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], step_range: str = "") -> schema.Tables:
+#: Ranges that backends of torch.distributed open on their own threads while a collective runs on the CPU.
+_COLLECTIVE: Final = re.compile(r"(gloo|mpi|ucc):")
+
+
+def _divide_host(operations: Operations, ranges: Spans, process: int, bounds: Int64s) -> dict[str, Any]:
+    """Return the parts of steps without a GPU: operators, communication while none runs, and the rest, which is idle.
+
+    They are the columns of `steps`; none where the process ran no collective.
+    """
+    names = [number for number, name in enumerate(ranges.names) if _COLLECTIVE.match(name)]
+    rows = np.flatnonzero(np.isin(ranges.name, names) & (ranges.process == process))
+    if not len(rows):
+        return {}
+    ops = np.flatnonzero((operations.process == process) & ~operations.are_collective[operations.name])
+    spans = (ranges.start[rows], operations.start[ops]), (ranges.end[rows], operations.end[ops])
+    computes = Union(operations.start[ops], operations.end[ops]).covered(bounds)
+    exposed = Union(*map(np.concatenate, spans)).covered(bounds) - computes
+    total = Union(ranges.start[rows], ranges.end[rows]).covered(bounds)
+    rest = np.diff(bounds) - exposed - computes
+    parts = {"communication_ns": exposed, "communication_total_ns": total, "compute_ns": computes}
+    idle = {"idle_ns": rest, "idle_launch_ns": 0, "idle_blocked_ns": 0, "idle_other_ns": rest}
+    return {**parts, "copy_ns": 0, **idle}
+
+
+def find_on_host(
+    operations: Operations, ranges: Spans, pids: Callable[[Int64s], Any], step_range: str = ""
+) -> schema.Tables:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
     by_process = windows.find(ranges, step_range=step_range)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
@@ -250,6 +277,7 @@ def find_on_host(ranges: Spans, pids: Callable[[Int64s], Any], step_range: str =
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
         columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
+        columns |= _divide_host(operations, ranges, process, np.append(first.begin, first.begin[-1] + wall[-1]))
         state = np.full(len(wall), StepState.OTHER.value, dtype=object)
         state[first.is_step] = accounting.states(wall[first.is_step].astype(np.float64))
         kind = "" if first.kind is None else first.kind
