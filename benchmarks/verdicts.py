@@ -297,7 +297,7 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
         data, run = store.load(folder)
         found = pairs.analyze(data, run)
         assert run.ab is not None
-        gates.update([found.gate.value] if found.gate and run.ab.is_aa else [])
+        gates.update([found.gate.verdict.value] if found.gate and run.ab.is_aa else [])
         for case in found.cases:
             # The block of a gate is measured only after a first one that fails it, and would hide its verdict.
             judged = case.judgement if case.further_pairs else case.first or case.judgement

@@ -30,7 +30,7 @@ from report_study import check_golden
 
 from profpipe import cli, origins
 from profpipe.analysis import history, pairs, verdict
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Gate
 from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
@@ -174,7 +174,7 @@ NOISY, WIDE = around(2, spread=4), {"w": {"c": 0.05}}
 )
 def test_a_gate_fails_passes_or_is_undecided_and_names_its_cases(ratios, settings, expected, named):
     found = pairs.analyze(tables_of(ratios), run_of(**settings))
-    assert (found.gate, [case.case for case in (*found.failed, *found.open)]) == (expected, named)
+    assert (found.gate.verdict, [case.case for case in (*found.gate.failed, *found.gate.open)]) == (expected, named)
 
 
 CRASH = ("crashed", "signal 11")
@@ -198,7 +198,7 @@ CRASH = ("crashed", "signal 11")
 def test_a_case_that_failed_decides_a_gate_by_the_side_on_which_it_did(ratios, failures, marks, expected):
     marked = [("e", *mark.split()) for mark in marks.split(",") if mark]
     found = pairs.analyze(tables_of(ratios, failures.items(), marked), run_of(1, Undecided.PASS))
-    assert found.gate is expected
+    assert found.gate.verdict is expected
 
 
 @pytest.mark.parametrize("lacks", ["A", "B"])
@@ -207,7 +207,7 @@ def test_a_case_whose_steps_one_side_lacks_leaves_the_gate_undecided(lacks):
     steps = both.metrics[~both.metrics["subject"].str.endswith(lacks)]
     metrics = pd.concat([both.metrics.assign(metric="process_wall"), steps], ignore_index=True)
     found = pairs.analyze(Tables(both.cases, metrics=metrics), run_of(5, Undecided.PASS))
-    assert (found.gate, [case.case for case in found.open]) == (Gate.UNDECIDED, ["a"])
+    assert (found.gate.verdict, [case.case for case in found.gate.open]) == (Gate.UNDECIDED, ["a"])
 
 
 def test_first_pairs_that_chose_the_length_are_no_part_of_a_verdict():
@@ -244,7 +244,7 @@ def test_pairs_are_longer_after_first_ones_that_scatter(project):
 
 def test_a_gate_of_a_run_without_an_end_is_undecided():
     unfinished = replace(run_of(5, Undecided.PASS), ended=None)
-    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate is Gate.UNDECIDED
+    assert pairs.analyze(tables_of({"a": around(0)}), unfinished).gate.verdict is Gate.UNDECIDED
 
 
 def test_what_fails_the_gate_is_measured_again_whatever_the_second_block_has_so_far():

@@ -21,7 +21,7 @@ from report_study import check_golden
 
 from profpipe import cli
 from profpipe.analysis import history, pairs, verdict
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Gate
 from profpipe.config.models import read_recorded
 from profpipe.measure import rounds
 from profpipe.report import ci, results_json
@@ -159,7 +159,7 @@ def test_a_gate_decides_after_the_further_pairs():
         (same, Gate.PASSED, Verdict.SAME),
     ):
         found = pairs.analyze(tables_of({"a": numbered(UNDECIDED, further, 17)}), run_of(2, more=20))
-        assert (found.gate, found.cases[0].judgement.verdict) == (gate, judged)
+        assert (found.gate.verdict, found.cases[0].judgement.verdict) == (gate, judged)
         assert found.cases[0].further_pairs == len(further)
 
 

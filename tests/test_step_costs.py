@@ -464,7 +464,7 @@ def test_energy_has_a_verdict_beside_that_of_time():
 
 def test_more_energy_fails_no_gate():
     data = with_energy(tables_of({"c": noise(8, 0.001, 1)}), [1.5] * 8)
-    assert not pairs.analyze(data, run_of(gate=5)).failed
+    assert not pairs.analyze(data, run_of(gate=5)).gate.failed
 
 
 def test_a_side_without_energy_is_not_judged():

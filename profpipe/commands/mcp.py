@@ -215,13 +215,13 @@ class Library:
 
     def compare(self, a: str, b: str, page: int = 1) -> dict[str, Any]:
         """Return what differs between two results: times of cases of runs, or parts and kernels of recordings."""
-        from profpipe.analysis.compare_runs import Comparison
+        from profpipe.analysis.compare_runs import RunComparison
         from profpipe.report import answer_json, comparison
 
         reports = [(self._find(name), self._report(name)) for name in (a, b)]
         before, after = (api.Run(path, report.data, report.manifest) for path, report in reports)
         compared = api.find_differences(before, after, {})
-        if isinstance(compared, Comparison):
+        if isinstance(compared, RunComparison):
             shown = comparison.run_sections(compared)
         else:
             api.check_partners(compared)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe import errors, plugins
+from profpipe import plugins
 from profpipe.analysis import analyze, kernel_differences, pairs
+from profpipe.analysis.changes import Gate, choose_exit_code
 from profpipe.analysis.findings import Findings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
@@ -130,21 +130,17 @@ def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFin
     findings = analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
-    code = errors.SOME_FAILED if is_failure else errors.OK
+    code = choose_exit_code(None, bool(is_failure))
     return Result(folder / "SUMMARY.md", data, manifest, code, findings.is_unmet, findings=findings)
 
 
 def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> Result:
-    """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
+    """Return the result of an `ab` run."""
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     # A capture that failed costs no verdict: the page names it.
     is_bad = is_bad or not all(kernel_differences.is_of_capture(refused.source) for refused in manifest.refused)
-    code = errors.SOME_FAILED if is_bad else errors.OK
-    if findings.gate is Gate.FAILED:
-        code = errors.GATE_FAILED
-    elif findings.gate is Gate.UNDECIDED and not is_bad:
-        code = errors.GATE_UNDECIDED
+    code = choose_exit_code(findings.gate, bool(is_bad))
     return Result(folder / "SUMMARY.md", data, manifest, code, is_unmet=False, pairs=findings)
 
 
@@ -160,15 +156,16 @@ def print_result(
     if result.is_unmet:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
-    if result.pairs is not None and result.pairs.gate in (Gate.FAILED, Gate.UNDECIDED):
-        cases = result.pairs.failed or result.pairs.open
+    gate = result.pairs.gate if result.pairs else None
+    if gate and gate.verdict is not Gate.PASSED:
+        cases = gate.failed or gate.open
         why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED])) or "cases are missing"
         more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
-        state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
+        state = "failed" if gate.verdict is Gate.FAILED else "is undecided"
         of_run = (
             "" if is_measured else f"nothing was measured now. In the stored run of {result.manifest.started[:10]} "
         )
-        print(f"profpipe: {of_run}the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
+        print(f"profpipe: {of_run}the gate of {gate.percent:g} % {state}: {why}{more}.", file=sys.stderr)
 
 
 #: Cases that a message names; more are counted.

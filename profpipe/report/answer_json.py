@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from profpipe.analysis.compare_recordings import RecordingComparison
-from profpipe.analysis.compare_runs import Comparison
+from profpipe.analysis.compare_runs import RunComparison
 from profpipe.analysis.findings import CaseResult, Findings, WinVerdict, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import StepParts
@@ -90,13 +90,13 @@ def of_report(
 
 
 def of_comparison(
-    compared: Comparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0
+    compared: RunComparison | RecordingComparison, full: dict[str, Any], exit_code: int = 0
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``full`` is its whole document."""
     lines, sides = full["warnings"], {side: full[side]["runs"][0] for side in ("a", "b")}
-    if isinstance(compared, Comparison):
+    if isinstance(compared, RunComparison):
         gate = full["gate"]
-        why = comparison.gate_text(compared, gate["percent"]) if gate else ""
+        why = comparison.gate_text(compared, compared.judge_gate(gate["percent"])) if gate else ""
         shown = [_finding("difference", comparison.run_headline(compared), None)]
         shown += [_finding("gate", why or f"B passes the gate of {gate['percent']:g} %.", None)] if gate else []
         more = {**sides, "gate": gate, "exit_code": exit_code}

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 from xml.etree import ElementTree
 
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
-from profpipe.analysis.verdict import Gate
+from profpipe.analysis.changes import Change, Gate, GateResult
+from profpipe.analysis.pairs import PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.labels import plural
@@ -47,7 +47,7 @@ def junit(findings: PairFindings, name: str) -> str:
         suite = ElementTree.SubElement(root, "testsuite", name=workload)
         for case in findings.cases:
             if case.workload == workload:
-                _add_test(suite, case, _outcome(case, findings.undecided))
+                _add_test(suite, case, _choose_outcome(case, findings.gate))
         suite.set("tests", str(len(suite)))
         for outcome, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             suite.set(attribute, str(len(suite.findall(f"testcase/{outcome}"))))
@@ -55,7 +55,7 @@ def junit(findings: PairFindings, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None) -> None:
+def _add_test(suite: ElementTree.Element, case: Change, outcome: str | None) -> None:
     test = ElementTree.SubElement(suite, "testcase", classname=case.workload, name=readable(case.case))
     if not math.isnan(case.b_ns):
         test.set("time", f"{case.b_ns / 1e9:.9f}")
@@ -64,19 +64,22 @@ def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None
     ElementTree.SubElement(test, "system-out").text = write_verdict(case)
 
 
-def _outcome(case: CaseVerdict, undecided: Undecided) -> str | None:
-    if case.gate is Gate.FAILED or (case.gate is Gate.UNDECIDED and undecided is Undecided.FAIL):
+def _choose_outcome(case: Change, gate: GateResult | None) -> str | None:
+    judged = gate.judge(case) if gate else None
+    if judged is Gate.FAILED or (gate and judged is Gate.UNDECIDED and gate.undecided is Undecided.FAIL):
         return "failure"
     if case.failure and case.failure.status in FAILED:
         return "error"
-    if case.gate is Gate.UNDECIDED or case.judgement is None:
+    if judged is Gate.UNDECIDED or case.judgement is None:
         return "skipped"
     return None
 
 
 def workflow_commands(findings: PairFindings) -> Iterator[str]:
     """Yield the workflow commands that show an error for what fails the gate and a warning for what is undecided."""
-    for kind, cases in (("error", findings.failed), ("warning", findings.open)):
+    if (gate := findings.gate) is None:
+        return
+    for kind, cases in (("error", gate.failed), ("warning", gate.open)):
         messages = [write_verdict(case) for case in cases]
         if len(messages) > _MOST_ANNOTATIONS:
             kept = messages[: _MOST_ANNOTATIONS - 1]
@@ -84,13 +87,13 @@ def workflow_commands(findings: PairFindings) -> Iterator[str]:
         for message in messages:
             # In a message `%` begins an encoded character.
             encoded = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-            yield f"::{kind} title=profpipe gate of {findings.percent:g} %25::{encoded}"
+            yield f"::{kind} title=profpipe gate of {gate.percent:g} %25::{encoded}"
 
 
 def outputs(findings: PairFindings, folder: str) -> str:
     """Return the outputs of the step as ``name=value`` lines: the gate, the number of each verdict, and the folder."""
     counts = {str(verdict): findings.count(verdict) for verdict in Verdict}
-    gate = findings.gate.value if findings.gate else "none"
+    gate = findings.gate.verdict.value if findings.gate else "none"
     fields = {"gate": gate, "cases": len(findings.cases), **counts, "folder": visible_line(folder)}
     return "".join(f"{name}={value}\n" for name, value in fields.items())
 

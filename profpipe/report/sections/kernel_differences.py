@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from profpipe.analysis.changes import Change
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, KernelSet
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.pairs import PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.labels import fill, plural, shorten
@@ -54,14 +55,14 @@ class _Part:
     kernels: tuple[KernelDifference, ...] = ()
 
 
-def is_explained(case: CaseVerdict) -> bool:
+def is_explained(case: Change) -> bool:
     """Return True for a case that is faster or slower, or launches other kernels on B, and has captures."""
     if case.kernels is None or case.judgement is None:
         return False
     return case.judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) or case.kernels.has_other_kernels
 
 
-def explain(case: CaseVerdict) -> doc.Text:
+def explain(case: Change) -> doc.Text:
     """Return ``+41 us: +44 us add (1 more launch), -3 us attention``; empty for a case without an explanation."""
     if case.kernels is None or not is_explained(case):
         return ""
@@ -142,7 +143,7 @@ def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
         )
 
 
-def variation(case: CaseVerdict) -> doc.Text:
+def variation(case: Change) -> doc.Text:
     """Return ``2 of 3 processes of A launched X, 1 launched Y``; empty where the processes of each side agree."""
     sides = case.kernels.variations if case.kernels else {}
     return doc.join([_variation(*side) for side in sides.items()], separator="; ", last="; ")
@@ -189,7 +190,7 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
     return doc.make_section("kernel_differences", "Differences by kernel", blocks)
 
 
-def _case_table(case: CaseVerdict, id: str) -> doc.Table:
+def _case_table(case: Change, id: str) -> doc.Table:
     comparison = case.kernels
     assert comparison is not None and case.judgement is not None
     columns, rows = kernel_rows(
@@ -201,7 +202,7 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     total = doc.Cell(comparison.difference_ns, is_strong=True)
     rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
     line = explain(case)
-    head = doc.concat(doc.Code(f"{case.workload}/{readable(case.case)}"), f": {case.judgement.verdict}")
+    head = doc.concat(doc.Code(case.name), f": {case.judgement.verdict}")
     return doc.Table(
         id,
         tuple(columns),
