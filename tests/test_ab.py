@@ -280,7 +280,7 @@ def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
     data, run = tables_of({"c": around(3)}), run_of(1)
     known = replace(pairs.analyze(data, run), cases=())
     assert rendering.write_report(tmp_path, data, run, pair_findings=known).pairs is known
-    assert list(history.of_run("r", data, run_of(is_aa=True), known)) == []
+    assert list(history.sample_run("r", data, run_of(is_aa=True), known)) == []
 
 
 def test_a_known_spread_between_processes_raises_the_floor_of_its_case_and_the_headline_says_what_it_hides():
@@ -315,9 +315,9 @@ def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_n
     data.metrics.loc[in_loaded_pairs, "value"] *= 9
     findings = pairs.analyze(data, run_of())
     assert findings.cases[0].judgement.ratio == pytest.approx(math.sqrt(1.02 * 1.03)), "not the 10 of slow processes"
-    assert "Where B - A does not fit A and B" in Markdown().section(verdicts.verdicts(findings, run_of()))
+    assert "Where B - A does not fit A and B" in Markdown().section(verdicts.verdicts(findings.cases, run_of()))
     calm = pairs.analyze(tables_of({"c": around(3)}), run_of())
-    assert "does not fit" not in Markdown().section(verdicts.verdicts(calm, run_of()))
+    assert "does not fit" not in Markdown().section(verdicts.verdicts(calm.cases, run_of()))
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_the_expected_false_verdicts_count_both_blocks_and_the_noise_model_learn
     first, both = tables_of({"a": numbered(UNDECIDED)}), tables_of({"a": numbered(UNDECIDED, SLOWER)})
     expected = pairs.analyze(first, run_of(more=20)).false_verdicts + 2 / 1024
     assert pairs.analyze(both, run_of(more=20)).false_verdicts == pytest.approx(expected)
-    (sample,) = history.of_run("r", both, run_of(is_aa=True, more=20))
+    (sample,) = history.sample_run("r", both, run_of(is_aa=True, more=20))
     assert sample.spread == pytest.approx(verdict.spread([math.log(ratio) for ratio in UNDECIDED]))
     assert sample.n == 8
 

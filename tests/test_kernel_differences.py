@@ -239,7 +239,7 @@ def test_whole_launches_are_compared_exactly_and_means_of_steps_within_1_percent
 def test_a_name_with_several_classes_has_the_one_of_the_most_time_of_equal_times_the_first():
     times = {"gemm": 2.0, "conv": 5.0, "add": 5.0}
     totals = KernelTotals({Kernel("k", name, "", "kernel"): ClassTotal(1, ns) for name, ns in times.items()})
-    assert kernel_differences.by_name(totals) == {"k": ClassTotal(3, 12.0, "conv")}
+    assert kernel_differences.sum_kernels(totals) == {"k": ClassTotal(3, 12.0, "conv")}
 
 
 def test_sets_of_kernels_are_grouped_whatever_the_order_of_the_processes():

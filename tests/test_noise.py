@@ -55,7 +55,7 @@ def test_processes_show_the_spread_of_two_of_them(count):
     found = []
     for _ in range(400):
         times = [100 * math.exp(rng.gauss(0, 0.01)) for _ in range(count)]
-        sample = shown.of_processes(SpreadSource.CAPTURES, "r", "w", "c", times)
+        sample = shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", times)
         assert sample is not None and sample.n == count
         found.append(math.log1p(sample.spread))
     # Of few processes the estimate is rather too large than too small.
@@ -63,9 +63,9 @@ def test_processes_show_the_spread_of_two_of_them(count):
 
 
 def test_one_process_shows_nothing_and_single_slow_ones_do_not_count():
-    assert shown.of_processes(SpreadSource.CAPTURES, "r", "w", "c", [100.0]) is None
+    assert shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", [100.0]) is None
     calm = [100.0, 100.4, 99.8, 100.2, 99.9, 100.1, 100.3]
-    samples = [shown.of_processes(SpreadSource.CAPTURES, "r", "w", "c", times) for times in (calm, [*calm, 150.0])]
+    samples = [shown.sample_processes(SpreadSource.CAPTURES, "r", "w", "c", times) for times in (calm, [*calm, 150.0])]
     assert all(sample and sample.spread < 0.007 for sample in samples)
 
 
@@ -135,12 +135,12 @@ def test_runs_with_the_same_fingerprint_show_the_spread_between_runs_and_others_
 
 def test_five_runs_show_a_spread_and_a_single_slow_one_does_not_change_it():
     times = [100.0, 101.0, 99.0, 100.0, 100.5]
-    (calm,) = shown.of_repeated({("print", "w", "c"): times})
-    (slow,) = shown.of_repeated({("print", "w", "c"): [*times[:4], 150.0]})
+    (calm,) = shown.sample_repeated({("print", "w", "c"): times})
+    (slow,) = shown.sample_repeated({("print", "w", "c"): [*times[:4], 150.0]})
     assert (calm.source, calm.origin, calm.n) == (SpreadSource.RUNS, "print", 5)
     assert calm.spread == pytest.approx(math.log(101 / 100) / 0.6745, rel=0.05)
     assert slow.spread < 2.5 * calm.spread
-    assert list(shown.of_repeated({("print", "w", "c"): times[:4]})) == []
+    assert list(shown.sample_repeated({("print", "w", "c"): times[:4]})) == []
 
 
 def test_of_runs_with_several_processes_the_first_one_counts(tmp_path):

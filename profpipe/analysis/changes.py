@@ -25,8 +25,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Series:
-    """B compared with A by one metric. Pairs of processes have a ``judgement``, and one run of each side has none.
+class MetricChange:
+    """B compared with A by one metric. Pairs of processes have a ``judgement``, and one run of A and of B has none.
 
     ``a_ns`` and ``b_ns`` are medians over processes, and NaN where nothing is compared; those of an energy are in J. A
     case that would have failed the gate was measured in a second block of pairs, and one that was undecided in further
@@ -69,24 +69,24 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Change(Series):
+class Change(MetricChange):
     """A case of both sides, or of A alone."""
 
     workload: str = ""
     case: str = ""
-    #: Whether a difference of one run each is more than chance; None where their spread is needed and not known.
+    #: Whether a difference of one run each is more than chance; None where their spread is missing and could tell.
     is_beyond_noise: bool | None = None
     #: Whether a signal ended its process in A or B: its wall time is that of the signal.
     was_ended: bool = False
     #: The sides on which the result was outside the tolerance: ``A``, ``B`` or both.
     inaccurate_in: tuple[str, ...] = ()
-    #: For each parameter that differs the values of A and B, None without one. They are no part of the case's name.
+    #: The values of A and B of the parameters that differ, None without one. They are no part of the case's name.
     differing_params: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     flags: str = "[]"
     #: The difference by kernel, where both sides have a capture.
     kernels: KernelComparison | None = None
     #: The same case by its energy, which no gate judges. None where a side has no energy.
-    energy: Series | None = None
+    energy: MetricChange | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class GateCause(Enum):
     #: It failed on B alone.
     LOST = "lost"
     CHANGED_PARAMS = "changed_params"
-    #: It may be slower, and whether that is chance or drift is not known.
+    #: It may be slower, and the data do not tell whether that is chance or drift.
     UNDECIDED = "undecided"
     #: It has no times that can be compared.
     ABSENT = "absent"

@@ -7,7 +7,7 @@ times are multiples of 2^-10 ns, so the parts of a difference add up to it exact
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from profpipe.analysis.case_index import CaseIndex
 from profpipe.analysis.compare_runs import Key, Run
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import KernelDifference, Kernels, on_grid
-from profpipe.analysis.kernels import COPIES, KernelTotals, by_preference, rows
+from profpipe.analysis.kernels import COPIES, ClassTotal, KernelTotals, by_preference, rows
 from profpipe.analysis.steps import COLUMNS, ONE_DEVICE, PLACE, CaseSteps, Place, StepPart, StepParts
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
@@ -98,7 +98,11 @@ class RecordingChange:
         a, b = self.a.kernels, self.b.kernels
         if not self.has_times:
             a, b = (
-                {name: replace(work, ns=0.0) for name, work in kernels.items() if work.kernel_class not in COPIES}
+                {
+                    name: ClassTotal(work.calls, 0.0, work.kernel_class)
+                    for name, work in kernels.items()
+                    if work.kernel_class not in COPIES
+                }
                 for kernels in (a, b)
             )
         comparison = kernel_differences.compare(self.difference_ns, {0: a}, {0: b})
@@ -273,7 +277,7 @@ def _measure(
         launches=sum(work.calls for work in whole.work.values()),
         kernel_ns=whole.total_ns,
         parts=StepParts(ns, exact),
-        kernels=kernel_differences.by_name(totals),
+        kernels=kernel_differences.sum_kernels(totals),
         ranks=dict(sorted(ranks.items())),
         steps=case_steps if extent is Extent.STEP else None,
     )

@@ -122,7 +122,7 @@ def compare_runs(
 def _is_beyond_noise(
     before: Measure, after: Measure, processes: tuple[Sequence[float], Sequence[float]], noise: Noise | None
 ) -> bool | None:
-    """Return True if a difference is more than chance; None where that is not known.
+    """Return True if a difference is more than chance; None where the data do not tell.
 
     ``noise`` is None for a case that ran on two devices. Without the spread between runs, a drift of the machine may be
     the difference. Intervals that overlap show that it is noise.

@@ -168,13 +168,15 @@ FEWEST_RUNS: Final = 5
 _HALF: Final = statistics.NormalDist().inv_cdf(0.75)
 
 
-def of_pairs(run: str, workload: str, case: str, log_ratios: Sequence[float]) -> Sample:
+def sample_pairs(run: str, workload: str, case: str, log_ratios: Sequence[float]) -> Sample:
     """Return what A-A pairs show. Their ratios vary around 1, so no degree of freedom goes to their centre."""
     degrees = _EFFICIENCY_OF_DISTANCE * len(log_ratios)
     return Sample(SpreadSource.PAIRS, run, workload, case, len(log_ratios), degrees, verdict.spread(log_ratios))
 
 
-def of_processes(source: SpreadSource, origin: str, workload: str, case: str, times: Sequence[float]) -> Sample | None:
+def sample_processes(
+    source: SpreadSource, origin: str, workload: str, case: str, times: Sequence[float]
+) -> Sample | None:
     """Return what the times (ns) of processes or runs of the same code show; None below two.
 
     The spread is the median distance of two of them. A process that met another load, or a day of another clock, does
@@ -187,22 +189,22 @@ def of_processes(source: SpreadSource, origin: str, workload: str, case: str, ti
     return Sample(source, origin, workload, case, len(times), degrees, math.expm1(statistics.median(distances) / _HALF))
 
 
-def of_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | None = None) -> Iterator[Sample]:
+def sample_run(run: str, data: Tables, manifest: Manifest, verdicts: PairFindings | None = None) -> Iterator[Sample]:
     """Yield what a run that has ended shows of each of its cases. ``verdicts`` are those of an `ab` run."""
     if manifest.ab is None:
         processes = plain_processes(data).items()
-        yield from filter(None, (of_processes(SpreadSource.CAPTURES, run, *key, times) for key, times in processes))
+        yield from filter(None, (sample_processes(SpreadSource.CAPTURES, run, *key, times) for key, times in processes))
     elif manifest.ab.is_aa:
         judged = [case for case in (verdicts or pairs.analyze(data, manifest)).cases if case.judgement]
         # Processes of further pairs visit a case more often, so they vary less than those of a first block.
         ratios = ((case, case.earlier_ratios or case.log_ratios) for case in judged)
-        yield from (of_pairs(run, case.workload, case.case, case_ratios) for case, case_ratios in ratios)
+        yield from (sample_pairs(run, case.workload, case.case, case_ratios) for case, case_ratios in ratios)
 
 
-def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
+def sample_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
     samples = (
-        of_processes(SpreadSource.RUNS, *key, case_times)
+        sample_processes(SpreadSource.RUNS, *key, case_times)
         for key, case_times in times.items()
         if len(case_times) >= FEWEST_RUNS
     )

@@ -19,7 +19,7 @@ from profpipe.analysis.changes import (
     Failure,
     Gate,
     GateResult,
-    Series,
+    MetricChange,
     find_gate_cause,
     judge_gate,
     judge_time,
@@ -58,7 +58,7 @@ class PairFindings:
         return sum(case.verdict is wanted for case in self.cases)
 
     @property
-    def without_kernels(self) -> tuple[Change, ...]:
+    def unexplained(self) -> tuple[Change, ...]:
         """The cases with a verdict that no capture explains, although none of their captures failed."""
         failed = {(row.workload, row.case) for row in self.failed_captures}
         judged = (case for case in self.cases if case.judgement and not case.kernels)
@@ -204,7 +204,7 @@ def _find_changes(
         key = workload, case
         failure = failures.get(key)
         series, energy = (
-            _judge_series(key, *values.get(key, ("", {})), failure, settings) for values in (times, energies)
+            _judge_metric(key, *values.get(key, ("", {})), failure, settings) for values in (times, energies)
         )
         kernels = None
         if series.judgement and key in captures:
@@ -222,9 +222,9 @@ def _find_changes(
         )
 
 
-def _judge_series(
+def _judge_metric(
     key: Key, metric: str, pairs: Mapping[int, Mapping[str, float]], failure: Failure | None, settings: PairsEntry
-) -> Series:
+) -> MetricChange:
     """Return the verdict on a case by one metric, from its values by pair and side."""
     workload, case = key
     blocks = grouped(
@@ -243,7 +243,7 @@ def _judge_series(
     if ratios and judgement is None:
         judgement = verdict.judge(ratios, floor)
     has_later = counted is not first and bool(first)
-    return Series(
+    return MetricChange(
         metric,
         a_ns=_median([pair["A"] for pair in counted]),
         b_ns=_median([pair["B"] for pair in counted]),

@@ -152,7 +152,7 @@ def gate_text(comparison: RunComparison, gate: GateResult) -> str:
     causes = grouped((cause, change) for change, cause in gate.causes)
     texts = []
     for cause, text in _CAUSES.items():
-        # A case that fails the gate decides it, whatever is not known of the others.
+        # A case that fails the gate decides it, whatever the others do.
         if cause.gate is not gate.verdict or not (changes := causes.get(cause)):
             continue
         names: Iterable[str] = (change.name for change in changes)

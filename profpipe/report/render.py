@@ -44,12 +44,12 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     sections = (
         verdicts.headline(findings, run),
         verdicts.forest(findings),
-        verdicts.verdicts(findings, run),
+        verdicts.verdicts(findings.cases, run),
         verdicts.failures(findings),
         warnings.unfinished(Findings(pending=findings.pending)),
         kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),
-        kernel_differences.kernel_differences(findings),
+        kernel_differences.kernel_differences(findings.cases),
         environment.environment(run),
         environment.commands(run),
     )

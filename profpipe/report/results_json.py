@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from profpipe.analysis import verdict
 from profpipe.analysis.case_index import Measure
-from profpipe.analysis.changes import Change, GateResult, Series
+from profpipe.analysis.changes import Change, GateResult, MetricChange
 from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -256,7 +256,7 @@ def case_document(case: Change) -> dict[str, Any]:
     }
 
 
-def _energy(energy: Series) -> dict[str, Any]:
+def _energy(energy: MetricChange) -> dict[str, Any]:
     """Return the verdict on the energy of a case, in J."""
     series = {"log_ratios": list(energy.log_ratios), "further_pairs": energy.further_pairs}
     return {"metric": energy.metric, "a": energy.a_ns, "b": energy.b_ns, **_judgement(energy.judgement), **series}

@@ -169,9 +169,9 @@ def _launches(name: str, calls: float, is_counted: bool) -> doc.Text:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def kernel_differences(findings: PairFindings) -> doc.Section:
+def kernel_differences(changes: Sequence[Change]) -> doc.Section:
     """Return the kernels of each case, those with the largest parts first. They add up to the difference."""
-    compared = [case for case in findings.cases if case.kernels]
+    compared = [case for case in changes if case.kernels]
     shown = [case for case in compared if len(compared) <= _MOST_TABLES or is_explained(case)]
     blocks: list[doc.Block] = [_case_table(case, f"kernels_{i}") for i, case in enumerate(shown, start=1)]
     if blocks:

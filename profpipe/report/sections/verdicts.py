@@ -6,10 +6,9 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from profpipe.analysis import verdict
-from profpipe.analysis.changes import Change, Gate, GateResult, Series
+from profpipe.analysis.changes import Change, Gate, GateResult, MetricChange
 from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
@@ -171,7 +170,7 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
         yield fill(words, doc.Code(case.name), variation(case))
     if len(varying) > _MOST_NAMED:
         yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
-    if without := findings.without_kernels:
+    if without := findings.unexplained:
         yield fill("No kernel explains {}: their captures show none of an iteration or a step.", _named(without))
     changed = [case for case in findings.cases if case.verdict in _CHANGED]
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
@@ -230,9 +229,9 @@ def _named(cases: Sequence[Change]) -> doc.Text:
     return doc.join([doc.Code(case.name) for case in cases], most=_MOST_NAMED)
 
 
-def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
+def verdicts(changes: Sequence[Change], run: Manifest) -> doc.Section:
     """Return a row for each case, the slower ones first."""
-    judged = [case for case in findings.cases if case.judgement]
+    judged = [case for case in changes if case.judgement]
     unit = time_unit([time for case in judged for time in (case.a_ns, case.b_ns)])
     cases = sorted(judged, key=_rank)
     columns = [
@@ -259,7 +258,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
 
 def _energies(cases: Sequence[Change]) -> doc.Table:
     """Return the verdicts on the energy of the cases that have one on both sides."""
-    columns: doc.Columns[tuple[Change, Series, Judgement]] = [
+    columns: doc.Columns[tuple[Change, MetricChange, Judgement]] = [
         (doc.label("case"), lambda row: doc.case_link(doc.Code(row[0].name), row[0].name)),
         (doc.label("verdict", "B draws"), lambda row: _OF_ENERGY[row[2].verdict]),
         (doc.Column("a", "A, J"), lambda row: row[1].a_ns),
@@ -327,7 +326,7 @@ def _verdict_cell(case: Change) -> doc.Cell:
     return doc.Cell(text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags)
 
 
-def _interval(case: Series) -> doc.Text:
+def _interval(case: MetricChange) -> doc.Text:
     judged = case.judgement
     if judged is None or judged.ci_low is None or judged.ci_high is None:
         return ""
@@ -436,17 +435,15 @@ def _mark(row: int, case: Change) -> doc.Mark:
 
 def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]:
     """Return the page of each case: its verdict, the difference of each pair, and the kernels behind it."""
-    return tuple(_page(findings, case, run) for case in findings.cases)
+    return tuple(_page(case, run) for case in findings.cases)
 
 
-def _page(findings: PairFindings, case: Change, run: Manifest) -> doc.Section:
-    alone = replace(findings, cases=(case,))
-    parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
+def _page(case: Change, run: Manifest) -> doc.Section:
+    parts = (verdicts([case], run), kernel_differences.kernel_differences([case]))
     why = kernel_differences.explain(case)
     blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
     # The sections of an `ab` run belong to no workload.
-    made = doc.make_section(case.name, doc.Code(case.name), [*blocks, *_pairs(case)])
-    return replace(made, title=doc.Code(case.name), sections=tuple(part for part in parts if part))
+    return doc.Section(case.name, doc.Code(case.name), (*blocks, *_pairs(case)), sections=tuple(filter(None, parts)))
 
 
 def _pairs(case: Change) -> Iterator[doc.Chart]:
