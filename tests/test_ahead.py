@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import make_job
 from kill_server import processes_of
 from program import ROOT, WITHOUT_TORCH, profpipe, rows
 
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.job import WAIT_VARIABLE, Case, Job, ProgressListener, Tool
+from profpipe.job import WAIT_VARIABLE, Case, ProgressListener, Tool
 from profpipe.runner import process, session
 from profpipe.runner.ahead import Ahead, Start, finish, has_spare_cores
 from profpipe.runner.request import RunRequest
@@ -156,7 +157,8 @@ def job(tmp_path):
     (tmp_path / "log.txt").touch()
     start = Start((sys.executable, "-c", words), {"A": "1"}, tmp_path)
     tool = Tool("plain", "")
-    return Job("sums", "plain", (Case("n=1", {}),), tmp_path, tool, sys.executable, tmp_path, ROOT / "a.py"), start
+    made = make_job("sums", "plain", (Case("n=1", {}),), tmp_path, tool, sys.executable, tmp_path, script=ROOT / "a.py")
+    return made, start
 
 
 def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job, tmp_path):

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hooked import LOOP
+from jobs import change, make_job
 from program import ROOT, profpipe, rows
 
 from profpipe.config.loader import load_pipeline
@@ -29,21 +29,21 @@ HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": False, "ra
 def job_of(profiler: str, **options: object) -> Job:
     tool = Tool(profiler, "2025.3", f"/opt/{profiler}")
     given = {**HOOKED, "ncu": {"kernels": "all"}, **options}
-    job = Job("w", profiler, (Case("default", {}),), Path("/job"), tool, "python", Path("/"), on_gpu=True)
-    return replace(job, command=("python", "t.py"), options=given)
+    job = make_job("w", profiler, (Case("default", {}),), Path("/job"), tool, "python", Path("/"), on_gpu=True)
+    return change(job, command=("python", "t.py"), options=given)
 
 
 def test_nsys_waits_for_the_first_step_and_records_all_where_none_begins() -> None:
     profile = nsys.commands(job_of("nsys"))[0]
     assert "--capture-range=cudaProfilerApi" in profile.argv and not profile.env
-    assert profile.otherwise is not None
-    assert not any("capture" in word for word in profile.otherwise.argv[:-4])
-    assert profile.otherwise.env == {"PROFPIPE_RECORD": "whole"}
+    assert profile.fallback is not None
+    assert not any("capture" in word for word in profile.fallback.argv[:-4])
+    assert profile.fallback.env == {"PROFPIPE_RECORD": "whole"}
 
 
 def test_nsys_records_the_whole_process_without_the_hook() -> None:
     profile = nsys.commands(job_of("nsys", hook=False))[0]
-    assert profile.otherwise is None and not any(word.startswith("--capture") for word in profile.argv)
+    assert profile.fallback is None and not any(word.startswith("--capture") for word in profile.argv)
 
 
 def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
@@ -63,7 +63,7 @@ def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
 )
 def test_ncu_waits_for_the_step_that_the_hook_chooses(options: dict[str, object], off: bool) -> None:
     (command,) = ncu.commands(job_of("ncu", **options))
-    assert ("off" in command.argv) == off and (command.otherwise is not None) == off
+    assert ("off" in command.argv) == off and (command.fallback is not None) == off
 
 
 def test_launches_of_a_command_are_counted_by_step() -> None:

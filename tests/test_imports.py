@@ -43,6 +43,8 @@ MAY_IMPORT = {
     # Both run inside the workload's process.
     "measure": {"hook"},
     "hook": set(),
+    # For the types of the settings, not at run time.
+    "job": {"config"},
     # The marks of a program, and its access to results; both are imported at their first use.
     "__init__": {"commands", "hook"},
     "workload_lib": set(),

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import seed_files
 from fake_profiler import chrome_trace
+from jobs import make_job
 
 from profpipe.ingest import job_tables, kernel_classes, reader
 from profpipe.ingest.reader import InputFile, Read, Refusal
-from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
+from profpipe.job import Case, JobOutcome, Outcome, Status, Tool
 from profpipe.results import schema
 from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
 
@@ -143,7 +144,7 @@ def test_files_with_the_same_name_are_separate_workloads_and_a_file_given_twice_
 
 def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), profiler="plain", command=()):
     cases = (Case("n=1", {"n": 1}), Case("n=2", {"n": 2}), Case("n=3", {"n": 3}))
-    job = Job(
+    job = make_job(
         workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip

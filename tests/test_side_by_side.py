@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import forked
 import pytest
 from fake_profiler import Notes, fake_profiler, job_of
+from jobs import change
 from program import ROOT
 
 from profpipe.config.loader import load_pipeline
@@ -60,7 +60,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
     spans = {name: span_of(outcome) for name, outcome in ended.items()}
     gpus = {group: {spans[name][2] for name in spans if name[0] == group} for group in "abcd"}
     assert all(len(own) == 1 for own in gpus.values()) and gpus["a"] != gpus["b"] and gpus["c"] == {"7"}
-    assert {name: outcome.job.lane for name, outcome in ended.items()} == {
+    assert {name: outcome.job.launch.slot for name, outcome in ended.items()} == {
         name: f"GPU {span[2]}" if name != "solo" else "" for name, span in spans.items()
     }
     together = Counter(
@@ -115,7 +115,7 @@ def test_jobs_end_at_once_where_the_caller_goes_away_or_a_job_cannot_be_carried_
     outcomes.close()
     assert time.monotonic() - began < 10
     (tmp_path / "file").touch()
-    jobs = [replace(jobs[1], folder=tmp_path / "b2"), replace(jobs[0], folder=tmp_path / "file" / "a")]
+    jobs = [change(jobs[1], folder=tmp_path / "b2"), change(jobs[0], folder=tmp_path / "file" / "a")]
     with pytest.raises(NotADirectoryError):
         list(slots.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, slots=Slots(TWO)))
 
@@ -216,7 +216,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     assert {job.cases[0]: job.status for job in run.jobs} == {
         f"impl={i},n={n}": "ok" for i in "ab" for n in (0.3, 0.4, 0.5)
     }
-    by_size = {n: {job.lane for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
+    by_size = {n: {job.launch.slot for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
     assert all(len(own) == 1 for own in by_size.values()) and len(set.union(*by_size.values())) == 2
     page = (folder / "SUMMARY.md").read_text()
     assert "**shared_host** (every case)" in page and "A lead is not called a win." in page
@@ -233,7 +233,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     again = forked.run(tmp_path, "run", "p.yaml", "--reuse", "--set", "n=0.3,0.4", env=env)
     assert again.returncode == 0, again.stderr
     run = Manifest.load(tmp_path / "out" / "latest")
-    reused = {job.cases[0]: (job.lane, bool(job.reused_from)) for job in run.jobs}
+    reused = {job.cases[0]: (job.launch.slot, bool(job.reused_from)) for job in run.jobs}
     assert reused == {
         "impl=a,n=0.3": ("place 2", True),
         "impl=b,n=0.3": ("place 2", False),

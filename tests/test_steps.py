@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
+from jobs import change, make_job
 from nsys_exports import Export
 
 from profpipe import plugins
@@ -23,7 +23,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import job_tables, reader
 from profpipe.ingest.groupby import Union
 from profpipe.ingest.steps.accounting import states
-from profpipe.job import Case, Job, JobOutcome, Outcome, Status, Tool
+from profpipe.job import Case, JobOutcome, Outcome, Status, Tool
 from profpipe.results.schema import STEP_FIGURES, STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -937,8 +937,8 @@ def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> No
         export.launch(100 * number + 20, number + 1)
     path = export.write_sqlite(tmp_path / "capture.sqlite")
     case = Case("default", {})
-    job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
-    job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
+    job = make_job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
+    job = change(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
     outcome = JobOutcome(job, Outcome(Status.OK), files={path: ""})
     (result,) = reader.ingest(job_tables.sources_of_job(outcome, tmp_path))
     assert isinstance(result, reader.Read)

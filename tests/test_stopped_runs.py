@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import make_job
 from report_study import analyze, case_row, every_table, metric_row, tables
 
 from profpipe.config.loader import load_pipeline
-from profpipe.job import Case, Job, Missing
+from profpipe.job import Case, Missing
 from profpipe.report.document import plain
 from profpipe.report.sections import environment, warnings
 from profpipe.report.text import write_table
@@ -69,7 +70,7 @@ def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [echo], profilers: [plain]}}\n")
     nothing = Missing("nsys", "is not here", "")
     jobs = [
-        Job("w", profiler, (Case(case, {}),), tmp_path, nothing, "python", tmp_path)
+        make_job("w", profiler, (Case(case, {}),), tmp_path, nothing, "python", tmp_path)
         for profiler in ("plain", "nsys")
         for case in CASES[:2]
     ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import hooked
 import pytest
+from jobs import change, make_job
 from nsys_exports import Export
 from program import profpipe, rows
 from report_study import analyze, case_row, grid, metric_row, tables
@@ -28,8 +28,10 @@ STEP = '{"hook": "steps", "rule": "optimizer", "clock": "perf_counter", "step": 
 
 def job_of(folder: Path, profiler: str, path: str = "/opt/tool", **steps: object) -> Job:
     options = {"hook": True, "steps": {**STEPS, **steps}, "capture": None, "collect": None, "torch": {}}
-    job = Job("w", profiler, (Case("default", {}),), folder / profiler, Tool(profiler, "2025", path), "python", folder)
-    return replace(job, command=("python", "t.py"), options=options, on_gpu=True)
+    job = make_job(
+        "w", profiler, (Case("default", {}),), folder / profiler, Tool(profiler, "2025", path), "python", folder
+    )
+    return change(job, command=("python", "t.py"), options=options, on_gpu=True)
 
 
 def adapted(folder: Path, profiler: str, seconds: float, *files: str, record: str = "", **steps: object) -> Job:
@@ -47,7 +49,7 @@ def adapted(folder: Path, profiler: str, seconds: float, *files: str, record: st
 def test_nsys_records_a_long_program_in_its_middle_and_lets_it_go_on(tmp_path: Path, files: tuple[str, ...]) -> None:
     (profile, _) = nsys_profiler.commands(adapted(tmp_path, "nsys", 109.0, *files))
     assert {"--delay=39", "--duration=30", "--kill=none"} <= set(profile.argv)
-    assert profile.may_outlive_tool and profile.ends_after_s is None and profile.otherwise is None
+    assert profile.may_outlive_tool and profile.ends_after_s is None and profile.fallback is None
 
 
 def test_nsys_records_a_program_of_a_minute_whole(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_program_that_the_user_wants_to_stop_ends_after_the_span(tmp_path: Pat
 
 def test_torch_waits_for_the_gpu_where_there_is_one(tmp_path: Path) -> None:
     job = adapted(tmp_path, "torch", 15.0, PYTHON_LOADED, TORCH_IMPORTED)
-    assert job.options["capture"] == {
+    assert job.dump_settings()["capture"] == {
         "after_s": 0.0, "for_s": 30.0, "whole": True, "on_gpu": True, "goes_on": True
     }  # fmt: skip
     (command,) = torch_profiler.commands(job)
@@ -178,8 +180,8 @@ def test_a_program_goes_on_after_the_span_of_nsys(tmp_path: Path, nsys: Path) ->
     job = job_of(tmp_path, "nsys", str(nsys))
     capture = {"after_s": 0.0, "for_s": 1.0, "goes_on": True}
     program = "import time; time.sleep(6); print('late', flush=True); open('done', 'w').close()"
-    job = replace(
-        job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.options, "capture": capture}
+    job = change(
+        job, command=(sys.executable, "-c", program), on_gpu=False, options={**job.dump_settings(), "capture": capture}
     )
     (outcome,) = slots.run([job], {"nsys": nsys_profiler}, ProgressListener())
     assert outcome.status == "ok" and nsys_profiler.sqlite(job).exists() and (tmp_path / "done").exists()

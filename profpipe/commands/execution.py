@@ -60,7 +60,8 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
         place = f", side by side with others (group {job.group})" if job.group else ""
         seconds = None if isinstance(job.tool, Missing) else estimates.seconds(job)
         time_text = "" if seconds is None else f", about {duration(seconds)}"
-        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}{time_text}, in {job.cwd}{place}")
+        size = f"{count_cases(len(job.cases))}{time_text}"
+        print(f"# {job.workload} under {job.profiler}: {size}, in {job.launch.cwd}{place}")
         for case in job.cases:
             print(f"#   {readable(case.id)}")
         if isinstance(job.tool, Missing):

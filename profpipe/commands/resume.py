@@ -141,11 +141,11 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
     for job in plan_jobs(request, Machine.examine(request), folder):
         if isinstance(job.tool, Missing):
             continue
-        variables = "".join(f"{name}={value} " for name, value in job.env.items() if name != "PYTHONPATH")
+        variables = "".join(f"{name}={value} " for name, value in job.launch.env.items() if name != "PYTHONPATH")
         program = f" (runs {job.script})" if job.script else ""
         for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
             if command.runs_workload:
-                yield f"in {job.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
+                yield f"in {job.launch.cwd}: {job.masked(variables)}{job.shown(command)}{program}"
 
 
 def _allow_further_pairs(run: Session, most: int) -> None:

@@ -98,6 +98,18 @@ class Steps(StrictModel):
     forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
 
 
+class ChosenSteps(Steps):
+    """Steps as profpipe chooses them by what a program did under plain."""
+
+    stride: int = Field(1, description="steps of the optimizer that are an iteration")
+    offset: int = Field(0, description="number of the first of them")
+    module: str = Field("", description="module whose calls are the steps")
+
+    @classmethod
+    def of(cls, steps: Steps, **changed: Any) -> ChosenSteps:
+        return cls(**(steps.model_dump() | changed))
+
+
 class Capture(StrictModel):
     """The time that profilers record of a `command` without steps, such as a server."""
 

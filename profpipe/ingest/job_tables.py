@@ -27,8 +27,8 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[InputFile]:
     whole = job.cases[0].id if job.script is None else ""
     again, key = outcome.attempted_again, (run_folder.name, job.workload, job.profiler)
     # In a span of a server, identical layers of a model are alike as steps are.
-    is_span = "goes_on" not in (job.options.get("capture") or {"goes_on": True})
-    step_range = None if is_span else str((job.options.get("steps") or {}).get("range") or "")
+    is_span = job.settings.capture is not None and not job.settings.capture.is_chosen
+    step_range = None if is_span else job.settings.steps.range or ""
     return [
         InputFile(
             path, str(path.relative_to(run_folder)), *key, whole or case, again.get(path, frozenset()), step_range
@@ -79,7 +79,7 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
     end of its span has none of these: the user chose that time.
     """
     job = outcome.job
-    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
+    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.settings.capture:
         return fresh
     key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler, "n": 1}
     values = {schema.PROCESS_WALL: (outcome.last_s * 1e9, "ns")}

@@ -102,7 +102,7 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
     """Return the entry of a job that ended, without its devices and what a later run reuses."""
     job = outcome.job
     files = (path for path in outcome.files if path.exists())
-    span = job.options.get("capture") or {}
+    span = job.settings.capture
     return JobEntry(
         workload=job.workload,
         profiler=job.profiler,
@@ -115,14 +115,14 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
         seconds=round(outcome.seconds, 3),
         returncode=outcome.returncode,
         argv=tuple(
-            tuple(job.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
+            tuple(job.launch.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
             for command in commands
         ),
         folder=str(job.folder.relative_to(run_folder)),
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
-        lane=job.lane or None,
-        span={name: span[name] for name in ("after_s", "for_s")} if "goes_on" in span and "whole" not in span else None,
+        lane=job.launch.slot or None,
+        span={"after_s": span.after_s, "for_s": span.for_s} if span and span.is_chosen and not span.is_whole else None,
     )
 
 

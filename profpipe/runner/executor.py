@@ -110,7 +110,7 @@ def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
             problem = results[-1].problem
             why = f"{problem.status}: {problem.reason}" if problem else "started before"
             context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
-        results.append(_run_attempt(replace(job, cases=pending, part=log.last_part() + 1), profiler, log, context))
+        results.append(_run_attempt(job.with_cases(pending, log.last_part() + 1), profiler, log, context))
     _remember_oom(job, results, context)
     merged = _merge_results(job, results, pruned, profiler, log, interrupted=context.interrupts.count > 0)
     return replace(merged, incidents=(*damage, *merged.incidents))
@@ -129,7 +129,7 @@ def _cases_larger_than_oom(
     job: Job, cases: Sequence[Case], results: Sequence[Result], context: Context
 ) -> Iterator[str]:
     """Yield the ids of ``cases`` that are larger in every dimension than a case that ran out of memory in any job."""
-    if not job.options.get("skip_larger_after_oom", False):
+    if not job.settings.skip_larger_after_oom:
         return
     _remember_oom(job, results, context)
     smaller = context.oom_cases.get((job.workload, job.profiler), ())
@@ -235,7 +235,7 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
     results = []
     for attempt in list(log.attempts):
         cases = job.cases if attempt.cases is None else [case for case in job.cases if case.id in attempt.cases]
-        attempt_job = replace(job, part=attempt.part, cases=tuple(cases))
+        attempt_job = job.with_cases(cases, attempt.part)
         commands = profiler.commands(attempt_job)
         removed = bool(attempt.ends) and _is_removed(commands, attempt, attempt_job, profiler)
         if removed:
@@ -287,23 +287,30 @@ def _valid_ends(commands: Sequence[Command], attempt: Attempt, job: Job) -> list
 
 def _describe_case(case: Case, job: Job) -> dict[str, object]:
     """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
-    hidden = {name: value for name, value in revealed(case.params, job.hidden).items() if value != case.params[name]}
+    hidden = {
+        name: value for name, value in revealed(case.params, job.launch.hidden).items() if value != case.params[name]
+    }
     return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
 
 
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
     traits = find_traits(job.profiler)
-    names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
     return {
-        **{name: getattr(job, name) for name in names},
+        "workload": job.workload,
+        "profiler": job.profiler,
+        "warmup": job.settings.warmup,
+        "repeats": job.settings.repeats,
+        "processes": job.processes,
+        "stem": job.stem,
+        "part": job.part,
         "script": str(job.script),
         "folder": str(job.folder),
         "cases": [_describe_case(case, job) for case in job.cases],
-        "options": dict(job.options),
+        "options": job.dump_settings(),
         **({"inside": str(traits.inside), "suffix": traits.suffix} if traits.inside else {}),
         **({"ranges": traits.ranges} if traits.ranges else {}),
-        **({"secrets": dict(job.secrets)} if job.secrets else {}),
+        **({"secrets": dict(job.launch.secrets)} if job.launch.secrets else {}),
     }
 
 
@@ -317,25 +324,27 @@ def _run_command(command: Command, job: Job, log: JobLog, context: Context) -> P
         end = _start_and_wait(command, job, log, context)
         has_begun = log.attempts[-1].ended or log.attempts[-1].inside or context.interrupts.count
         has_failed = bool(end.returncode or end.missing) and end.stopped is None
-        if start == _MAX_STARTS or command.false_start is None or not has_failed or has_begun:
+        if start == _MAX_STARTS or command.retry_pattern is None or not has_failed or has_begun:
             break
-        if not command.false_start.search(_read_output(job, end)):
+        if not command.retry_pattern.search(_read_output(job, end)):
             break
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
         time.sleep(start * _RESTART_PAUSE_S)
-    if command.otherwise and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
+    if command.fallback and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
         why = artifacts.explain_missing_records(job, end.seconds) or "no step was recorded"
         context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
         lost_s += end.seconds
-        end = _start_and_wait(command.otherwise, job, log, context)
+        end = _start_and_wait(command.fallback, job, log, context)
     return replace(end, seconds=end.seconds + lost_s)
 
 
 def _start(command: Command, job: Job) -> Start:
     mark = {process.JOB_VARIABLE: str(job.folder)}
-    env = {**process.job_variables(job), **queue.step_variables(job), **job.env, **command.env, **mark}
-    return Start(command.argv, {**env, **artifacts.variables(job, env)} if command.runs_workload else env, job.cwd)
+    env = {**process.job_variables(job), **queue.step_variables(job), **job.launch.env, **command.env, **mark}
+    return Start(
+        command.argv, {**env, **artifacts.variables(job, env)} if command.runs_workload else env, job.launch.cwd
+    )
 
 
 def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -> ProcessEnd:
@@ -352,7 +361,7 @@ def _start_and_wait(command: Command, job: Job, log: JobLog, context: Context) -
         output_begin = output.tell()
         try:
             # A workload that outlives its tool is a process that the tool left running.
-            linger_s = job.timeout_s if command.may_outlive_tool else context.grace.linger_s
+            linger_s = job.settings.timeout_s if command.may_outlive_tool else context.grace.linger_s
             grace = replace(context.grace, linger_s=linger_s)
             taken = context.ahead.take(job, start, output) if command.runs_workload else None
             started = taken or process.start(start.argv, start.env, output, start.cwd, grace)
@@ -480,8 +489,8 @@ def _is_reporting(command: Command, job: Job, started: Child) -> bool:
 def _stop_condition(command: Command, job: Job, log: JobLog, context: Context) -> Callable[[], Outcome | None]:
     """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt."""
     # After a limit or an interrupt, an export still saves the results. Neither of them stops the export.
-    case_timeout_s = job.options.get("case_timeout_s") if command.runs_workload else None
-    limits = [(job.timeout_s, "timeout_s")]
+    case_timeout_s = job.settings.case_timeout_s if command.runs_workload else None
+    limits = [(job.settings.timeout_s, "timeout_s")]
     if case_timeout_s and job.script is None:
         limits.append((case_timeout_s, "case_timeout_s"))
     limit_s, setting = min(limits)

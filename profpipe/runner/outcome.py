@@ -150,7 +150,7 @@ def _explain_exit(end: ProcessEnd, output: str, job: Job, *, in_case: bool) -> O
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)
     ended_by = failure_reasons.ended_by(returncode, job.command) if job.script is None else ""
     if end.missing and ended_by:
-        is_whole = (job.options.get("capture") or {}).get("whole")
+        is_whole = job.settings.capture and job.settings.capture.is_whole
         remedy = ". A span in its middle can be recorded: --capture AFTER:FOR" if is_whole else ""
         details = f"{ended_by} ended the program before {job.profiler} had written what it recorded{remedy}"
         return Outcome(Status.FAILED, Cause.FILE_MISSING, details)

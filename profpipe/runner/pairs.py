@@ -192,18 +192,19 @@ class Pairs:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
         workload = self._folder / "raw" / job.workload
         name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
-        # A side may run in another folder, whose path is of no use to a reader of the page.
-        job = replace(
-            job,
+        is_other = side.python != job.launch.python
+        launch = replace(
+            job.launch,
             folder=workload / name / job.folder.relative_to(workload / job.profiler),
-            label=side.label,
+            python=side.python,
+            env={**job.launch.env, "PYTHONPATH": self._library()} if is_other else job.launch.env,
+            # A side may run in another folder, whose path is of no use to a reader of the page.
             shown_from=sides.working_folder(self._session.request),
             roots=self._roots.get(side.label, ()),
         )
-        if side.python == job.python:
-            return job
-        words = (side.python, *job.command[1:]) if job.command and job.command[0] in sides.PYTHONS else job.command
-        return replace(job, python=side.python, command=words, env={**job.env, "PYTHONPATH": self._library()})
+        is_replaced = is_other and bool(job.command) and job.command[0] in sides.PYTHONS
+        words = (side.python, *job.command[1:]) if is_replaced else job.command
+        return replace(job, label=side.label, command=words, launch=launch)
 
     def _library(self) -> str:
         """Return a PYTHONPATH with profpipe alone: an installed profpipe lies among packages of this interpreter."""
@@ -286,7 +287,7 @@ class Pairs:
                     workload = self._folder / "raw" / job.workload
                     folder = workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
                     label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
-                    yield self._session.placed(replace(job, cases=kept, folder=folder, label=label))
+                    yield self._session.placed(job.with_cases(kept).moved(folder, label))
 
     def _names(self, job: Job) -> Mapping[str, str]:
         """Return the common name of each case of a job, by its name on the job's side."""
@@ -357,12 +358,12 @@ def _add_visits(job: Job) -> Job:
     A visit builds the case anew and takes at least one sample. Where the time differs from visit to visit, this costs
     less than as many processes. Several processes of a case make one visit, and so does a command.
     """
-    timing = job.options.get("timing")
-    if job.script is None or not timing or timing["order"] != "interleaved":
+    timing = job.settings.timing
+    if job.script is None or timing.order != "interleaved":
         return job
-    visits = max(timing["rounds"], min(pair_blocks.VISITS, job.repeats))
-    changed = {**timing, "rounds": visits, "budget_s": timing["budget_s"] * visits / timing["rounds"]}
-    return replace(job, options={**job.options, "timing": changed})
+    visits = max(timing.rounds, min(pair_blocks.VISITS, job.settings.repeats))
+    changed = {"rounds": visits, "budget_s": timing.budget_s * visits / timing.rounds}
+    return job.with_settings(timing=timing.model_copy(update=changed))
 
 
 def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

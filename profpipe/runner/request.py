@@ -235,7 +235,7 @@ class Machine:
 
 def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
     """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
-    jobs = plan.plan(
+    return plan.plan(
         request.pipeline,
         machine.tools,
         scripts=dict(_find_scripts(request)),
@@ -251,8 +251,8 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Colle
         wanted=wanted,
         allocated=queue.allocated_nodes(os.environ),
         comparisons=request.comparisons,
+        secrets=request.secrets,
     )
-    return [replace(job, secrets=request.secrets) for job in jobs]
 
 
 def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:

@@ -33,6 +33,7 @@ from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import job_tables, kernel_classes, launch_tables, ncu as guide_file, reader
 from profpipe.job import (
+    LOG,
     Case,
     Cause,
     Command,
@@ -89,7 +90,7 @@ def begin_run(
         begun,
         machine=manifest.parse(manifest.Machine, machine.described),
         packages=machine_info.packages(),
-        git=manifest_entries.git_state(process.ask, planned[0].cwd) if planned else manifest.GitState(),
+        git=manifest_entries.git_state(process.ask, planned[0].launch.cwd) if planned else manifest.GitState(),
     )
 
 
@@ -152,8 +153,7 @@ def plan_run(request: RunRequest, machine: Machine, both: tuple[Side, Side] | No
         return planned
     joined = pairs.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     return [
-        replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
-        for job in planned
+        job.with_cases(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases) for job in planned
     ]
 
 
@@ -253,7 +253,7 @@ class Session:
         if self.task is None:
             return job
         workload = self.folder / "raw" / job.workload
-        return replace(job, folder=workload / self.task.label / job.folder.relative_to(workload))
+        return job.moved(workload / self.task.label / job.folder.relative_to(workload))
 
     def carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run.
@@ -341,7 +341,7 @@ class Session:
 
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
         """Record the nodes of the allocation where a command runs on several of them."""
-        most = max((job.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
+        most = max((job.launch.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
         # A resumed run may have another allocation, and nodes that are not recorded.
         if most > self._asked_nodes:
             self._asked_nodes = most
@@ -364,7 +364,7 @@ class Session:
         ended = {entry.folder.split("/", 3)[-1]: entry.folder for entry in self.manifest.jobs if is_done(entry)}
         names = [self._name(job.folder) for job in jobs]
         return [
-            replace(job, folder=self.folder / ended.get(name.split("/", 3)[-1], name))
+            job.moved(self.folder / ended.get(name.split("/", 3)[-1], name))
             for job, name in zip(jobs, names, strict=True)
         ]
 
@@ -379,7 +379,7 @@ class Session:
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
-        return replace(job, cases=left) if left else None
+        return job.with_cases(left) if left else None
 
     def _adapt_to_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
@@ -389,10 +389,10 @@ class Session:
             side = f"/{job.label.split()[-1]}"
             plain_folder = self._name(job.folder).replace(f"{side}-{job.profiler}", side, 1)
             ran = [e for e in ran if e.folder == plain_folder]
-        plain = replace(job, profiler="plain", folder=self.folder / ran[-1].folder) if ran else job
         # A user may have removed the files.
-        if not ran or not plain.log.exists():
+        if not ran or not (self.folder / ran[-1].folder / LOG).exists():
             return job
+        plain = replace(job.moved(self.folder / ran[-1].folder), profiler="plain")
         failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
         return after_plain.adapt(job, plain, failure, ran[-1].seconds)
 
@@ -423,7 +423,7 @@ class Session:
         request = replace(self.request, profilers=("plain",), captures=None)
         planned = plan_jobs(request, self.machine, self.folder, [task.reference])
         folder = self.folder / "raw" / task.workload / task.label / "reference"
-        return [replace(job, folder=folder, label=label, repeat=1, captures=1, interleaved=()) for job in planned[:1]]
+        return [replace(job.moved(folder, label), repeat=1, captures=1, interleaved=()) for job in planned[:1]]
 
     # --- guided ncu --------------------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class Session:
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
             else:
-                tables = exports.mask_tables(result.tables, job.secrets)
+                tables = exports.mask_tables(result.tables, job.launch.secrets)
                 read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
                 files.append(manifest_entries.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
@@ -491,7 +491,7 @@ class Session:
         self.data = self._merged(job, fresh)
         devices = job_tables.read_devices(job.records)
         # The peak rates of the job's devices are kept if they differ from those of the machine.
-        variables = {**process.job_variables(job), **job.env}
+        variables = {**process.job_variables(job), **job.launch.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
         entry = replace(
             manifest_entries.job_entry(outcome, _commands(job), self.folder),
@@ -499,7 +499,7 @@ class Session:
             reused_from=job_cache.read_origin(job.folder),
             devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
             peaks=None if peaks == self.manifest.machine.peaks else peaks,
-            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.nodes > 1 else None,
+            rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.launch.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
         updated = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
@@ -512,7 +512,7 @@ class Session:
 
     def _private_files(self, job: Job) -> tuple[str, ...]:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
-        secrets = masking.masker(job.secrets).spellings
+        secrets = masking.masker(job.launch.secrets).spellings
         private_names = exports.find_private_files(self.folder, job.folder, secrets)
         if job.folder.is_dir():
             job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)

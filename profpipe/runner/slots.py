@@ -63,7 +63,8 @@ class Slots:
         """Return the job on the slot of this number, which its group has from now on."""
         self.assign(job.group, slot)
         name, gpu = [*self.gpus.items()][slot]
-        return replace(job, lane=name, env={**job.env, **({} if gpu is None else {_VARIABLE: gpu})})
+        env = job.launch.env if gpu is None else {**job.launch.env, _VARIABLE: gpu}
+        return replace(job, launch=replace(job.launch, slot=name, env=env))
 
 
 def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Gpus:
@@ -160,7 +161,7 @@ def run(
                     context.upcoming[:] = [job for _, job in waiting]
                     if job := narrow(planned):
                         job = job if slot == _ALONE else slots.place(job, slot)
-                        job_context = replace(context, listener=listener.lane(job.lane))
+                        job_context = replace(context, listener=listener.slot(job.launch.slot))
                         job_context.listener.job_started(job, index, last)
                         busy[threads.submit(_carry_out, job, profilers, job_context)] = index, slot
                     continue

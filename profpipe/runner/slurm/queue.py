@@ -347,7 +347,7 @@ def allocated_nodes(environment: Mapping[str, str]) -> int | None:
 
 def step_variables(job: Job) -> dict[str, str]:
     """Return the variables that srun needs to find the allocation; none for a job on one machine."""
-    return _slurm_variables() if job.nodes > 1 else {}
+    return _slurm_variables() if job.launch.nodes > 1 else {}
 
 
 def _slurm_variables() -> dict[str, str]:
@@ -357,7 +357,7 @@ def _slurm_variables() -> dict[str, str]:
 def end_steps(job: Job, ask: Ask, wait_s: float) -> None:
     """End the steps of the job that this allocation still has, and wait until they are gone."""
     allocation = os.environ.get("SLURM_JOB_ID")
-    if job.nodes == 1 or allocation is None:
+    if job.launch.nodes == 1 or allocation is None:
         return
     deadline = time.monotonic() + wait_s
     while running := _find_steps(allocation, job, ask):
