@@ -37,7 +37,7 @@ COMMANDS = {
 _INTERNAL = ("task",)
 
 
-class Command(Protocol):
+class Subcommand(Protocol):
     """A module of ``profpipe.commands``. ``EXAMPLES`` are shown by ``--help``."""
 
     EXAMPLES: str
@@ -49,8 +49,8 @@ class Command(Protocol):
         """Run the command and return the exit code."""
 
 
-def _module(command: str) -> Command:
-    return cast(Command, importlib.import_module(f"profpipe.commands.{command}"))
+def _module(command: str) -> Subcommand:
+    return cast(Subcommand, importlib.import_module(f"profpipe.commands.{command}"))
 
 
 class _CommandParser(argparse.ArgumentParser):

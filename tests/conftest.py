@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-#: No process is started ahead, whatever machine this is; tests/test_ahead.py sets another number.
+#: No process is started ahead, whatever machine this is; tests/test_prestart.py sets another number.
 os.environ.setdefault("PROFPIPE_LEAST_CORES", "1000000")
 
 #: The key that marks the runs of this user is made in a temporary folder, and not in the home of the developer.

@@ -39,7 +39,7 @@ from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
 from profpipe.results import manifest, manifest_entries, store
 from profpipe.results.manifest import SideEntry, Undecided
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables, Verdict
 from profpipe.runner import checkout, process, sides
 from profpipe.runner.pairs import join_cases
@@ -216,7 +216,7 @@ def test_first_pairs_that_chose_the_length_are_no_part_of_a_verdict():
     assert found.cases[0].judgement.verdict is Verdict.SLOWER and found.cases[0].judgement.pairs == 8
     assert pairs.analyze(tables_of(ratios), run_of(pairs=12)).cases[0].judgement.verdict is Verdict.INCONCLUSIVE
     for gate, chosen in ((None, {("w", "a")}), (5, {("w", "a")}), (300, set())):
-        assert pairs.choose_again(tables_of(ratios), run_of(gate, pairs=8), Block.FIRST) == chosen
+        assert pairs.choose_again(tables_of(ratios), run_of(gate, pairs=8), PairBlock.FIRST) == chosen
 
 
 @pytest.mark.parametrize("ratios", [around(2, spread=40), [0.3, 4, 0.5, 3, 0.4, 2, 0.6, 5]])
@@ -249,9 +249,9 @@ def test_a_gate_of_a_run_without_an_end_is_undecided():
 
 def test_what_fails_the_gate_is_measured_again_whatever_the_second_block_has_so_far():
     once, calm = tables_of({"a": around(3)}), tables_of({"a": [*around(3), *around(0.1)]})
-    assert pairs.choose_again(once, run_of(2), Block.GATE) == {("w", "a")}
-    assert pairs.choose_again(once, run_of(4), Block.GATE) == set()
-    assert pairs.choose_again(calm, run_of(2), Block.GATE) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(2), PairBlock.GATE) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(4), PairBlock.GATE) == set()
+    assert pairs.choose_again(calm, run_of(2), PairBlock.GATE) == {("w", "a")}
     (case,) = pairs.analyze(calm, run_of(2)).cases
     assert (case.first.verdict, case.judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
 

@@ -26,7 +26,7 @@ from profpipe.config.models import read_recorded
 from profpipe.measure import rounds
 from profpipe.report import ci, results_json
 from profpipe.results import pair_blocks, store
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Verdict
 
 #: Cases by their first block: undecided, decided, different by less than twice the spread of the pairs, the same.
@@ -61,20 +61,20 @@ def numbered(first, further=(), begin=9):
         ({"b": numbered(CLEAR, UNDECIDED)}, {"gate": 1}, "b"),
         ({"b": numbered(CLEAR, UNCLEAR)}, {"gate": 1}, ""),
         # What fails the gate without being clear is measured in further pairs alone.
-        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "block": Block.GATE}, "b"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "block": PairBlock.GATE}, "b"),
         ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1}, "c"),
-        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "more": 0, "block": Block.GATE}, "bc"),
+        ({"b": numbered(CLEAR), "c": numbered(UNCLEAR)}, {"gate": 1, "more": 0, "block": PairBlock.GATE}, "bc"),
     ],
 )
 def test_further_pairs_are_for_cases_that_are_undecided_or_not_clear(ratios, settings, expected):
-    settings = {"more": 20, "block": Block.FURTHER} | settings
+    settings = {"more": 20, "block": PairBlock.FURTHER} | settings
     block = settings.pop("block")
     assert {case for _, case in pairs.choose_again(tables_of(ratios), run_of(**settings), block)} == set(expected)
 
 
 def test_a_case_that_failed_gets_no_further_pairs():
     data = tables_of({"a": numbered(UNDECIDED)}, {"a": ("crashed", "pair 3 A: signal 11")}.items())
-    assert pairs.choose_again(data, run_of(more=20), Block.FURTHER) == set()
+    assert pairs.choose_again(data, run_of(more=20), PairBlock.FURTHER) == set()
 
 
 # --- the verdict -----------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_finished_run_gets_further_pairs_of_its_undecided_cases_with_several_v
     assert "measuring what is undecided, in 10 further pairs (at most 10): " in done.stderr
     data, manifest = store.load(run)
     assert manifest.ended and manifest.ab.more == 10
-    undecided = pairs.choose_again(*before, Block.FURTHER)
+    undecided = pairs.choose_again(*before, PairBlock.FURTHER)
     begin = pair_blocks.first_further(manifest.ab)
     subjects = {f"pair {number} {side}" for number in range(begin, begin + 10) for side in "AB"}
     assert ("naps", "n=1") in undecided

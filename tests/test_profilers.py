@@ -15,7 +15,7 @@ from profpipe.errors import ConfigError
 from profpipe.job import Case, Missing, Tool, Traits
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
 from profpipe.runner import plan, process
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import ExaminedMachine, RunRequest
 
 JOB = make_job(
     workload="attention",
@@ -234,7 +234,7 @@ def test_a_saved_pipeline_may_name_a_profiler_that_is_not_installed_here(tmp_pat
     assert read_recorded(document).workloads["w"].profilers == ["acme"]
     request = RunRequest.create(read_recorded(document), tmp_path / "pipeline.yaml", tmp_path)
     with pytest.raises(ConfigError, match="the profiler 'acme' is not installed here"):
-        Machine.examine(request)
+        ExaminedMachine.examine(request)
 
 
 @pytest.mark.parametrize(

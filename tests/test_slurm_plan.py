@@ -27,7 +27,7 @@ from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import collect, queue, records, submit
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 PIPELINE = """\
 version: 1
@@ -228,7 +228,7 @@ def record(index, attempt=1, state=TaskState.DONE, node="n1"):
     row = ["run", "w", f"n={index}", "plain", "ok", f"attempt {attempt}", "{}", 1.5, "[]"]
     cases = {"columns": schema.CASES.names, "rows": [row]}
     task = Task(index, "w", (f"n={index}",), ("plain",), state=state, attempt=attempt, node=node, job=f"7_{index}")
-    return Record(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
+    return TaskRecord(Manifest(jobs=(job,), tasks=(task,)), {"cases": json.dumps(cases)})
 
 
 @pytest.fixture

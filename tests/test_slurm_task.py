@@ -26,7 +26,7 @@ from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.slurm import queue, records, submit
 from profpipe.runner.slurm.queue import Submission
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 PIPELINE = """\
 version: 1
@@ -95,7 +95,7 @@ def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run):
     tables = {**whole.tables, "cases": json.dumps({**cases, "rows": cases["rows"][:1]})}
     known = whole.manifest.without_job(second.folder)
     known = replace(known, tasks=(replace(whole.task, state=TaskState.RUNNING),))
-    Record(known, tables).save(run)
+    TaskRecord(known, tables).save(run)
     carry_out(run, 0)
     assert processes(run) == ["1 a", "1 b", "1 b"]
     found = record_of(run)

@@ -34,7 +34,7 @@ from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.results import pair_blocks, schema
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdict
 
 _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
@@ -89,18 +89,19 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
     )
 
 
-def choose_again(data: Tables, run: Manifest, block: Block) -> set[Key]:
+def choose_again(data: Tables, run: Manifest, block: PairBlock) -> set[Key]:
     """Return (workload, case) of the cases to measure in a later block of pairs. A case that failed is not among them.
 
-    ``Block.GATE``: the first block fails the gate. ``Block.FURTHER``: the earlier blocks leave the case undecided, and
-    so do the further pairs that were judged so far. Such a case is not measured for the gate. With a gate, a case that
-    passes it needs no further pairs. ``Block.FIRST``: the first pairs scatter by more than the gate can bear.
+    ``PairBlock.GATE``: the first block fails the gate. ``PairBlock.FURTHER``: the earlier blocks leave the case
+    undecided, and so do the further pairs that were judged so far. Such a case is not measured for the gate. With a
+    gate, a case that passes it needs no further pairs. ``PairBlock.FIRST``: the first pairs scatter by more than the
+    gate can bear.
     """
     assert run.ab is not None
-    if block is Block.FIRST:
+    if block is PairBlock.FIRST:
         trial = _find_measured(_select_pairs(data, pair_blocks.TRIAL), run.ab)
         return {key for key, case in trial.items() if verdict.scatters(case.log_ratios, run.ab.gate)}
-    if block is Block.GATE:
+    if block is PairBlock.GATE:
         first = _select_pairs(data, run.ab.pairs)
         failing = {
             key
@@ -232,7 +233,7 @@ def _judge_metric(
         for number, pair in sorted(pairs.items())
         if len(pair) == 2 and not pair_blocks.is_trial(number, workload, settings)
     )
-    first, gate, further = (blocks.get(block, []) for block in Block)
+    first, gate, further = (blocks.get(block, []) for block in PairBlock)
     floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
     # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
     is_doubtful = bool(failure and failure.status in schema.FAILED)

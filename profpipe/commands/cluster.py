@@ -25,7 +25,7 @@ from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import fingerprint
 from profpipe.runner.request import RunRequest
-from profpipe.runner.sides import Side
+from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
 
 #: Seconds between two looks at the queue: at first, and at most.
@@ -74,7 +74,7 @@ def start(
     request: RunRequest,
     command: list[str],
     args: argparse.Namespace,
-    both: tuple[Side, Side] | None = None,
+    both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
 ) -> int:
     """Submit a new run, of the pairs of two sides where these are given; with ``--wait`` follow and collect it."""

@@ -28,7 +28,7 @@ from profpipe.results.schema import Tables
 from profpipe.runner import estimate, guided_ncu, plan, session
 from profpipe.runner.estimate import Estimates
 from profpipe.runner.progress import Display, duration
-from profpipe.runner.request import Machine, RunRequest, plan_jobs
+from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
 from profpipe.runner.session import Session
 
 #: How long a run that the user has stopped may take for its report.
@@ -50,7 +50,7 @@ def print_jobs(request: RunRequest, left_out: str = "") -> None:
     """Print every job with its time and its exact commands. Nothing is started or written."""
     session.load_rules(request)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
-    machine = Machine.examine(request)
+    machine = ExaminedMachine.examine(request)
     jobs, estimates = plan_jobs(request, machine, folder), Estimates.read(request, machine)
     print(f"# {describe(request, jobs, estimates)}")
     print(f"# of this, profpipe itself with tables and report: about {duration(estimates.own_s(jobs))}")
@@ -99,7 +99,7 @@ def describe(request: RunRequest, jobs: Sequence[Job], estimates: Estimates) -> 
 
 def fit(request: RunRequest, budget_s: float) -> tuple[RunRequest, str]:
     """Return the part of the request that fits into the budget, and what is left out: ``nsys, ncu``."""
-    machine = Machine.examine(request)
+    machine = ExaminedMachine.examine(request)
     estimates = Estimates.read(request, machine)
 
     def total_s(part: RunRequest) -> float | None:

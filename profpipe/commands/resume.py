@@ -136,9 +136,9 @@ def _commands(request: RunRequest, folder: Path) -> Iterator[str]:
     from profpipe import profilers
     from profpipe.job import Missing
     from profpipe.runner import guided_ncu
-    from profpipe.runner.request import Machine, plan_jobs
+    from profpipe.runner.request import ExaminedMachine, plan_jobs
 
-    for job in plan_jobs(request, Machine.examine(request), folder):
+    for job in plan_jobs(request, ExaminedMachine.examine(request), folder):
         if isinstance(job.tool, Missing):
             continue
         variables = "".join(f"{name}={value} " for name, value in job.launch.env.items() if name != "PYTHONPATH")
@@ -162,7 +162,7 @@ def _allow_further_pairs(run: Session, most: int) -> None:
     is_complete = run.is_complete
     run.manifest = replace(run.manifest, ab=replace(settings, more=max(settings.more, most)))
     has_more_looks = len(pair_blocks.looks(most)) > len(pair_blocks.looks(settings.more))
-    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER)
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.PairBlock.FURTHER)
     if is_complete and has_more_looks and undecided:
         run.manifest = replace(run.manifest, ended=None)
 
@@ -173,7 +173,7 @@ def _why_no_pairs(run: Session) -> str:
     from profpipe.results import pair_blocks
 
     settings = run.manifest.ab
-    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.Block.FURTHER) if settings else ()
+    undecided = pairs.choose_again(run.data, run.manifest, pair_blocks.PairBlock.FURTHER) if settings else ()
     if settings is None or not undecided:
         return "No case needs further pairs."
     last = pair_blocks.looks(settings.more)[-1]

@@ -38,17 +38,17 @@ from profpipe.measure import rounds
 from profpipe.measure.flags import Flag
 from profpipe.results import pair_blocks, schema
 from profpipe.results.manifest import Manifest, PairsEntry
-from profpipe.results.pair_blocks import Block
+from profpipe.results.pair_blocks import PairBlock
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import checkout, fingerprint, plan, sides
-from profpipe.runner.request import Machine, RunRequest, plan_jobs
-from profpipe.runner.sides import Side
+from profpipe.runner.request import ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.sides import PairSide
 
 #: (workload, case) with the case's name on both sides.
 Key = tuple[str, str]
 #: Chooses from the tables of an `ab` run the cases to measure in a later block of pairs.
-ChooseAgain = Callable[[Tables, Manifest, Block], Collection[Key]]
+ChooseAgain = Callable[[Tables, Manifest, PairBlock], Collection[Key]]
 
 
 def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
@@ -91,7 +91,7 @@ def _name_cases(workload: Workload, differing: Collection[str]) -> dict[str, Cas
     return dict(zip(names, plan.cases(workload), strict=True))
 
 
-class Session(Protocol):
+class PairsSession(Protocol):
     """What pairs need of the session that runs their jobs."""
 
     request: RunRequest
@@ -101,7 +101,7 @@ class Session(Protocol):
     task: Task | None
 
     @property
-    def machine(self) -> Machine: ...
+    def machine(self) -> ExaminedMachine: ...
 
     def placed(self, job: Job) -> Job: ...
 
@@ -117,7 +117,7 @@ class Session(Protocol):
 class Pairs:
     """The pairs of a session, which runs their jobs and stores their rows as ``merge`` returns them."""
 
-    def __init__(self, session: Session, both: tuple[Side, Side]) -> None:
+    def __init__(self, session: PairsSession, both: tuple[PairSide, PairSide]) -> None:
         self._session, self._folder, self._sides = session, session.folder, both
         self._choose_again: ChooseAgain = lambda data, run, block: ()
         a, b = both
@@ -145,7 +145,7 @@ class Pairs:
             count = self.settings.pairs
             if added := [(name, case) for name in self.settings.longer for case, *_ in self._joined[name]]:
                 self._run_block(range(asked + 1, count + 1), added, listener)
-            if again := self._choose(Block.GATE):
+            if again := self._choose(PairBlock.GATE):
                 message = f"measuring again what would fail the gate, in {count} fresh pairs: {_shown(again)}"
                 listener.message(message)
                 self._run_block(range(count + 1, 2 * count + 1), again, listener)
@@ -153,14 +153,14 @@ class Pairs:
         finally:
             checkout.remove(self._folder)
 
-    def _choose(self, block: Block) -> Collection[Key]:
+    def _choose(self, block: PairBlock) -> Collection[Key]:
         return self._choose_again(self._session.data, self._session.manifest, block)
 
     def _run_further(self, listener: ProgressListener) -> None:
         """Run further pairs of the undecided cases, which are judged again after each look."""
         begin, done = pair_blocks.first_further(self.settings), 0
         for look in pair_blocks.looks(self.settings.more):
-            undecided = self._choose(Block.FURTHER)
+            undecided = self._choose(PairBlock.FURTHER)
             if not undecided:
                 return
             pairs = range(begin + done, begin + look)
@@ -182,13 +182,13 @@ class Pairs:
         order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
         return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
 
-    def _jobs_of(self, side: Side, profiler: str) -> list[Job]:
+    def _jobs_of(self, side: PairSide, profiler: str) -> list[Job]:
         wanted = {(a if side.label == "A" else b).id for cases in self._joined.values() for _, a, b in cases}
         request = replace(side.request, profilers=(profiler,))
         planned = plan_jobs(request, self._session.machine, self._folder, wanted)
         return [self._adapted(job, side) for job in planned]
 
-    def _adapted(self, job: Job, side: Side) -> Job:
+    def _adapted(self, job: Job, side: PairSide) -> Job:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
         workload = self._folder / "raw" / job.workload
         name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
@@ -260,7 +260,7 @@ class Pairs:
         session, first = self._session, f"{schema.PAIR_PREFIX}{pair_blocks.TRIAL + 1} "
         if session.task is not None or session.data.metrics["subject"].str.startswith(first).any():
             return
-        noisy = {workload for workload, _ in self._choose(Block.FIRST)}
+        noisy = {workload for workload, _ in self._choose(PairBlock.FIRST)}
         noisy &= {job.workload for job in jobs if _add_visits(job) != job}
         if longer := tuple(sorted(noisy)):
             pairs = self.settings.pairs + pair_blocks.TRIAL
@@ -345,7 +345,7 @@ class Pairs:
 
     def _is_further(self, job: Job) -> bool:
         pair = int(job.label.removeprefix(schema.PAIR_PREFIX).split()[0])
-        return pair_blocks.block_of(pair, self.settings) is Block.FURTHER
+        return pair_blocks.block_of(pair, self.settings) is PairBlock.FURTHER
 
 
 def _shown(cases: Collection[Key]) -> str:

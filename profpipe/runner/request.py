@@ -210,7 +210,7 @@ def _set_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ExaminedMachine:
     """The profilers and GPUs of this machine. ``gpus`` have serial numbers, which the published text has not."""
 
     tools: Mapping[str, Tool | Missing]
@@ -218,7 +218,7 @@ class Machine:
     described: Mapping[str, Any]
 
     @classmethod
-    def examine(cls, request: RunRequest) -> Machine:
+    def examine(cls, request: RunRequest) -> ExaminedMachine:
         named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *request.profilers}
         if unknown := [name for name in named if name not in profilers.ALL]:
@@ -233,7 +233,9 @@ class Machine:
         return cls(tools, gpus, described)
 
 
-def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
+def plan_jobs(
+    request: RunRequest, machine: ExaminedMachine, folder: Path, wanted: Collection[str] | None = None
+) -> list[Job]:
     """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
     return plan.plan(
         request.pipeline,

@@ -52,7 +52,6 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task
 from profpipe.runner import (
     after_plain,
-    ahead,
     artifacts,
     checkout,
     estimate,
@@ -60,14 +59,15 @@ from profpipe.runner import (
     guided_ncu,
     job_cache,
     pairs,
+    prestart,
     process,
     sides,
     slots,
 )
-from profpipe.runner.ahead import Ahead
 from profpipe.runner.pairs import ChooseAgain, Pairs
-from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest, plan_jobs
-from profpipe.runner.sides import Side
+from profpipe.runner.prestart import Prestart
+from profpipe.runner.request import REQUEST_FILE, ExaminedMachine, RunRequest, plan_jobs
+from profpipe.runner.sides import PairSide
 from profpipe.runner.slurm import queue
 from profpipe.scrub import exports
 
@@ -82,7 +82,7 @@ def load_rules(request: RunRequest) -> Any:
 
 
 def begin_run(
-    request: RunRequest, machine: Machine, planned: Sequence[Job] = (), command: Sequence[str] = ()
+    request: RunRequest, machine: ExaminedMachine, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
     begun = manifest_entries.begin_run(request.pipeline, machine.tools, command, planned, request.secrets)
@@ -110,7 +110,7 @@ def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], ob
 def create(
     request: RunRequest,
     command: Sequence[str],
-    both: tuple[Side, Side] | None = None,
+    both: tuple[PairSide, PairSide] | None = None,
     settings: PairsEntry | None = None,
 ) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before.
@@ -123,7 +123,7 @@ def create(
     if both and settings:
         machine, settings = sides.prepare(request, settings)
     else:
-        machine = Machine.examine(request)
+        machine = ExaminedMachine.examine(request)
     if request.comparisons:
         _find_slots(request, machine)  # refuses a number of GPUs that the machine lacks
     planned = plan_run(request, machine, both)
@@ -146,7 +146,7 @@ def create(
     return session
 
 
-def plan_run(request: RunRequest, machine: Machine, both: tuple[Side, Side] | None = None) -> list[Job]:
+def plan_run(request: RunRequest, machine: ExaminedMachine, both: tuple[PairSide, PairSide] | None = None) -> list[Job]:
     """Return the jobs of a new run; those of an `ab` run once, with the names that its cases have on both sides."""
     planned = plan_jobs(request, machine, request.out)
     if both is None:
@@ -187,15 +187,15 @@ class Session:
     folder: Path
     manifest: Manifest
     data: Tables
-    both: tuple[Side, Side] | None = None
+    both: tuple[PairSide, PairSide] | None = None
     task: Task | None = None
     on_stored: Callable[[Job], object] = lambda job: None
     #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
     _asked_nodes: int = field(default=1, init=False)
-    _ahead: Ahead = field(default_factory=Ahead, init=False)
+    _prestart: Prestart = field(default_factory=Prestart, init=False)
 
     @cached_property
-    def machine(self) -> Machine:
+    def machine(self) -> ExaminedMachine:
         return sides.examine(self.request, self.manifest.ab)
 
     @cached_property
@@ -260,8 +260,8 @@ class Session:
 
         ``choose_again`` names the cases to measure in a later block of pairs.
         """
-        lanes = len(self._slots.gpus) if self._slots else 1
-        with Ahead(ahead.LANE * lanes * ahead.has_spare_cores(lanes)) as self._ahead:
+        most_jobs = len(self._slots.gpus) if self._slots else 1
+        with Prestart(prestart.PER_SLOT * most_jobs * prestart.has_spare_cores(most_jobs)) as self._prestart:
             self._carry_out(listener, choose_again)
 
     def _carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
@@ -294,7 +294,7 @@ class Session:
 
         ``following`` are jobs that are likely to be run after these.
         """
-        self._ahead.following = following
+        self._prestart.following = following
         planned = self._reuse_ended_folders(planned)
         jobs = [job for job in planned if not self._is_done(job)]
         self._describe_nodes(jobs)
@@ -315,7 +315,7 @@ class Session:
             oom_cases=oom_cases,
             narrow=self._narrow,
             numbers=numbers,
-            ahead=self._ahead,
+            prestart=self._prestart,
             overlaps=self._overlaps,
             slots=self._slots,
         )
@@ -332,7 +332,7 @@ class Session:
         """
         needs_plain = following.script is None and ended.profiler == "plain"
         is_alone = following.profiler == "plain" or following.is_repeated
-        return self._ahead.most > 0 and not is_alone and not needs_plain
+        return self._prestart.most > 0 and not is_alone and not needs_plain
 
     def _find_keys(self, planned: Iterable[Job]) -> dict[Path, str]:
         salt = folders.read_salt(self.request.out)
@@ -541,7 +541,7 @@ class Session:
         return job_tables.replace_cases(stored, fresh)
 
 
-def _find_slots(request: RunRequest, machine: Machine) -> slots.Gpus:
+def _find_slots(request: RunRequest, machine: ExaminedMachine) -> slots.Gpus:
     return slots.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 

@@ -18,7 +18,7 @@ from profpipe.job import Missing, Tool
 from profpipe.results import atomic, manifest
 from profpipe.results.manifest import NoCaptures, PairsEntry, SideEntry
 from profpipe.runner import checkout
-from profpipe.runner.request import Machine, RunRequest, readable
+from profpipe.runner.request import ExaminedMachine, RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
@@ -105,7 +105,7 @@ _EXAMPLES: Mapping[SpecKind, str] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class PairSide:
     """One side: its request, its interpreter, and the commit of its checkout where it has one.
 
     ``request.path`` lies in the folder in which the processes of the side run. For a commit this folder exists while
@@ -138,7 +138,7 @@ class Side:
     def checkout_folder(self, run_folder: Path) -> Path:
         return run_folder / checkout.FOLDER / self.label
 
-    def in_checkout(self, run_folder: Path) -> Side:
+    def in_checkout(self, run_folder: Path) -> PairSide:
         """Return the side with its checkout, which is made where it does not exist yet."""
         if self.repository is None:
             return self
@@ -160,7 +160,7 @@ def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
     return specs
 
 
-def entries(a: Side, b: Side) -> tuple[SideEntry, SideEntry]:
+def entries(a: PairSide, b: PairSide) -> tuple[SideEntry, SideEntry]:
     """Return what the manifest keeps of the sides."""
     of_a, of_b = (
         SideEntry(tuple(spec.published for spec in side.specs), side.commit, versions)
@@ -174,10 +174,10 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
     return [spec.value for spec in specs if spec.kind is SpecKind.SET]
 
 
-def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
+def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    side = Side(label, tuple(specs), _move_to_working_folder(for_pairs(request, specs)))
+    side = PairSide(label, tuple(specs), _move_to_working_folder(for_pairs(request, specs)))
     for spec in specs:
         if spec.kind is SpecKind.GIT:
             repository, commit, prefix = checkout.find(side.request.pipeline_dir, spec.value, option)
@@ -244,7 +244,7 @@ def _shorten_workload(workload: Workload, variables: Mapping[str, str]) -> Workl
 # --- captures --------------------------------------------------------------------------------------------------------
 
 
-def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEntry]:
+def prepare(request: RunRequest, settings: PairsEntry) -> tuple[ExaminedMachine, PairsEntry]:
     """Return the machine with the profilers of a new `ab` run, and the settings with that of the captures."""
     machine = examine(request, settings)
     has_commands = any(workload.command for workload in request.pipeline.workloads.values())
@@ -253,15 +253,15 @@ def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEn
     return replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used}), settings
 
 
-def examine(request: RunRequest, settings: PairsEntry | None) -> Machine:
+def examine(request: RunRequest, settings: PairsEntry | None) -> ExaminedMachine:
     """Return the machine with the profilers of a run; of an `ab` run with those that the captures may use."""
     if settings is None:
-        return Machine.examine(request)
+        return ExaminedMachine.examine(request)
     wanted = () if settings.no_captures else (settings.profiler,) if settings.profiler else _CAPTURING
-    return Machine.examine(replace(request, profilers=("plain", *wanted)))
+    return ExaminedMachine.examine(replace(request, profilers=("plain", *wanted)))
 
 
-def choose_captures(settings: PairsEntry, machine: Machine, pipeline_has_commands: bool) -> PairsEntry:
+def choose_captures(settings: PairsEntry, machine: ExaminedMachine, pipeline_has_commands: bool) -> PairsEntry:
     """Return the settings with the profiler of the captures, or why there are none.
 
     Without a GPU no kernels run. The Python of a command may have torch where that of profpipe has none. Raises
@@ -296,7 +296,7 @@ def _find_python(text: str, option: str) -> str:
     return str(path)
 
 
-def _check_commands(side: Side, option: str) -> None:
+def _check_commands(side: PairSide, option: str) -> None:
     chosen = side.request.workloads or tuple(side.request.pipeline.workloads)
     for name, workload in side.request.pipeline.workloads.items():
         if name in chosen and workload.command is not None and workload.command[0] not in PYTHONS:
@@ -307,7 +307,7 @@ def _check_commands(side: Side, option: str) -> None:
 # --- on disk ---------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, sides: Sequence[Side]) -> None:
+def save(folder: Path, sides: Sequence[PairSide]) -> None:
     """Save the sides for a resumed run."""
     requests = ({**side.request.as_json(), "path": str(side.request.path)} for side in sides)
     document = [
@@ -318,12 +318,12 @@ def save(folder: Path, sides: Sequence[Side]) -> None:
     atomic.write_private(folder / SIDES_FILE, json.dumps(document, default=str).encode())
 
 
-def load(folder: Path) -> tuple[Side, Side]:
+def load(folder: Path) -> tuple[PairSide, PairSide]:
     """Load the sides of the run in ``folder``."""
     with readable(folder, SIDES_FILE) as document:
         requests = (RunRequest.parse(entry["request"], folder) for entry in document)
         a, b = (
-            manifest.parse(Side, {**entry, "request": request})
+            manifest.parse(PairSide, {**entry, "request": request})
             for entry, request in zip(document, requests, strict=True)
         )
         return a, b

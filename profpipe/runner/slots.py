@@ -19,8 +19,8 @@ from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
 from profpipe.measure import machine
 from profpipe.results import atomic
 from profpipe.runner import executor, process
-from profpipe.runner.ahead import Ahead
 from profpipe.runner.executor import Context
+from profpipe.runner.prestart import Prestart
 from profpipe.runner.process import GracePeriods, InterruptCounter
 from profpipe.runner.request import readable
 
@@ -116,7 +116,7 @@ def run(
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     narrow: Callable[[Job], Job | None] = lambda job: job,
     numbers: tuple[int, int] | None = None,
-    ahead: Ahead | None = None,
+    prestart: Prestart | None = None,
     overlaps: Callable[[Job, Job], bool] = lambda ended, job: False,
     slots: Slots | None = None,
 ) -> Generator[JobOutcome, None, None]:
@@ -135,7 +135,7 @@ def run(
 
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
     the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
-    first job and of the last one, where ``jobs`` are a part of a run. ``ahead`` starts the processes of later jobs.
+    first job and of the last one, where ``jobs`` are a part of a run. ``prestart`` starts the processes of later jobs.
     """
     first, last = numbers or (1, len(jobs))
     slots = slots or Slots({})
@@ -145,7 +145,7 @@ def run(
         ThreadPoolExecutor(len(slots.gpus) or 1) as threads,
     ):
         earlier_oom = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = Context(listener, grace, interrupts, earlier_oom, ahead or Ahead(), profilers)
+        context = Context(listener, grace, interrupts, earlier_oom, prestart or Prestart(), profilers)
         waiting = list(enumerate(jobs, start=first))
         #: The number and the slot of each job that runs.
         busy: dict[Future[JobOutcome], tuple[int, int]] = {}

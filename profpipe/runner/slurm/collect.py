@@ -18,7 +18,7 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner.request import REQUEST_FILE
 from profpipe.runner.slurm import queue, records, submit
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 #: What each task has in its manifest, and what the manifest of the run joins.
 _JOINED = ("jobs", "files", "refused", "incidents")
@@ -45,7 +45,7 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def tables_of(task_records: Sequence[Record]) -> Tables:
+def tables_of(task_records: Sequence[TaskRecord]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
         table.name: (_read_parquet if table.is_picture else _read_rows)(table, task_records) for table in schema.ALL
@@ -62,7 +62,7 @@ def texts_of(data: Tables) -> dict[str, str]:
     }
 
 
-def _read_rows(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
+def _read_rows(table: schema.Table, task_records: Sequence[TaskRecord]) -> pd.DataFrame:
     """Return the rows of a table in all records."""
     where, rows = f"table {table.name} in the records", []
     for record in task_records:
@@ -79,7 +79,7 @@ def _read_rows(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFr
     return store.from_rows(rows, table, where) if rows else schema.empty(table)
 
 
-def _read_parquet(table: schema.Table, task_records: Sequence[Record]) -> pd.DataFrame:
+def _read_parquet(table: schema.Table, task_records: Sequence[TaskRecord]) -> pd.DataFrame:
     contents = (base64.b64decode(record.tables[table.name]) for record in task_records if table.name in record.tables)
     parts = [pd.read_parquet(io.BytesIO(content)) for content in contents]
     return schema.frame(table, pd.concat(parts, ignore_index=True)) if parts else schema.empty(table)
@@ -88,7 +88,7 @@ def _read_parquet(table: schema.Table, task_records: Sequence[Record]) -> pd.Dat
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 
-def _merge(begun: Manifest, task_records: Sequence[Record]) -> Manifest:
+def _merge(begun: Manifest, task_records: Sequence[TaskRecord]) -> Manifest:
     """Return the manifest of the run with the jobs, files and nodes of the records."""
     joined: dict[str, Any] = {
         name: tuple(entry for record in task_records for entry in getattr(record.manifest, name)) for name in _JOINED
@@ -163,7 +163,7 @@ def _remove_partial_folders(folder: Path) -> None:
             atomic.remove_partial_folders(place)
 
 
-def _private_files(folder: Path, task_records: Iterable[Record]) -> tuple[str, ...]:
+def _private_files(folder: Path, task_records: Iterable[TaskRecord]) -> tuple[str, ...]:
     private_names = {name for record in task_records for name in record.manifest.private_files or ()}
     named = (str(name) for name in (REQUEST_FILE, submit.SCRIPT) if (folder / name).is_file())
     return tuple(sorted({*private_names, *named}))
@@ -175,7 +175,7 @@ def _private_files(folder: Path, task_records: Iterable[Record]) -> tuple[str, .
 def describe_tasks(
     folder: Path,
     plan: Sequence[Task],
-    records_by_index: Mapping[int, Record],
+    records_by_index: Mapping[int, TaskRecord],
     seen: Mapping[int, Task] | None,
     before: Sequence[Task] = (),
 ) -> list[Task]:

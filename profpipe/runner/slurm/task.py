@@ -29,11 +29,11 @@ from profpipe.results.schema import Tables
 from profpipe.results.tasks import Task, TaskState
 from profpipe.runner import fingerprint, session, sides
 from profpipe.runner.pairs import ChooseAgain
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import ExaminedMachine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.slurm import collect, queue, records, submit
 from profpipe.runner.slurm.queue import SlurmSilent
-from profpipe.runner.slurm.records import Record
+from profpipe.runner.slurm.records import TaskRecord
 
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")
@@ -70,14 +70,14 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
         raise
 
 
-def _save_failure(folder: Path, task: Task, earlier: Record | None, error: Exception) -> None:
+def _save_failure(folder: Path, task: Task, earlier: TaskRecord | None, error: Exception) -> None:
     """Write why the attempt failed into its record, which keeps what is measured."""
     # Without the path of the run's folder: the record may be published.
     text = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
     failed = replace(task, state=TaskState.FAILED, details=text.replace(f"{folder}/", ""))
     path = folder / records.RECORDS
     try:
-        last = records.read_records(folder, task.index).get(task.index) or earlier or Record(Manifest())
+        last = records.read_records(folder, task.index).get(task.index) or earlier or TaskRecord(Manifest())
         replace(last, manifest=replace(last.manifest, tasks=(failed,))).save(folder)
     except OSError as second:
         print(f"profpipe: {path}: {second.strerror or second}. The record was not written.", file=sys.stderr)
@@ -94,7 +94,7 @@ def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
-def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: Record | None) -> Session:
+def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: TaskRecord | None) -> Session:
     """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt.
 
     An attempt at pairs begins anew: both processes of a pair run on one node, which decides the profiler of captures.
@@ -105,7 +105,7 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: R
         a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
         both, earlier = (a, b), None
     else:
-        machine = Machine.examine(request)
+        machine = ExaminedMachine.examine(request)
     begun = session.begin_run(request, machine)
     begun = replace(begun, nodes={task.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
     if settings:
@@ -124,7 +124,7 @@ def _open(folder: Path, task: Task, request: RunRequest, place: Path, earlier: R
     return opened
 
 
-def _continue(earlier: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
+def _continue(earlier: TaskRecord | None, begun: Manifest) -> tuple[Tables, Manifest]:
     """Return the tables and the manifest of an earlier attempt without the jobs that it did not end.
 
     A job runs on one node as a whole: its cases are compared with each other.
@@ -209,7 +209,7 @@ def _save(opened: Session, folder: Path, state: TaskState, details: str = "") ->
     )
     recorded = replace(opened.manifest, pipeline=None, command=(), planned=(), git=GitState(), jobs=jobs)
     recorded = replace(recorded, tasks=(replace(task, state=state, details=details),))
-    Record(recorded, collect.texts_of(opened.data)).save(folder)
+    TaskRecord(recorded, collect.texts_of(opened.data)).save(folder)
 
 
 def _why_stopped(task: Task) -> TaskState:

@@ -21,7 +21,7 @@ from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.job import WAIT_VARIABLE, Case, ProgressListener, Tool
 from profpipe.runner import process, session
-from profpipe.runner.ahead import Ahead, Start, finish, has_spare_cores
+from profpipe.runner.prestart import Prestart, Start, finish, has_spare_cores
 from profpipe.runner.request import RunRequest
 
 WORKLOAD = """
@@ -170,9 +170,9 @@ def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job,
         Start(start.argv, start.env, Path("/")),
     ]
     for needed in (*others, start, Start(start.argv, {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}, start.cwd)):
-        with Ahead(1) as ahead:
-            ahead.start([(job, start)], process.GRACE)
-            child = ahead.take(job, needed, io.BytesIO())
+        with Prestart(1) as prestart:
+            prestart.start([(job, start)], process.GRACE)
+            child = prestart.take(job, needed, io.BytesIO())
             assert (child is None) == (needed in others)
             if child:
                 assert child.wait(20) == 0 and child.end_remaining(process.GRACE) == 0
@@ -185,14 +185,14 @@ def test_a_process_is_used_only_for_the_same_command_environment_and_folder(job,
 
 def test_at_most_so_many_processes_wait_and_one_that_no_job_needs_ends(job, tmp_path):
     job, start = job
-    with Ahead(0) as ahead:
-        ahead.start([(job, start)], process.GRACE)
+    with Prestart(0) as prestart:
+        prestart.start([(job, start)], process.GRACE)
         assert left_below(tmp_path) == []
-    with Ahead(1) as ahead:
+    with Prestart(1) as prestart:
         for _ in range(2):
-            ahead.start([(job, start)], process.GRACE)
+            prestart.start([(job, start)], process.GRACE)
             assert len(left_below(tmp_path)) == 1
-        ahead.start([], process.GRACE)
+        prestart.start([], process.GRACE)
         assert left_below(tmp_path) == []
 
 
