@@ -282,7 +282,7 @@ def test_what_killed_tasks_copied_in_part_is_removed_when_all_tasks_are_done(run
 
 
 def test_attempts_have_different_numbers(run_folder):
-    starts = [records.begin(run_folder, Task(1, node=node, job="7_1")) for node in ("n1", "n2")]
+    starts = [records.begin(run_folder, Task(1), node, "7_1") for node in ("n1", "n2")]
     assert [start.attempt for start in starts] == [1, 2]
     assert records.read_starts(run_folder) == starts
 
@@ -302,7 +302,7 @@ def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_fo
 
 
 def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder):
-    records.begin(run_folder, Task(0, node="n1", job="7_0"))
+    records.begin(run_folder, Task(0), "n1", "7_0")
     queue.Submission(8, (0,)).save(run_folder)
     before = Task(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
     (first, *_) = collect.describe_tasks(run_folder, records.load_plan(run_folder), {}, {}, [before])

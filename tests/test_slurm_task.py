@@ -262,7 +262,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
         queue.adopt(run)
     # The accounting has it. A task of another array of the run does not count.
     Submission(7, (1,)).save(run)
-    records.begin(run, Task(1, job="7_1"))
+    records.begin(run, Task(1), "n1", "7_1")
     install(tmp_path, monkeypatch, squeue="echo '7|job.sh 0 another'", sacct=f"echo '8_[0-1]|sbatch job.sh 0 {token}'")
     begun = (run / queue.SUBMISSIONS / "begun.json").read_text()
     assert (found := queue.adopt(run)) and (found.job, found.indices) == (8, (0, 1))
@@ -270,7 +270,7 @@ def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
     (run / queue.SUBMISSIONS / "begun.json").write_text(begun)
     install(tmp_path, monkeypatch, sacct="exit 1")
     assert queue.adopt(run) is None
-    records.begin(run, Task(0, job="9_0"))
+    records.begin(run, Task(0), "n1", "9_0")
     assert (found := queue.adopt(run)) and found.job == 9
 
 

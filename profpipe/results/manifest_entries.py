@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from profpipe import masking
 from profpipe.job import Ask, Command, Job, JobOutcome, Missing, Tool
@@ -41,8 +41,9 @@ def begin_run(
     command: Sequence[str] = (),
     planned: Iterable[Job] = (),
     secrets: Mapping[str, str] = MappingProxyType({}),
+    **described: Any,
 ) -> Manifest:
-    """Return the manifest of a run that starts now, without its machine, packages and git state.
+    """Return the manifest of a run that starts now. ``described`` are its machine, packages and git state.
 
     ``secrets`` are secret words of commands, and the text that replaces each of them.
     """
@@ -66,6 +67,7 @@ def begin_run(
         },
         planned=tuple(PlannedJob(*key, tuple(names)) for key, names in cases.items()),
         private_files=(),
+        **described,
     )
 
 
@@ -98,8 +100,8 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
     return read_recorded(masking.masker(secrets).mask_all(document))
 
 
-def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path) -> JobEntry:
-    """Return the entry of a job that ended, without its devices and what a later run reuses."""
+def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path, **measured: Any) -> JobEntry:
+    """Return the entry of a job that ended. ``measured`` are its devices and what a later run reuses."""
     job = outcome.job
     files = (path for path in outcome.files if path.exists())
     span = job.settings.capture
@@ -123,6 +125,7 @@ def job_entry(outcome: JobOutcome, commands: Iterable[Command], run_folder: Path
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
         lane=job.launch.slot or None,
         span={"after_s": span.after_s, "for_s": span.for_s} if span and span.is_chosen and not span.is_whole else None,
+        **measured,
     )
 
 

@@ -132,6 +132,9 @@ class Pairs:
         assert self._session.manifest.ab is not None
         return self._session.manifest.ab
 
+    def _change_settings(self, **changed: Any) -> None:
+        self._session.manifest = replace(self._session.manifest, ab=replace(self.settings, **changed))
+
     def run(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         """Run every process that is missing. ``choose_again`` names the cases to measure in a later block.
 
@@ -264,7 +267,7 @@ class Pairs:
         noisy &= {job.workload for job in jobs if _add_visits(job) != job}
         if longer := tuple(sorted(noisy)):
             pairs = self.settings.pairs + pair_blocks.TRIAL
-            session.manifest = replace(session.manifest, ab=replace(self.settings, longer=longer, pairs=pairs))
+            self._change_settings(longer=longer, pairs=pairs)
             what = f"the first {pair_blocks.TRIAL} pairs scatter, so {pairs - pair_blocks.TRIAL} longer ones follow"
             listener.message(f"{', '.join(longer)}: {what}")
 
@@ -310,8 +313,7 @@ class Pairs:
         side = "a" if job.label.endswith("A") else "b"
         entry = getattr(self.settings, side)
         changed = replace(entry, foreign_modules={**entry.foreign_modules, **modules})
-        settings = replace(self.settings, **{side: changed})
-        self._session.manifest = replace(self._session.manifest, ab=settings)
+        self._change_settings(**{side: changed})
 
     def merge(self, stored: Tables, fresh: Tables, job: Job) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""

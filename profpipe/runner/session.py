@@ -82,16 +82,28 @@ def load_rules(request: RunRequest) -> Any:
 
 
 def begin_run(
-    request: RunRequest, machine: ExaminedMachine, planned: Sequence[Job] = (), command: Sequence[str] = ()
+    request: RunRequest,
+    machine: ExaminedMachine,
+    planned: Sequence[Job] = (),
+    command: Sequence[str] = (),
+    settings: PairsEntry | None = None,
 ) -> Manifest:
-    """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs."""
-    begun = manifest_entries.begin_run(request.pipeline, machine.tools, command, planned, request.secrets)
-    return replace(
-        begun,
+    """Return the manifest of a run that starts now, with the git state of the folder in which the first job runs.
+
+    ``settings`` are those of an `ab` run on this machine.
+    """
+    begun = manifest_entries.begin_run(
+        request.pipeline,
+        machine.tools,
+        command,
+        planned,
+        request.secrets,
         machine=manifest.parse(manifest.Machine, machine.described),
         packages=machine_info.packages(),
         git=manifest_entries.git_state(process.ask, planned[0].launch.cwd) if planned else manifest.GitState(),
     )
+    spreads = noise.read_floors(request.out, begun) if settings else {}
+    return replace(begun, ab=replace(settings, spreads=spreads)) if settings else begun
 
 
 def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], object]) -> Path:
@@ -130,9 +142,7 @@ def create(
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
     checkout.remove_abandoned(request.out)
-    begun = begin_run(request, machine, planned, command)
-    if settings:
-        begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
+    begun = begin_run(request, machine, planned, command, settings)
 
     def write(folder: Path) -> None:
         if both:
@@ -493,8 +503,10 @@ class Session:
         # The peak rates of the job's devices are kept if they differ from those of the machine.
         variables = {**process.job_variables(job), **job.launch.env}
         peaks = manifest.parse(PeakRates, machine_info.peaks_of_job(self.machine.gpus, variables, devices))
-        entry = replace(
-            manifest_entries.job_entry(outcome, _commands(job), self.folder),
+        entry = manifest_entries.job_entry(
+            outcome,
+            _commands(job),
+            self.folder,
             key=key if _is_reusable(outcome, fresh) else "",
             reused_from=job_cache.read_origin(job.folder),
             devices=tuple(manifest.parse(manifest.DeviceEntry, device) for device in devices),
@@ -502,8 +514,8 @@ class Session:
             rank_nodes=job_tables.read_rank_nodes(job.records) or None if job.launch.nodes > 1 else None,
         )
         families = job_tables.expected_families(job.log)
-        updated = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
-        self.manifest = replace(updated, private_files=self._private_files(job))
+        private_files = self._private_files(job)
+        self.manifest = self.manifest.with_job(entry, files, refused, families, outcome.incidents, private_files)
         if is_reference(job):
             # Its case has a job in another task.
             self.manifest = self.manifest.without_job(entry.folder)

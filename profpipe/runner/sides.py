@@ -148,7 +148,7 @@ class PairSide:
         if not folder.is_dir():
             what = f"commit {self.commit[:12]} has no folder {self.prefix}, in which the pipeline file lies."
             raise ConfigError(f"side {self.label}", what, "Choose a commit that has it.")
-        return replace(self, request=replace(self.request, path=folder / self.request.path.name))
+        return replace(self, request=self.request.in_folder(folder))
 
 
 def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
@@ -177,20 +177,20 @@ def overrides(specs: Iterable[Spec]) -> list[str]:
 def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
     """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    side = PairSide(label, tuple(specs), _move_to_working_folder(for_pairs(request, specs)))
+    request, python = _move_to_working_folder(for_pairs(request, specs)), sys.executable
+    repository, commit, prefix = None, "", ""
     for spec in specs:
         if spec.kind is SpecKind.GIT:
-            repository, commit, prefix = checkout.find(side.request.pipeline_dir, spec.value, option)
-            side = replace(side, repository=repository, commit=commit, prefix=prefix)
+            repository, commit, prefix = checkout.find(request.pipeline_dir, spec.value, option)
         elif spec.kind is SpecKind.DIR:
             folder = Path(spec.value).resolve()
             if not folder.is_dir():
                 raise ConfigError(option, f"{spec.value} is no folder.", "Name the folder to use in place of this one.")
-            side = replace(side, request=replace(side.request, path=folder / side.request.path.name))
+            request = request.in_folder(folder)
         elif spec.kind is SpecKind.PYTHON:
-            side = replace(side, python=_find_python(spec.value, option))
-            _check_commands(side, option)
-    return side
+            python = _find_python(spec.value, option)
+            _check_commands(request, option)
+    return PairSide(label, tuple(specs), request, python, repository, commit, prefix)
 
 
 def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
@@ -267,20 +267,22 @@ def choose_captures(settings: PairsEntry, machine: ExaminedMachine, pipeline_has
     Without a GPU no kernels run. The Python of a command may have torch where that of profpipe has none. Raises
     ToolMissing for a profiler that the user names and that is missing.
     """
-    if settings.no_captures:
-        return replace(settings, captures=0, profiler="")
-    if settings.profiler:
+    profiler, why = "", settings.no_captures
+    if settings.profiler and not why:
         tool = machine.tools[settings.profiler]
         if isinstance(tool, Missing) and not (tool.name == "torch" and pipeline_has_commands):
             raise ToolMissing(str(tool))
         return settings
-    if not machine.described["gpus"]:
-        return replace(settings, captures=0, no_captures=NoCaptures.NO_GPU)
-    if isinstance(machine.tools["nsys"], Tool):
-        return replace(settings, profiler="nsys")
-    if isinstance(machine.tools["torch"], Tool) or pipeline_has_commands:
-        return replace(settings, profiler="torch")
-    return replace(settings, captures=0, no_captures=NoCaptures.NO_PROFILER)
+    if not why and not machine.described["gpus"]:
+        why = NoCaptures.NO_GPU
+    elif not why and isinstance(machine.tools["nsys"], Tool):
+        profiler = "nsys"
+    elif not why and (isinstance(machine.tools["torch"], Tool) or pipeline_has_commands):
+        profiler = "torch"
+    else:
+        why = why or NoCaptures.NO_PROFILER
+    captures = settings.captures if profiler else 0
+    return replace(settings, captures=captures, profiler=profiler, no_captures=why)
 
 
 # --- the interpreter -------------------------------------------------------------------------------------------------
@@ -296,9 +298,9 @@ def _find_python(text: str, option: str) -> str:
     return str(path)
 
 
-def _check_commands(side: PairSide, option: str) -> None:
-    chosen = side.request.workloads or tuple(side.request.pipeline.workloads)
-    for name, workload in side.request.pipeline.workloads.items():
+def _check_commands(request: RunRequest, option: str) -> None:
+    chosen = request.workloads or tuple(request.pipeline.workloads)
+    for name, workload in request.pipeline.workloads.items():
         if name in chosen and workload.command is not None and workload.command[0] not in PYTHONS:
             what = f"python: changes nothing for workload '{name}', whose command begins with {workload.command[0]}."
             raise ConfigError(option, what, "Begin the command with `python`, or leave the workload out with -w.")

@@ -34,12 +34,12 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
     records_by_index = records.read_records(folder)
     tasks = describe_tasks(folder, plan, records_by_index, seen, begun.tasks)
     kept = [record for index, record in records_by_index.items() if index < len(plan)]
-    merged = _merge(begun, kept)
     is_done = all(task.state is TaskState.DONE for task in tasks)
     if is_done:
         _remove_partial_folders(folder)
     ended = (begun.ended or manifest.utc_now().isoformat(timespec="seconds")) if is_done else None
-    return tables_of(kept), replace(merged, tasks=tuple(tasks), ended=ended, private_files=_private_files(folder, kept))
+    private_files = _private_files(folder, kept)
+    return tables_of(kept), _merge(begun, kept, tasks=tuple(tasks), ended=ended, private_files=private_files)
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -88,11 +88,10 @@ def _read_parquet(table: schema.Table, task_records: Sequence[TaskRecord]) -> pd
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 
-def _merge(begun: Manifest, task_records: Sequence[TaskRecord]) -> Manifest:
-    """Return the manifest of the run with the jobs, files and nodes of the records."""
-    joined: dict[str, Any] = {
-        name: tuple(entry for record in task_records for entry in getattr(record.manifest, name)) for name in _JOINED
-    }
+def _merge(begun: Manifest, task_records: Sequence[TaskRecord], **joined: Any) -> Manifest:
+    """Return the manifest of the run with what is ``joined`` and the jobs, files and nodes of the records."""
+    for name in _JOINED:
+        joined[name] = tuple(entry for record in task_records for entry in getattr(record.manifest, name))
     expects: dict[str, Mapping[str, str | None]] = {}
     nodes: dict[str, NodeEntry] = {}
     for record in task_records:
@@ -115,17 +114,16 @@ def _join_pairs(begun: PairsEntry, entries: Sequence[PairsEntry]) -> PairsEntry:
     if not entries:
         return begun
     chosen = next((entry for entry in entries if entry.captures), entries[0])
-    joined = replace(begun, captures=chosen.captures, profiler=chosen.profiler, no_captures=chosen.no_captures)
+    modules = {**begun.a.foreign_modules}, {**begun.b.foreign_modules}
     spreads: dict[str, dict[str, float]] = {}
     for entry in entries:
         for workload, of_cases in entry.spreads.items():
             spreads.setdefault(workload, {}).update(of_cases)
-        a, b = (
-            replace(side, foreign_modules={**side.foreign_modules, **other.foreign_modules})
-            for side, other in ((joined.a, entry.a), (joined.b, entry.b))
-        )
-        joined = replace(joined, a=a, b=b)
-    return replace(joined, spreads=spreads)
+        for of_side, side in zip(modules, (entry.a, entry.b), strict=True):
+            of_side.update(side.foreign_modules)
+    a, b = (replace(side, foreign_modules=m) for side, m in zip((begun.a, begun.b), modules, strict=True))
+    choice = {name: getattr(chosen, name) for name in ("captures", "profiler", "no_captures")}
+    return replace(begun, **choice, spreads=spreads, a=a, b=b)
 
 
 def _machine_of(nodes: Sequence[NodeEntry]) -> Machine:

@@ -68,13 +68,14 @@ def load_plan(folder: Path) -> tuple[Task, ...]:
 # --- attempts --------------------------------------------------------------------------------------------------------
 
 
-def begin(folder: Path, task: Task) -> Task:
-    """Write that an attempt begins, and return the task with its number, which no other attempt has.
+def begin(folder: Path, task: Task, node: str, job: str) -> Task:
+    """Write that an attempt begins on ``node``, and return the task with its number, which no other attempt has.
 
-    The file is made with ``O_EXCL``, which shared file systems carry out on the server.
+    ``job`` is the name of the task for Slurm. The file is made with ``O_EXCL``, which shared file systems carry out on
+    the server.
     """
     for attempt in range(1, _MAX_ATTEMPT + 1):
-        begun = replace(task, attempt=attempt, state=TaskState.RUNNING)
+        begun = replace(task, attempt=attempt, state=TaskState.RUNNING, node=node, job=job)
         with suppress(FileExistsError):
             path = folder / STARTS / _file_name(begun.index, attempt)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
