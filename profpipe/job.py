@@ -150,6 +150,11 @@ class JobSettings:
     clean_env: bool = False
 
 
+#: The settings in cases.json and in the key of a job, in this order, and those of a command.
+_DUMPED = ("case_timeout_s", "ncu", "timing", "tolerance", "skip_larger_after_oom")
+_DUMPED_OF_COMMANDS = ("clean_env", "hook", "steps", "capture", "torch", "collect")
+
+
 @dataclass(frozen=True)
 class GuidedKernels:
     """The kernels that ncu replays, which captures of other profilers name.
@@ -234,38 +239,29 @@ class Job:
         """The folder of all files of the job."""
         return self.launch.folder
 
-    def moved(self, folder: Path, label: str | None = None) -> Job:
+    def move_to(self, folder: Path, label: str | None = None) -> Job:
         """Return the job with its files in ``folder``, and with another label where one is given."""
         launch = replace(self.launch, folder=folder)
         return replace(self, launch=launch, label=self.label if label is None else label)
 
-    def with_cases(self, cases: Iterable[Case], part: int | None = None) -> Job:
+    def select_cases(self, cases: Iterable[Case], part: int | None = None) -> Job:
         """Return the job with these of its cases, as the attempt number ``part`` where one is given."""
         return replace(self, cases=tuple(cases), part=part or self.part)
 
-    def with_settings(self, **changed: Any) -> Job:
+    def change_settings(self, **changed: Any) -> Job:
         """Return the job with changed settings."""
         return replace(self, settings=replace(self.settings, **changed))
 
     def dump_settings(self) -> dict[str, Any]:
         """Return the settings as the harness and the key of the job have them."""
-        settings = self.settings
-        document: dict[str, Any] = {
-            "case_timeout_s": settings.case_timeout_s,
-            "ncu": {**settings.ncu.model_dump(), **(self.guided.as_json() if self.guided else {})},
-            "timing": settings.timing.model_dump(),
-            "tolerance": dict(settings.tolerance),
-            "skip_larger_after_oom": settings.skip_larger_after_oom,
-        }
-        if self.script is None:
-            document |= {
-                "clean_env": settings.clean_env,
-                "hook": settings.hook,
-                "steps": settings.steps.model_dump(),
-                "capture": settings.capture.as_json() if settings.capture else None,
-                "torch": settings.torch.model_dump(),
-                "collect": settings.collect,
-            }
+        document: dict[str, Any] = {}
+        for name in _DUMPED if self.script else (*_DUMPED, *_DUMPED_OF_COMMANDS):
+            value = getattr(self.settings, name)
+            document[name] = value.model_dump() if hasattr(value, "model_dump") else value
+        if self.guided:
+            document["ncu"] |= self.guided.as_json()
+        if self.settings.capture:
+            document["capture"] = self.settings.capture.as_json()
         return document
 
     @property

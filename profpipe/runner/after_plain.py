@@ -30,7 +30,7 @@ def adapt(job: Job, plain: Job, failure: str, seconds: float) -> Job:
     if artifacts.imports_no_torch(plain):
         return _bounded(_remove_hook(job, "the program imports no torch"), seconds)
     if (steps := artifacts.steps_of_calls(plain, job.profiler)) is not None:
-        return job.with_settings(steps=steps)
+        return job.change_settings(steps=steps)
     if job.is_hooked and not job.settings.collect and not artifacts.has_steps(plain):
         return _bounded(job, seconds)
     return job
@@ -45,7 +45,7 @@ def _bounded(job: Job, seconds: float) -> Job:
     after_s, for_s = (0.0, _MOST_S) if is_whole else (float((seconds - span_s) // 2), span_s)
     goes_on = is_whole or not job.settings.steps.stop
     span = Span(after_s, for_s, is_chosen=True, goes_on=goes_on, is_whole=is_whole, on_gpu=job.launch.on_gpu)
-    return job.with_settings(capture=span)
+    return job.change_settings(capture=span)
 
 
 def _remove_hook(job: Job, why: str) -> Job:
@@ -55,4 +55,4 @@ def _remove_hook(job: Job, why: str) -> Job:
         return replace(job, tool=Missing(job.profiler, what, "Use nsys."))
     if traits.needs_hook and not traits.needs_torch:
         return job
-    return job.with_settings(hook=False)
+    return job.change_settings(hook=False)

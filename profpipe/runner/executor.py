@@ -110,7 +110,7 @@ def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
             problem = results[-1].problem
             why = f"{problem.status}: {problem.reason}" if problem else "started before"
             context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
-        results.append(_run_attempt(job.with_cases(pending, log.last_part() + 1), profiler, log, context))
+        results.append(_run_attempt(job.select_cases(pending, log.last_part() + 1), profiler, log, context))
     _remember_oom(job, results, context)
     return _merge_results(job, results, pruned, profiler, log, damage, interrupted=context.interrupts.count > 0)
 
@@ -239,7 +239,7 @@ def _load_results(job: Job, profiler: Profiler, log: JobLog, context: Context) -
     results = []
     for attempt in list(log.attempts):
         cases = job.cases if attempt.cases is None else [case for case in job.cases if case.id in attempt.cases]
-        attempt_job = job.with_cases(cases, attempt.part)
+        attempt_job = job.select_cases(cases, attempt.part)
         commands = profiler.commands(attempt_job)
         removed = bool(attempt.ends) and _is_removed(commands, attempt, attempt_job, profiler)
         if removed:
@@ -300,14 +300,10 @@ def _describe_case(case: Case, job: Job) -> dict[str, object]:
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
     traits = find_traits(job.profiler)
+    names = ("workload", "profiler", "warmup", "repeats", "processes", "stem", "part")
+    values = {**vars(job.settings), **vars(job), "stem": job.stem}
     return {
-        "workload": job.workload,
-        "profiler": job.profiler,
-        "warmup": job.settings.warmup,
-        "repeats": job.settings.repeats,
-        "processes": job.processes,
-        "stem": job.stem,
-        "part": job.part,
+        **{name: values[name] for name in names},
         "script": str(job.script),
         "folder": str(job.folder),
         "cases": [_describe_case(case, job) for case in job.cases],

@@ -84,7 +84,7 @@ def jobs(
         groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in captured.items()})
         made += [_narrow(job, job.folder, group, by_step) for group in groups]
         if left := tuple(case for case in job.cases if case.id not in chosen):
-            unguided = job.with_cases(left).moved(job.folder / "unguided")
+            unguided = job.select_cases(left).move_to(job.folder / "unguided")
             made.append(replace(unguided, tool=_NO_GUIDE))
     return made
 
@@ -237,7 +237,7 @@ def _narrow(job: Job, below: Path, group: _Group, by_step: bool | None, adds: bo
     text = "\n".join([*(case.id for case in cases), regex, guide_file.to_json(guide)])
     folder = below / f"guided-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     guided = GuidedKernels(regex, tuple(guide_file.invocations(guide)), guide, by_step, adds)
-    return replace(job.with_cases(cases).moved(folder), guided=guided)
+    return replace(job.select_cases(cases).move_to(folder), guided=guided)
 
 
 def pattern(names: Iterable[str]) -> str:

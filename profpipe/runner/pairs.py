@@ -290,7 +290,7 @@ class Pairs:
                     workload = self._folder / "raw" / job.workload
                     folder = workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
                     label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
-                    yield self._session.placed(job.with_cases(kept).moved(folder, label))
+                    yield self._session.placed(job.select_cases(kept).move_to(folder, label))
 
     def _names(self, job: Job) -> Mapping[str, str]:
         """Return the common name of each case of a job, by its name on the job's side."""
@@ -365,7 +365,7 @@ def _add_visits(job: Job) -> Job:
         return job
     visits = max(timing.rounds, min(pair_blocks.VISITS, job.settings.repeats))
     changed = {"rounds": visits, "budget_s": timing.budget_s * visits / timing.rounds}
-    return job.with_settings(timing=timing.model_copy(update=changed))
+    return job.change_settings(timing=timing.model_copy(update=changed))
 
 
 def _renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

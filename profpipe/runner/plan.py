@@ -61,7 +61,10 @@ def plan(
     for name, workload in pipeline.workloads.items():
         if workloads and name not in workloads:
             continue
-        groups = _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name))
+        settings, groups = (
+            read_settings(workload),
+            _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name)),
+        )
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload, allocated), out / "raw" / name / profiler
             planned = []
@@ -76,19 +79,9 @@ def plan(
                     tasks_per_node=workload.tasks_per_node,
                     srun=workload.srun,
                 )
-                job = Job(
-                    name,
-                    profiler,
-                    members,
-                    tool,
-                    read_settings(workload),
-                    launch,
-                    scripts.get(name),
-                    fill_command(workload, workload.command or (), params),
-                    processes=workload.processes,
-                    group=group,
-                )
-                planned.append(job)
+                command = fill_command(workload, workload.command or (), params)
+                what = (name, profiler, members, tool, settings, launch, scripts.get(name), command)
+                planned.append(Job(*what, processes=workload.processes, group=group))
             if profiler == "plain" and captures is not None:
                 captured += planned
             elif profiler == "plain" and workload.command is not None:
@@ -146,7 +139,7 @@ def _repeat_jobs(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
     names = tuple(job.cases[0].id if is_one_workload else f"{job.workload}/{job.cases[0].id}" for job in jobs)
     return [
         replace(
-            job.moved(job.folder / f"process-{_number(number, count)}"),
+            job.move_to(job.folder / f"process-{_number(number, count)}"),
             repeat=number,
             captures=count,
             interleaved=names,

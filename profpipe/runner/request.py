@@ -109,7 +109,7 @@ class RunRequest:
         """The folder whose ``parsers/`` and ``templates/`` are used; None where that would be the run's folder."""
         return None if self.text or self.is_in_run else self.pipeline_dir
 
-    def in_folder(self, folder: Path) -> RunRequest:
+    def move_to(self, folder: Path) -> RunRequest:
         """Return the request with its pipeline file in ``folder``."""
         return replace(self, path=folder / self.path.name)
 

@@ -163,7 +163,8 @@ def plan_run(request: RunRequest, machine: ExaminedMachine, both: tuple[PairSide
         return planned
     joined = pairs.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     return [
-        job.with_cases(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases) for job in planned
+        job.select_cases(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases)
+        for job in planned
     ]
 
 
@@ -263,7 +264,7 @@ class Session:
         if self.task is None:
             return job
         workload = self.folder / "raw" / job.workload
-        return job.moved(workload / self.task.label / job.folder.relative_to(workload))
+        return job.move_to(workload / self.task.label / job.folder.relative_to(workload))
 
     def carry_out(self, listener: ProgressListener, choose_again: ChooseAgain) -> None:
         """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run.
@@ -374,7 +375,7 @@ class Session:
         ended = {entry.folder.split("/", 3)[-1]: entry.folder for entry in self.manifest.jobs if is_done(entry)}
         names = [self._name(job.folder) for job in jobs]
         return [
-            job.moved(self.folder / ended.get(name.split("/", 3)[-1], name))
+            job.move_to(self.folder / ended.get(name.split("/", 3)[-1], name))
             for job, name in zip(jobs, names, strict=True)
         ]
 
@@ -389,7 +390,7 @@ class Session:
         causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
         failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
         left = tuple(case for case in job.cases if case.id not in failed)
-        return job.with_cases(left) if left else None
+        return job.select_cases(left) if left else None
 
     def _adapt_to_plain(self, job: Job) -> Job:
         ids = tuple(case.id for case in job.cases)
@@ -402,7 +403,7 @@ class Session:
         # A user may have removed the files.
         if not ran or not (self.folder / ran[-1].folder / LOG).exists():
             return job
-        plain = replace(job.moved(self.folder / ran[-1].folder), profiler="plain")
+        plain = replace(job.move_to(self.folder / ran[-1].folder), profiler="plain")
         failure = ran[-1].reason if ran[-1].cause is Cause.EXIT else ""
         return after_plain.adapt(job, plain, failure, ran[-1].seconds)
 
@@ -433,7 +434,7 @@ class Session:
         request = replace(self.request, profilers=("plain",), captures=None)
         planned = plan_jobs(request, self.machine, self.folder, [task.reference])
         folder = self.folder / "raw" / task.workload / task.label / "reference"
-        return [replace(job.moved(folder, label), repeat=1, captures=1, interleaved=()) for job in planned[:1]]
+        return [replace(job.move_to(folder, label), repeat=1, captures=1, interleaved=()) for job in planned[:1]]
 
     # --- guided ncu --------------------------------------------------------------------------------------------------
 

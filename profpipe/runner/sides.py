@@ -148,7 +148,7 @@ class PairSide:
         if not folder.is_dir():
             what = f"commit {self.commit[:12]} has no folder {self.prefix}, in which the pipeline file lies."
             raise ConfigError(f"side {self.label}", what, "Choose a commit that has it.")
-        return replace(self, request=self.request.in_folder(folder))
+        return replace(self, request=self.request.move_to(folder))
 
 
 def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
@@ -186,7 +186,7 @@ def create(label: str, specs: Sequence[Spec], request: RunRequest) -> PairSide:
             folder = Path(spec.value).resolve()
             if not folder.is_dir():
                 raise ConfigError(option, f"{spec.value} is no folder.", "Name the folder to use in place of this one.")
-            request = request.in_folder(folder)
+            request = request.move_to(folder)
         elif spec.kind is SpecKind.PYTHON:
             python = _find_python(spec.value, option)
             _check_commands(request, option)
