@@ -316,7 +316,7 @@ def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_pa
 def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path):
     job = job_of(tmp_path, *["time.sleep(1.5)"] * 6, timeout_s=8.0)
     outcome = carry_out(job, fake_profiler(tmp_path))
-    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
+    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.settings.timeout_s
 
 
 def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from dataclasses import replace
 import forked
 import pandas as pd
 import pytest
+from jobs import change
 from program import ROOT, WITHOUT_TORCH, rows
 
 from profpipe.analysis import cluster
@@ -156,7 +157,7 @@ def test_outside_of_an_allocation_and_in_a_small_one_the_workload_is_skipped_wit
 
 def test_nsys_records_and_exports_each_task_on_its_node(tmp_path):
     settings = "nodes: 2, tasks_per_node: 4, srun: [--cpus-per-task=8]"
-    job = replace(planned(tmp_path, workload(settings), allocated=2)[1], on_gpu=True)
+    job = change(planned(tmp_path, workload(settings), allocated=2)[1], on_gpu=True)
     (command,) = nsys.commands(job)
     srun, profile, target = (" ".join(command.argv).partition(word)[0] for word in ("/bin/nsys", "-o ", "./a.out"))
     assert srun.startswith("srun --nodes=2 --ntasks=8 --ntasks-per-node=4 ") and srun.endswith("--cpus-per-task=8 ")

@@ -79,7 +79,7 @@ def test_each_process_has_its_folder_and_a_profiler_records_one_process(tmp_path
 
 def test_defaults_for_iterations_start_no_further_process_and_are_legal(tmp_path):
     jobs = planned(tmp_path, (PIPELINE % ":").replace("    repeats: 4\n", ""))
-    assert [job.repeats for job in jobs] == [1, 1] and not any(job.is_repeated for job in jobs)
+    assert [job.captures for job in jobs] == [1, 1] and not any(job.is_repeated for job in jobs)
     pipeline = load_pipeline(tmp_path / "pipeline.yaml", ["repeats=2", "workloads.w.repeats=6"])
     assert pipeline.workloads["w"].repeats == 6
 
