@@ -216,7 +216,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     assert {job.cases[0]: job.status for job in run.jobs} == {
         f"impl={i},n={n}": "ok" for i in "ab" for n in (0.3, 0.4, 0.5)
     }
-    by_size = {n: {job.launch.slot for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
+    by_size = {n: {job.lane for job in run.jobs if job.cases[0].endswith(f"n={n}")} for n in (0.3, 0.4, 0.5)}
     assert all(len(own) == 1 for own in by_size.values()) and len(set.union(*by_size.values())) == 2
     page = (folder / "SUMMARY.md").read_text()
     assert "**shared_host** (every case)" in page and "A lead is not called a win." in page
@@ -233,7 +233,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     again = forked.run(tmp_path, "run", "p.yaml", "--reuse", "--set", "n=0.3,0.4", env=env)
     assert again.returncode == 0, again.stderr
     run = Manifest.load(tmp_path / "out" / "latest")
-    reused = {job.cases[0]: (job.launch.slot, bool(job.reused_from)) for job in run.jobs}
+    reused = {job.cases[0]: (job.lane, bool(job.reused_from)) for job in run.jobs}
     assert reused == {
         "impl=a,n=0.3": ("place 2", True),
         "impl=b,n=0.3": ("place 2", False),
