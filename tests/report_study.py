@@ -15,7 +15,7 @@ import pandas as pd
 from profpipe.analysis import analyze as analysis
 from profpipe.analysis.findings import Findings
 from profpipe.report import pages, render, text_files
-from profpipe.report.document import Block, Bullets, Paragraph, Section, Table as TableBlock
+from profpipe.report.document import Block, Bullets, Paragraph, Section, TableBlock
 from profpipe.report.markdown import Markdown
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest

@@ -20,25 +20,25 @@ from profpipe.report.document import (
     SUMMARY,
     Axis,
     Bullets,
-    Cell,
     Chart,
     ChartKind,
-    Choice,
     Code,
     CodeBlock,
     Details,
     Document,
     Link,
     Mark,
+    OnPage,
     Paragraph,
-    Placement,
     Reference,
     ReferenceKind,
     Section,
     Series,
     Strong,
-    Table,
-    Timeline,
+    TableBlock,
+    TableCell,
+    TimelineChart,
+    ViewChoice,
     case_link,
     count,
     label,
@@ -111,8 +111,8 @@ def chart(kind: ChartKind, name: str) -> Chart:
 def document(name: str) -> Document:
     """A document in which every text is ``name``."""
     columns = (label("case", name), count("n", name), words("flags", name))
-    row = (Cell(text=case_link(Code(name), name)), Cell(3.0, flags=(name,), note=name), Cell(text=name))
-    table = Table(name, columns, (row,), name)
+    row = (TableCell(text=case_link(Code(name), name)), TableCell(3.0, flags=(name,), note=name), TableCell(text=name))
+    table = TableBlock(name, columns, (row,), name)
     blocks = (
         Paragraph((name, Strong(name), Code(name), Link(name, name), Link(name, "#headline"))),
         Bullets((name,)),
@@ -120,8 +120,8 @@ def document(name: str) -> Document:
         table,
         *(chart(kind, name) for kind in ChartKind),
         Details(name, (table,)),
-        Choice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}),
-        Timeline(
+        ViewChoice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}),
+        TimelineChart(
             name,
             name,
             ((name, name, Lane(LaneKind.STREAM, None, (Event(0, 10, name, name),), totals={name: (1, 10.0)})),),
@@ -239,7 +239,7 @@ def examples() -> Iterator[Any]:
 
 def words_of(document: Document) -> Iterator[str]:
     """Every text and figure of SUMMARY.md and details.md, without their markup."""
-    for section in document.without(Placement.HTML).sections:
+    for section in document.without(OnPage.HTML).sections:
         # The charts of the plots are among those to choose from.
         yield write_text(section.title) if section.id != "plots" else ""
         yield write_text(section.summary)
@@ -251,7 +251,7 @@ def words_of(document: Document) -> Iterator[str]:
                     yield from map(write_text, block.items)
                 case CodeBlock():
                     yield block.text
-                case Table():
+                case TableBlock():
                     for row in block.rows[:MOST_ROWS]:
                         for cell, column in zip(row, block.columns, strict=True):
                             yield cell.number(column) or write_text(cell.text)

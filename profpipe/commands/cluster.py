@@ -233,7 +233,7 @@ def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
 
 def _collect(
     folder: Path, request: RunRequest, templates: rendering.Templates, *, csv: bool
-) -> tuple[rendering.Result, manifest.Manifest]:
+) -> tuple[rendering.RunReport, manifest.Manifest]:
     try:
         seen: dict[int, Task] | None = _ask(folder)
         silence = ""

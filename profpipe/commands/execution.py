@@ -18,7 +18,7 @@ from profpipe import profilers
 from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import recording, rendering
-from profpipe.commands.rendering import Result
+from profpipe.commands.rendering import RunReport
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
 from profpipe.job import Incident, IncidentKind, Job, Missing, count_cases, readable
@@ -127,7 +127,7 @@ def _remove_budget(words: Sequence[str]) -> str:
     return shlex.join([*kept, *([] if "--reuse" in kept else ["--reuse"]), *words[end:]])
 
 
-def carry_out(run: Session, args: argparse.Namespace) -> Result:
+def carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     """Run the jobs that are left, write the report and print it."""
     try:
         return _carry_out(run, args)
@@ -138,7 +138,7 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
         raise Interrupted(f"{what} {remedy} To continue: {command('resume', run.folder)}") from None
 
 
-def _carry_out(run: Session, args: argparse.Namespace) -> Result:
+def _carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     stop: ProfpipeError | None = None
     began, spent_s = time.monotonic(), run.manifest.seconds or 0.0
     with (
@@ -184,7 +184,7 @@ def write_results(
     templates: rendering.Templates | None = None,
     *,
     csv: bool,
-) -> Result:
+) -> RunReport:
     """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
 
     The default are the templates of the pipeline's folder. The caller saves the manifest with the end of the run last:

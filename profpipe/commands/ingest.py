@@ -131,7 +131,7 @@ def read_files(
             written = rendering.write_report(real, data, manifest)
             for write in writes:
                 write.result()
-        if state and not manifest.refused and not written.exit_code and not written.is_unmet:
+        if state and not manifest.refused and not written.exit_code and not written.expectations_failed:
             answer.keep(real, state, "\n".join(lines), written.first_screen, rendering.as_answer(written))
         rendering.print_result(written, shown)
     return errors.SOME_FAILED if manifest.refused else errors.OK

@@ -26,7 +26,7 @@ from profpipe.commands import api
 from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 
 if TYPE_CHECKING:
-    from profpipe.commands.rendering import Result
+    from profpipe.commands.rendering import RunReport
     from profpipe.report.document import Section
 
 EXAMPLES = """\
@@ -161,7 +161,7 @@ class Library:
         if len({root.name for root in self._roots}) < len(self._roots):
             what = "has two folders of the same name, which the names of results begin with."
             raise ConfigError("profpipe mcp", what, "Name the folder that holds both.")
-        self._reports: dict[object, Result] = {}
+        self._reports: dict[object, RunReport] = {}
         self.lock = threading.Lock()
 
     # --- tools: their docstrings are what an agent reads --------------------------------------------------------------
@@ -244,7 +244,7 @@ class Library:
         workload: str,
         case: str,
         page: int,
-        more: Callable[[Result, str, str], Iterator[dict[str, Any]]] = lambda report, workload, case: iter(()),
+        more: Callable[[RunReport, str, str], Iterator[dict[str, Any]]] = lambda report, workload, case: iter(()),
     ) -> dict[str, Any]:
         """Return the sections of the page, or of the page of a case, that the tool is for, and more rows."""
         from profpipe.report import answer_json
@@ -263,7 +263,7 @@ class Library:
         content += more(report, workload, case)
         return _page(content or [{"sentence": f"The result has no {tool}."}], page, result=result)
 
-    def _kernel_rows(self, report: Result, workload: str, case: str) -> Iterator[dict[str, Any]]:
+    def _kernel_rows(self, report: RunReport, workload: str, case: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of the table `kernels` of one case, of the profiler whose times represent it."""
         chosen = [part for part in report.findings.workloads if workload in ("", part.name)] if report.findings else []
         for findings in chosen:
@@ -277,7 +277,7 @@ class Library:
             for row in ordered.where(ordered.notna(), None).to_numpy().tolist():
                 yield {"table": "kernels.parquet", "columns": columns, "row": row}
 
-    def _report(self, name: str) -> Result:
+    def _report(self, name: str) -> RunReport:
         """Return the report of a results folder or of a recording, which stays in memory while its files stay."""
         path = self._find(name)
         if (key := self._state(path)) not in self._reports:
@@ -294,7 +294,7 @@ class Library:
         self._reports[key] = self._reports.pop(key)
         return self._reports[key]
 
-    def _read(self, path: Path) -> Result:
+    def _read(self, path: Path) -> RunReport:
         from profpipe.commands import rendering
         from profpipe.results.manifest import FILE
 
@@ -364,7 +364,7 @@ class Library:
                 folders[:] = [] if is_deep or is_results else sorted(folders)
 
 
-def _case_page(report: Result, workload: str, case: str) -> Section:
+def _case_page(report: RunReport, workload: str, case: str) -> Section:
     """Return the page of a case. Raises ConfigError for one that does not exist, or that several workloads have."""
     assert report.document is not None
     pages = [page for page in report.document.cases if workload in ("", page.workload)]
@@ -382,13 +382,15 @@ def _unknown(what: str, name: str, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"{what} {name!r}", "is not in this result, or the name is not enough.", remedy)
 
 
-def _timeline_rows(report: Result, workload: str, case: str, start_ns: float) -> Iterator[dict[str, Any]]:
+def _timeline_rows(report: RunReport, workload: str, case: str, start_ns: float) -> Iterator[dict[str, Any]]:
     """Yield the lanes of the first timeline with their sums, then its events in the order of their start."""
-    from profpipe.report.document import Timeline
+    from profpipe.report.document import TimelineChart
 
     assert report.document is not None
     sections = [s for s in report.document.sections if s.id == "timeline" and workload in ("", s.workload)]
-    shown = [block for s in sections for block in s.walk() if isinstance(block, Timeline) and case in ("", block.case)]
+    shown = [
+        block for s in sections for block in s.walk() if isinstance(block, TimelineChart) and case in ("", block.case)
+    ]
     for timeline in shown[:1]:
         lanes = [(f"{place} {title}".strip(), lane) for place, title, lane in timeline.lanes]
         columns = ["lane", "what", "events", "time [ns]"]

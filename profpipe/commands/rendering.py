@@ -40,14 +40,14 @@ TEMPLATE: Final = "SUMMARY.md.j2"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A report. ``is_unmet`` says that an expectation of the pipeline file was not met."""
+class RunReport:
+    """A report. ``expectations_failed`` says that an expectation of the pipeline file was not met."""
 
     summary: Path
     data: Tables
     manifest: Manifest
     exit_code: int
-    is_unmet: bool
+    expectations_failed: bool
     #: What the terminal shows of the report.
     first_screen: Screen = field(default_factory=list)
     #: The report itself, None where it was written before.
@@ -88,7 +88,7 @@ def write_report(
     manifest: Manifest,
     templates: Templates | None = None,
     pair_findings: PairFindings | None = None,
-) -> Result:
+) -> RunReport:
     """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
 
     The default are the built-in templates. ``pair_findings`` are the verdicts of an `ab` run, if any.
@@ -106,24 +106,24 @@ def write_report(
     return _add_report(result, document)
 
 
-def _add_report(result: Result, document: Document) -> Result:
+def _add_report(result: RunReport, document: Document) -> RunReport:
     return replace(result, document=document, first_screen=first_screen.of_document(document))
 
 
-def read_report(folder: Path, data: Tables, manifest: Manifest) -> Result:
+def read_report(folder: Path, data: Tables, manifest: Manifest) -> RunReport:
     """Return the report of a run, and write nothing."""
     result = judge(folder, page_text.shorten_tables(data), manifest)
     return _add_report(result, _build(result))
 
 
-def _build(result: Result, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Document:
+def _build(result: RunReport, raw: raw_files.RawFiles = render.NO_RAW_FILES) -> Document:
     if result.pairs is not None:
         return render.build_pairs(result.pairs, result.data, result.manifest)
     assert result.findings is not None
     return render.build(result.findings, result.data, result.manifest, raw)
 
 
-def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFindings | None = None) -> Result:
+def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFindings | None = None) -> RunReport:
     """Return the result of a run without a report. ``pair_findings`` are the verdicts of an `ab` run, if any."""
     if manifest.ab is not None:
         return _judge_pairs(folder, data, manifest, pair_findings or pairs.analyze(data, manifest))
@@ -131,10 +131,10 @@ def judge(folder: Path, data: Tables, manifest: Manifest, pair_findings: PairFin
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
     code = errors.SOME_FAILED if is_failure else errors.OK
-    return Result(folder / "SUMMARY.md", data, manifest, code, findings.is_unmet, findings=findings)
+    return RunReport(folder / "SUMMARY.md", data, manifest, code, findings.expectations_failed, findings=findings)
 
 
-def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> Result:
+def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> RunReport:
     """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
@@ -145,11 +145,11 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairF
         code = errors.GATE_FAILED
     elif findings.gate is Gate.UNDECIDED and not is_bad:
         code = errors.GATE_UNDECIDED
-    return Result(folder / "SUMMARY.md", data, manifest, code, is_unmet=False, pairs=findings)
+    return RunReport(folder / "SUMMARY.md", data, manifest, code, expectations_failed=False, pairs=findings)
 
 
 def print_result(
-    result: Result, args: argparse.Namespace, exit_code: int | None = None, *, is_measured: bool = True
+    result: RunReport, args: argparse.Namespace, exit_code: int | None = None, *, is_measured: bool = True
 ) -> None:
     """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``).
 
@@ -157,7 +157,7 @@ def print_result(
     """
     full = functools.partial(as_json, result, exit_code)
     arguments.print_report(args, result.summary, result.first_screen, lambda: as_answer(result, exit_code), full)
-    if result.is_unmet:
+    if result.expectations_failed:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
     if result.pairs is not None and result.pairs.gate in (Gate.FAILED, Gate.UNDECIDED):
@@ -175,7 +175,7 @@ def print_result(
 _MOST_NAMED = 4
 
 
-def as_answer(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+def as_answer(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
     """Return the short document, without the path of the folder."""
     findings = result.findings or result.pairs
     assert findings is not None
@@ -183,7 +183,7 @@ def as_answer(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     return answer_json.of_report(result.document or _build(result), findings, result.manifest, verdicts)
 
 
-def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+def as_json(result: RunReport, exit_code: int | None = None) -> dict[str, Any]:
     """Return the document of results.json; of an `ab` run that of its verdicts."""
     if result.findings is not None:
         return results_json.document(result.findings, result.data, result.manifest)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, workload_argv
+from profpipe.job import WHOLE, Command, Job, Missing, RunTool, Tool, Traits, workload_argv
 
 NAME = "ncu"
 TRAITS = Traits(
@@ -37,7 +37,7 @@ _PERMISSION = (
 )
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     path = shutil.which("ncu")
     if path is None:
         return Missing(NAME, "ncu is not on PATH", "Install Nsight Compute (developer.nvidia.com/nsight-compute).")

@@ -310,13 +310,13 @@ def rows(section: doc.Section) -> Iterator[dict[str, Any]]:
     for text in _sentences(section):
         yield {"sentence": text}
     for block in replace(section, sections=()).walk():
-        if isinstance(block, doc.Table):
+        if isinstance(block, doc.TableBlock):
             yield from _rows(block)
     for inner in section.sections:
         yield from rows(inner)
 
 
-def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
+def _rows(table: doc.TableBlock) -> Iterator[dict[str, Any]]:
     title = write_text(table.title)
     # A title names the unit that has no name.
     units = [
@@ -331,7 +331,7 @@ def _rows(table: doc.Table) -> Iterator[dict[str, Any]]:
         yield {"table": title or table.id, "columns": columns, "row": cells}
 
 
-def _cell(cell: doc.Cell, unit: Unit | None, of_column: Unit | None) -> Any:
+def _cell(cell: doc.TableCell, unit: Unit | None, of_column: Unit | None) -> Any:
     """Return the number or the text of a cell, followed by its other unit, note and flags where it has any.
 
     A number is stored in the unit in the head of its column. Where only a title or a label names its unit, it is in the

@@ -511,7 +511,7 @@ _LIGHT_DARK, _FIRST, _SECOND = re.compile(r"light-dark\(([^,]+), ([^)]+)\)"), r"
 
 def write_files(document: doc.Document, folder: Path) -> None:
     """Write the charts of SUMMARY.md and details.md into ``folder``/plots."""
-    for section in document.without(doc.Placement.HTML).sections:
+    for section in document.without(doc.OnPage.HTML).sections:
         for block in section.walk():
             if isinstance(block, doc.Chart):
                 path = folder / plot_path(block)

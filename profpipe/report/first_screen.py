@@ -45,7 +45,7 @@ def of_document(document: doc.Document) -> Screen:
 
     Of several workloads only the answers are shown.
     """
-    return [part for part in _parts(document.without(doc.Placement.HTML)) if part[-1]]
+    return [part for part in _parts(document.without(doc.OnPage.HTML)) if part[-1]]
 
 
 def _parts(document: doc.Document) -> Iterator[list[Any]]:
@@ -60,8 +60,8 @@ def _parts(document: doc.Document) -> Iterator[list[Any]]:
     yield from map(_write_bars, bars[:1])
     for id in () if answers else ("times", "verdicts", "kernels"):
         all_blocks = [block for section in document.sections if section.id == id for block in section.walk()]
-        summary_blocks = [block for block in all_blocks if block.placement is doc.Placement.SUMMARY]
-        if tables := [block for block in summary_blocks if isinstance(block, doc.Table)]:
+        summary_blocks = [block for block in all_blocks if block.placement is doc.OnPage.SUMMARY]
+        if tables := [block for block in summary_blocks if isinstance(block, doc.TableBlock)]:
             yield _cut(_write_table(tables[0]))
             # What the flags of the table mean.
             yield from (_write_bullets("", block) for block in summary_blocks if isinstance(block, doc.Bullets))
@@ -89,7 +89,7 @@ def of_section(section: doc.Section, without: tuple[doc.Text, ...] = (), has_bar
                 parts.append(
                     _write_bullets(title, replace(block, items=tuple(i for i in block.items if i not in without)))
                 )
-            case doc.Table():
+            case doc.TableBlock():
                 parts.append(_write_table(block))
             case doc.Chart(kind=doc.ChartKind.STACKED_BARS) if has_bars:
                 parts.append(_write_bars(block))
@@ -110,7 +110,7 @@ def _cut(part: list[Any]) -> list[Any]:
     return [*about, more + len(rows[_ROWS:]), rows[:_ROWS]]
 
 
-def _write_table(table: doc.Table) -> list[Any]:
+def _write_table(table: doc.TableBlock) -> list[Any]:
     head, rows = write_cells(table)
     columns = [
         [title, column.is_numeric, _importance(column)] for title, column in zip(head, table.columns, strict=True)
@@ -118,7 +118,7 @@ def _write_table(table: doc.Table) -> list[Any]:
     return ["table", write_text(table.title), columns, 0, rows]
 
 
-def _importance(column: doc.Column) -> int:
+def _importance(column: doc.TableColumn) -> int:
     """Return the rank of a column. Labels say what a row is and stay the longest; a kernel's name says its class."""
     if column.is_label and column.id != "class":
         return len(_IMPORTANT) + 1

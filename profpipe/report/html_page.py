@@ -158,7 +158,7 @@ class Html:
                 content, target = self.text(inline.content), self._target(inline)
                 rel = "noreferrer" if "://" in target else None
                 return element("a", content, href=target, rel=rel) if target else content
-            case doc.Number():
+            case doc.Amount():
                 return Markup.escape(inline.unit.with_name(inline.value))
             case _:
                 return short(inline, _MOST_TEXT)
@@ -213,21 +213,21 @@ class Html:
             case doc.CodeBlock():
                 text = "\n".join(map(visible, block.text.splitlines()))
                 return element("pre", element("code", text), tabindex="0", class_="block")
-            case doc.Table():
+            case doc.TableBlock():
                 return self.table(block)
             case doc.Chart():
                 return self._chart(block)
             case doc.Details():
                 inner = element("div", *map(self.block, block.blocks))
                 return element("details", element("summary", self.without_links().text(block.summary)), inner)
-            case doc.Choice():
+            case doc.ViewChoice():
                 return _write("choice", self, block, self.id_of("choice", block.id))
-            case doc.Timeline():
+            case doc.TimelineChart():
                 return self._timeline(block)
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
-    def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
+    def table(self, table: doc.TableBlock, is_sortable: bool = True) -> Markup:
         """Return a table with its first rows; empty without rows."""
         id, rows = self.id_of("table", table.id), table.rows[:MOST_ROWS]
         if not rows:
@@ -244,7 +244,7 @@ class Html:
             file = f"{file}.{'csv' if self.exists(f'{file}.csv') else 'parquet'}"
         return _write("table", self, table, id, len(rows), head, body, can_sort, name, file)
 
-    def _head(self, column: doc.Column, can_sort: bool) -> Markup:
+    def _head(self, column: doc.TableColumn, can_sort: bool) -> Markup:
         unit = element("span", column.unit_name, class_="unit") if column.unit_name else ""
         words = join([self.text(column.title), unit], " ")
         # A head without words names nothing that could be sorted.
@@ -252,7 +252,7 @@ class Html:
         kind = "n" if column.is_numeric else None
         return element("th" if words else "td", content, scope="col" if words else None, class_=kind)
 
-    def _cell(self, cell: doc.Cell, column: doc.Column, can_sort: bool) -> Markup:
+    def _cell(self, cell: doc.TableCell, column: doc.TableColumn, can_sort: bool) -> Markup:
         number = cell.number(column)
         content = Markup.escape(number) if number else self.text(cell.text)
         if not number and column.id == "flags":
@@ -306,7 +306,7 @@ class Html:
         }
         return replace(chart, panels=panels, x=replace(chart.x, cases=tuple(map(target, chart.x.cases))))
 
-    def _timeline(self, timeline: doc.Timeline) -> Markup:
+    def _timeline(self, timeline: doc.TimelineChart) -> Markup:
         """Return the timeline as data that timeline.js draws, and a table with the time of each lane."""
         id = self.id_of("timeline", timeline.id)
         table = replace(self, place=id).table(_lane_table(timeline))
@@ -358,7 +358,7 @@ def _section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section,
 # --- the values of a chart -------------------------------------------------------------------------------------------
 
 
-def value_table(chart: doc.Chart) -> doc.Table:
+def value_table(chart: doc.Chart) -> doc.TableBlock:
     """Return the values of a chart: a row for each position of the x axis, a column for each series.
 
     A strip of many points has a row for each series.
@@ -369,19 +369,19 @@ def value_table(chart: doc.Chart) -> doc.Table:
     columns = [doc.label("panel", "")] if len(chart.panels) > 1 else []
     columns.append(doc.label("x", chart.x.title or ""))
     unit = unit_on(chart.y, [mark.y for mark in chart.marks])
-    columns += [doc.Column(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
+    columns += [doc.TableColumn(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
     rows = []
     for title, panel in chart.panels.items():
         values = {(series.name, mark.x): mark for series in panel for mark in series.marks}
         for x in sorted({x for _, x in values}):
             marks = [values.get((name, x)) for name in names]
-            cells = [doc.Cell(mark.y, flags=mark.flags) if mark else doc.Cell() for mark in marks]
-            labels = [doc.Cell(text=title)] if len(chart.panels) > 1 else []
-            rows.append((*labels, doc.Cell(text=_label(chart, x)), *cells))
-    return doc.Table("values", tuple(columns), tuple(rows))
+            cells = [doc.TableCell(mark.y, flags=mark.flags) if mark else doc.TableCell() for mark in marks]
+            labels = [doc.TableCell(text=title)] if len(chart.panels) > 1 else []
+            rows.append((*labels, doc.TableCell(text=_label(chart, x)), *cells))
+    return doc.TableBlock("values", tuple(columns), tuple(rows))
 
 
-def _ends(chart: doc.Chart) -> doc.Table:
+def _ends(chart: doc.Chart) -> doc.TableBlock:
     """Return the number of points of each series that are drawn, and the least and the largest of them.
 
     Quantiles of the points that are drawn are not those of all values, of which a strip may leave out some.
@@ -390,8 +390,8 @@ def _ends(chart: doc.Chart) -> doc.Table:
     columns: doc.Columns[doc.Series] = [
         (doc.label("series", ""), lambda series: series.name),
         (doc.count("points"), lambda series: len(series.marks)),
-        (doc.Column("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
-        (doc.Column("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
+        (doc.TableColumn("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
+        (doc.TableColumn("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
     ]
     return doc.table_of("values", chart.series, columns)
 
@@ -406,7 +406,7 @@ def _label(chart: doc.Chart, x: float) -> doc.Text:
 # --- the timeline ----------------------------------------------------------------------------------------------------
 
 
-def _json(timeline: doc.Timeline) -> Markup:
+def _json(timeline: doc.TimelineChart) -> Markup:
     """Return the lanes for timeline.js: names and keys once, boxes as numbers in ns."""
     names = list(dict.fromkeys(box.name for *_, lane in timeline.lanes for box in lane.events))
     keys = list(timeline.labels)
@@ -442,7 +442,7 @@ def _box(box: Event, name: int, key: int) -> list[Any]:
     return [None if value is None else round(value) for value in numbers]
 
 
-def _lane_table(timeline: doc.Timeline) -> doc.Table:
+def _lane_table(timeline: doc.TimelineChart) -> doc.TableBlock:
     """Return the operations and the time of each lane by key."""
     rows = [
         (group, title, timeline.labels[key], float(count), ns)
@@ -450,5 +450,5 @@ def _lane_table(timeline: doc.Timeline) -> doc.Table:
         for key, (count, ns) in lane.totals.items()
     ]
     columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),
-               doc.Column("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
+               doc.TableColumn("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
     return doc.make_table("lanes", columns, rows)

@@ -134,23 +134,23 @@ def fill(template: str, *parts: Text) -> tuple[doc.Inline, ...]:
     return tuple(inline for inline in filled if inline != "")
 
 
-def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
+def duration(ns: float | None, unit: Unit | None = None) -> doc.Amount:
     """Return a time in ``unit``, or in the unit in which it reads best."""
-    return doc.Number(ns, unit or time_unit([ns]))
+    return doc.Amount(ns, unit or time_unit([ns]))
 
 
 #: Ratios and shares.
-ratio, percent, margin = (partial(doc.Number, unit=unit) for unit in (RATIO, PERCENT, PLUS_MINUS))
+ratio, percent, margin = (partial(doc.Amount, unit=unit) for unit in (RATIO, PERCENT, PLUS_MINUS))
 
 
-def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:
+def share_cell(share: float | None, flag: str | None = None) -> doc.TableCell | None:
     """Return a share as a percentage for a column whose title holds the sign."""
-    return None if share is None else doc.Cell(share, unit=PERCENT, flags=(flag,) if flag else ())
+    return None if share is None else doc.TableCell(share, unit=PERCENT, flags=(flag,) if flag else ())
 
 
-def with_share(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.Cell:
+def with_share(ns: float, share: float, unit: Unit | None = None, is_strong: bool = False) -> doc.TableCell:
     """Return a time followed by its share of the whole."""
-    return doc.Cell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
+    return doc.TableCell(ns, unit=unit, is_strong=is_strong, note=fill("({})", percent(share)))
 
 
 def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:

@@ -10,7 +10,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.job import as_text
 from profpipe.report import labels, results_json, selection
-from profpipe.report.document import Column, label, make_table
+from profpipe.report.document import TableColumn, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
 from profpipe.report.text import write_section, write_table
 from profpipe.report.units import Unit, number, size_unit
@@ -133,10 +133,10 @@ def _nsys(tables: Tables) -> str:
     sums = sums.sort_values("total_ns", ascending=False, kind="stable")
     all_ns = float(sums["total_ns"].sum())
     columns = (
-        Column("share", "%"),
-        Column("total_ns", "total", Unit("ns", 1.0)),
-        Column("launches", "launches"),
-        Column("mean_ns", "mean", Unit("ns", 1.0)),
+        TableColumn("share", "%"),
+        TableColumn("total_ns", "total", Unit("ns", 1.0)),
+        TableColumn("launches", "launches"),
+        TableColumn("mean_ns", "mean", Unit("ns", 1.0)),
         *map(label, ("class", "kind", "name")),
     )
     written = [

@@ -97,15 +97,15 @@ class Column:
 class Table:
     """One table: its name, what a row is, and its columns in order.
 
-    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that
-    ``is_picture`` holds what one picture or section shows: it is written as Parquet only, and only with rows.
+    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that is
+    ``parquet_only`` holds what one picture or section shows: it is written only with rows.
     """
 
     name: str
     row: str
     columns: tuple[Column, ...]
     is_new: bool = False
-    is_picture: bool = False
+    parquet_only: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -132,12 +132,12 @@ _COLUMN: Final = re.compile(r"\n    (\w+) +(\w+) +(.+(?:\n      .+)*)")
 
 
 def _table(
-    name: str, row: str, columns: str, is_new: bool = False, is_picture: bool = False, **values: tuple[str, ...]
+    name: str, row: str, columns: str, is_new: bool = False, parquet_only: bool = False, **values: tuple[str, ...]
 ) -> Table:
     """Read the columns from their text: name, type and meaning, which may go on in further lines."""
     groups = (match.groups() for match in _COLUMN.finditer(_KEY + columns))
     read = tuple(Column(key, dtype, " ".join(text.split()), values.get(key, ())) for key, dtype, text in groups)
-    return Table(name, row, read, is_new, is_picture)
+    return Table(name, row, read, is_new, parquet_only)
 
 
 def _values(of: type[Enum]) -> tuple[str, ...]:
@@ -368,7 +368,7 @@ TIMELINE: Final = _table(
     bytes        Float64 of a copy or set: its size; NA if that is not recorded
     """,
     is_new=True,
-    is_picture=True,
+    parquet_only=True,
 )
 
 
@@ -399,7 +399,7 @@ MODULES: Final = _table(
     """,
     part=_values(Pass),
     is_new=True,
-    is_picture=True,
+    parquet_only=True,
 )
 
 

@@ -35,11 +35,11 @@ def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
         tables.append(by_case(workload, timed, f"every number{shapes} by case"))
     has_power = any(column.id == "power" for table in tables for column in table.columns)
     notes = (DENSE_WORK if any(case.is_sparse for case in workload.cases) else "", _POWER_LAG if has_power else "")
-    blocks: list[doc.Block] = [*(doc.Paragraph(note, doc.Placement.DETAILS) for note in notes), *tables]
+    blocks: list[doc.Block] = [*(doc.Paragraph(note, doc.OnPage.DETAILS) for note in notes), *tables]
     return doc.make_section("cases", "Times, rates, memory and error by case", blocks, workload=workload.name)
 
 
-def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
+def by_shape(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
     """Yield tables with implementations as rows and the running axis as columns; the largest shape's group first.
 
     Each combination of the other axes has a table of times and, where FLOPs are known, one of TFLOP/s.
@@ -60,37 +60,37 @@ def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
 
 def _make_shape_table(
     workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], quantity: str, others: Axes
-) -> doc.Table:
+) -> doc.TableBlock:
     is_time = quantity == "time"
     columns = [doc.label("variant", workload.compare or "")]
     for i, shape in enumerate(shapes):
         value = as_text(dict(shape.axes)[axis])
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
-        columns.append(doc.Column(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
+        columns.append(doc.TableColumn(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
-    rows: list[tuple[doc.Cell, ...]] = []
+    rows: list[tuple[doc.TableCell, ...]] = []
     for variant in workload.variants:
         variant_cases = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
         if any(case is not None and case.outcome != Status.SKIPPED for case in variant_cases):
             name = "{} (baseline)" if any(case and case.is_baseline for case in variant_cases) else "{}"
             cells = (_time_cell(case, shape, is_time) for case, shape in zip(variant_cases, shapes, strict=True))
-            rows.append((doc.Cell(text=fill(name, doc.Code(variant))), *cells))
+            rows.append((doc.TableCell(text=fill(name, doc.Code(variant))), *cells))
     title = ", ".join(filter(None, [quantity, in_words(others)]))
-    return doc.Table(title, tuple(columns), tuple(rows), title, doc.Placement.DETAILS)
+    return doc.TableBlock(title, tuple(columns), tuple(rows), title, doc.OnPage.DETAILS)
 
 
-def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell:
+def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.TableCell:
     if case is None:
-        return doc.Cell(missing=NO_CASE)
+        return doc.TableCell(missing=NO_CASE)
     if case.time is None:
-        return doc.Cell(text=str(case.outcome) or MISSING)
+        return doc.TableCell(text=str(case.outcome) or MISSING)
     is_fastest = shape.fastest is not None and case.id == shape.fastest.id
     value = case.time.ns if is_time else case.tflops
-    return doc.Cell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
+    return doc.TableCell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
 
 
-def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.Table:
+def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
     """Return a row for each timed case: time, spread, rates, memory, error, clock, power, flags."""
     timed = [case for case in cases if case.time]
     unit = time_unit(case.ns for case in timed)
@@ -100,26 +100,26 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     has_counts = len(timed) == 1 or len(counts) > 1
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
-        (doc.Column("time", "time", unit), lambda c: c.ns),
-        (doc.Column("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
-        (doc.Column("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
-        (doc.Column("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
+        (doc.TableColumn("time", "time", unit), lambda c: c.ns),
+        (doc.TableColumn("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
+        (doc.TableColumn("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
+        (doc.TableColumn("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
         (doc.count("samples", counted), lambda c: c.time.n if c.time and has_counts else None),
         (doc.ratio("speedup", "over baseline"), lambda c: c.speedup),
-        (doc.Column("tflops", "TFLOP/s"), lambda c: c.tflops),
-        (doc.Column("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
-        (doc.Column("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
-        (doc.Column("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
-        (doc.Column("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
-        (doc.Column("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
-        (doc.Column("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
-        (doc.Column("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
-        (doc.Column("error_max", "max error of output"), lambda c: c.values.get("error_max")),
-        (doc.Column("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
-        (doc.Column("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
-        (doc.Column("clock", "SM clock", _MHZ), _clock),
-        (doc.Column("power", "power", _WATT), lambda c: c.values.get("power")),
-        (doc.Column("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
+        (doc.TableColumn("tflops", "TFLOP/s"), lambda c: c.tflops),
+        (doc.TableColumn("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
+        (doc.TableColumn("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
+        (doc.TableColumn("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
+        (doc.TableColumn("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
+        (doc.TableColumn("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
+        (doc.TableColumn("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
+        (doc.TableColumn("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
+        (doc.TableColumn("error_max", "max error of output"), lambda c: c.values.get("error_max")),
+        (doc.TableColumn("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
+        (doc.TableColumn("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
+        (doc.TableColumn("clock", "SM clock", _MHZ), _clock),
+        (doc.TableColumn("power", "power", _WATT), lambda c: c.values.get("power")),
+        (doc.TableColumn("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
     ]
     axes = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     labels = [doc.label(axis) for axis in axes]
@@ -128,7 +128,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
         (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_marks))
         for case in timed
     ]
-    return doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
+    return doc.make_table("cases", columns, rows, title, doc.OnPage.DETAILS)
 
 
 def _range(case: CaseResult, unit: Unit, *ends: str) -> str | None:
@@ -136,18 +136,18 @@ def _range(case: CaseResult, unit: Unit, *ends: str) -> str | None:
     return None if low is None or high is None else f"{unit.of(low)} to {unit.of(high)}"
 
 
-def _peak_share(share: float | None) -> doc.Cell | None:
+def _peak_share(share: float | None) -> doc.TableCell | None:
     """Return a share of a peak; above the peak the number is wrong, so it is flagged."""
     return share_cell(share, Flag.ABOVE_PEAK if share and share > 1 else None)
 
 
-def _clock(case: CaseResult) -> doc.Cell | None:
+def _clock(case: CaseResult) -> doc.TableCell | None:
     """Return the median SM clock in Hz, and its range where it moved by more than 5 % or explains a flag."""
     clock, low, high = (case.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
     if clock is None:
         return None
     moved = low and high and high > low and (Flag.THROTTLED in case.marks or high - low > 0.05 * high)
-    return doc.Cell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
+    return doc.TableCell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
 
 
 def _labels(case: CaseResult, workload: WorkloadFindings) -> list[doc.Text]:
@@ -198,12 +198,12 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     ]
     varies = max(case_errors, default=0.0) > _VARIES * min(case_errors, default=0.0)
     is_notable = varies or any(case.is_disqualified for case in workload.cases)
-    placement = doc.Placement.SUMMARY if is_notable else doc.Placement.DETAILS
+    placement = doc.OnPage.SUMMARY if is_notable else doc.OnPage.DETAILS
     if worst := worst_tensors(workload, [*largest, *others]):
         first, second = worst, errors(workload, [*largest, *others], "Every tensor")
     else:
         first, second = errors(workload, largest), errors(workload, others, "The other cases")
-    tables = [replace(first, placement=placement), replace(second, placement=doc.Placement.DETAILS)]
+    tables = [replace(first, placement=placement), replace(second, placement=doc.OnPage.DETAILS)]
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
     summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
     return doc.make_section("accuracy", "Accuracy", tables, summary, workload.name, folds_long_tables=True)
@@ -259,12 +259,12 @@ def _dtype(case: CaseResult) -> str:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> doc.Table:
+def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> doc.TableBlock:
     """Return a row a case and tensor: whether it is within the tolerance, else what it misses."""
     return _table(workload, "of", [row for case in among if case.time for row in _rows(case, workload)], title)
 
 
-def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> doc.Table | None:
+def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> doc.TableBlock | None:
     """Return a row a case, its tensor that is nearest to a limit, where many rows are all within the tolerance.
 
     None where there are few, or where a case is outside, or has one tensor only.
@@ -298,12 +298,12 @@ def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
         yield case, "", {}
 
 
-def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> doc.Table:
+def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> doc.TableBlock:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     columns = [
         *(doc.label(label) for label in labels),
         doc.label("tensor", of),
-        *(doc.Column(name, name_of) for name, name_of in _TITLES.items()),
+        *(doc.TableColumn(name, name_of) for name, name_of in _TITLES.items()),
         doc.percent("checked", "compared"),
         doc.words("verdict", "within tolerance"),
     ]
@@ -360,7 +360,7 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
         grades_by_case(workload, largest, title, workload.compare),
         grades_by_case(workload, others, "other cases"),
     )
-    blocks = (counts, first, replace(second, id="other_targets", placement=doc.Placement.DETAILS))
+    blocks = (counts, first, replace(second, id="other_targets", placement=doc.OnPage.DETAILS))
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 
@@ -381,18 +381,18 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
 
 def grades_by_case(
     workload: WorkloadFindings, cases: Sequence[CaseResult], title: str, compare: str | None = None
-) -> doc.Table:
+) -> doc.TableBlock:
     """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
 
-    def reached(case: CaseResult, name: str) -> doc.Cell | None:
+    def reached(case: CaseResult, name: str) -> doc.TableCell | None:
         if name not in case.grades:
             return None
         grade, unit = case.grades[name], RATIO if name == "speedup" else None
-        return doc.Cell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
+        return doc.TableCell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
 
     columns: doc.Columns[CaseResult] = [
         (doc.label("case", compare or "case"), variant_text if compare else case_text),
-        *((doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
+        *((doc.TableColumn(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
     return doc.table_of("targets", [case for case in cases if case.reached], columns, title)

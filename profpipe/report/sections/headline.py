@@ -191,7 +191,7 @@ def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
     return step_unit(times_ns) if is_step else time_unit(times_ns)
 
 
-def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
+def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Amount:
     return duration(ns, _unit(workload, [ns]))
 
 
@@ -212,7 +212,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += ["found by launches that recur"] if case_steps and case_steps.rule is StepRule.PATTERN else []
     if case_steps and case_steps.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = case_steps.steady_walls(workload.basis.profiler)
-        ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
+        ends = [doc.Amount(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))

@@ -33,7 +33,7 @@ _STEP = "/step"
 _OF = {Iteration.CALL: "per call", Iteration.STEP: "of a steady step", Iteration.PROCESS: "of the whole recording"}
 
 #: Rows of a table: label and cells.
-_Row: TypeAlias = "tuple[doc.Text, list[doc.Cell]]"
+_Row: TypeAlias = "tuple[doc.Text, list[doc.TableCell]]"
 
 
 def kernel_share(workload: WorkloadFindings) -> doc.Section:
@@ -74,7 +74,7 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     return fill(text, doc.Code("direct_copy_kernel"))
 
 
-def by_category(shape: Shape, per: str = "/call") -> doc.Table:
+def by_category(shape: Shape, per: str = "/call") -> doc.TableBlock:
     """Return implementations as columns, the baseline first, then the fastest; categories of kernels as rows.
 
     ``per`` follows the unit of each time. The table has no rows where no kernel of the shape is known.
@@ -88,7 +88,7 @@ def by_category(shape: Shape, per: str = "/call") -> doc.Table:
         unit = time_unit(b.total.ns for b in breakdowns)
     rows = list(category_rows(breakdowns, unit, per)) if breakdowns else []
     if len(pairs) > 1 and any(case.kernel_speedup is not None for case, _ in pairs):
-        rows.append(("over baseline", [doc.Cell(case.kernel_speedup, unit=RATIO) for case, _ in pairs]))
+        rows.append(("over baseline", [doc.TableCell(case.kernel_speedup, unit=RATIO) for case, _ in pairs]))
     names = [doc.Code(case.variant or case.id) if case.variant or case.id else "whole capture" for case, _ in pairs]
     heads = [
         fill("{} (baseline)", name) if case.is_baseline else name for name, (case, _) in zip(names, pairs, strict=True)
@@ -96,9 +96,11 @@ def by_category(shape: Shape, per: str = "/call") -> doc.Table:
     return _table(f"share {title}".strip(), heads, rows, title)
 
 
-def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.Table:
-    columns = (doc.label("row", ""), *(doc.Column(str(i), head) for i, head in enumerate(heads)))
-    return doc.Table(id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False)
+def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.TableBlock:
+    columns = (doc.label("row", ""), *(doc.TableColumn(str(i), head) for i, head in enumerate(heads)))
+    return doc.TableBlock(
+        id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False
+    )
 
 
 def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = "/call") -> Iterator[_Row]:
@@ -107,7 +109,7 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
     copy = "copy" if breakdowns[0].kind == "cpu_op" else "direct_copy"
 
     def times(label: str, totals: Iterable[ClassTotal], is_optional: bool = False) -> Iterator[_Row]:
-        cells = [doc.Cell(total.ns or None, unit=unit) for total in totals]
+        cells = [doc.TableCell(total.ns or None, unit=unit) for total in totals]
         if not is_optional or not all(cell.is_empty for cell in cells):
             yield f"{label} {unit.name}{per}", cells
 
@@ -115,12 +117,12 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         return times(label, (b.category(name) for b in breakdowns), is_optional)
 
     def calls(label: str, name: str) -> _Row:
-        return f"{label} {noun}", [doc.Cell(b.category(name).calls, unit=COUNT) for b in breakdowns]
+        return f"{label} {noun}", [doc.TableCell(b.category(name).calls, unit=COUNT) for b in breakdowns]
 
-    def share(b: KernelBreakdown) -> doc.Cell:
+    def share(b: KernelBreakdown) -> doc.TableCell:
         if b.is_fused:
-            return doc.Cell(b.category("attention").ns / b.total.ns, unit=PERCENT)
-        return doc.Cell(text="unfused" if b.category("softmax").ns else "–")
+            return doc.TableCell(b.category("attention").ns / b.total.ns, unit=PERCENT)
+        return doc.TableCell(text="unfused" if b.category("softmax").ns else "–")
 
     if any(b.is_fused for b in breakdowns):
         yield "attention %", list(map(share, breakdowns))
@@ -137,12 +139,15 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         yield from times(class_name(name, breakdowns[0].kind), (b.other_class(name) for b in breakdowns))
     yield from times("everything else", (b.other_classes_without(names) for b in breakdowns), is_optional=True)
     yield from category("whole graphs", "graph", is_optional=True)
-    yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
+    yield (
+        doc.Strong(f"Total {unit.name}{per}"),
+        [doc.TableCell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns],
+    )
     if per == _STEP:
-        yield "launches", [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
+        yield "launches", [doc.TableCell(b.total.calls, unit=COUNT) for b in breakdowns]
 
 
-def _make_step_table(cases: Sequence[CaseResult]) -> doc.Table:
+def _make_step_table(cases: Sequence[CaseResult]) -> doc.TableBlock:
     """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     heads = [case_text(case) if case.id else "a step" for case in cases]
@@ -150,21 +155,21 @@ def _make_step_table(cases: Sequence[CaseResult]) -> doc.Table:
     return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2))
 
 
-def make_class_table(cases: Sequence[CaseResult]) -> doc.Table:
+def make_class_table(cases: Sequence[CaseResult]) -> doc.TableBlock:
     """Return cases as columns and kernel classes as rows, the largest class first."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     unit = time_unit(b.total.ns for b in breakdowns)
 
-    def cell(part: ClassTotal | None, total: ClassTotal) -> doc.Cell:
-        return with_share(part.ns, part.ns / total.ns, unit) if part else doc.Cell()
+    def cell(part: ClassTotal | None, total: ClassTotal) -> doc.TableCell:
+        return with_share(part.ns, part.ns / total.ns, unit) if part else doc.TableCell()
 
     times = grouped((name, part.ns) for b in breakdowns for name, part in b.classes.items())
     rows: list[_Row] = [
         (name, [cell(b.classes.get(name), b.total) for b in breakdowns])
         for name in sorted(times, key=lambda name: -max(times[name]))
     ]
-    rows.append((doc.Strong("total"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
-    calls = [doc.Cell(b.total.calls, unit=COUNT) for b in breakdowns]
+    rows.append((doc.Strong("total"), [doc.TableCell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
+    calls = [doc.TableCell(b.total.calls, unit=COUNT) for b in breakdowns]
     rows.append(("launches" if breakdowns[0].kind == "kernel" else "calls", calls))
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]
@@ -222,7 +227,7 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def table(shape: Shape, of: str = "call") -> doc.Table:
+def table(shape: Shape, of: str = "call") -> doc.TableBlock:
     """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
@@ -232,11 +237,11 @@ def table(shape: Shape, of: str = "call") -> doc.Table:
     before = base.breakdown if base else None
     columns = [
         (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
-         lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
+         lambda c: doc.TableCell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
         (doc.ratio("attention", f"attention {noun}"),
-         lambda c: doc.Cell(text="unfused") if c.variant in unfused else c.attention),
+         lambda c: doc.TableCell(text="unfused") if c.variant in unfused else c.attention),
         (doc.ratio("with_helpers", "with its helpers"),
-         lambda c: doc.Cell() if c.variant in unfused else c.with_helpers),
+         lambda c: doc.TableCell() if c.variant in unfused else c.with_helpers),
         (doc.ratio("kernels", f"all {noun}s of a {of}"), lambda c: c.call),
         (doc.ratio("call", f"measured {of}"), lambda c: c.measured_call),
         (doc.ratio("amdahl", "if attention took no time"), lambda c: None if c.attention is None else c.amdahl_limit),

@@ -361,14 +361,14 @@ _View: TypeAlias = "tuple[tuple[str, ...], tuple[doc.Block, ...]]"
 def explorer(workload: WorkloadFindings) -> doc.Section:
     """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
     views = dict(_views(workload))
-    choice = doc.Choice("view", ("quantity", "profiler", "view"), views)
+    choice = doc.ViewChoice("view", ("quantity", "profiler", "view"), views)
     return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
 def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
     """Yield ``blocks`` without ``chart``, also where it is one of those to choose from."""
     for block in blocks:
-        if isinstance(block, doc.Choice):
+        if isinstance(block, doc.ViewChoice):
             options = {key: tuple(without_chart(shown, chart)) for key, shown in block.options.items()}
             yield replace(block, options={key: shown for key, shown in options.items() if shown})
         elif not (isinstance(block, doc.Chart) and block.id == chart.id):
@@ -391,7 +391,7 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
             yield from _both(workload, axis, recorded, title, basis)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
-        chart = replace(breakdown(workload, shape), placement=doc.Placement.HTML)
+        chart = replace(breakdown(workload, shape), placement=doc.OnPage.HTML)
         yield ("time by kernel class", workload.kernel_profiler or "", "largest shape"), (chart,)
 
 
@@ -424,7 +424,7 @@ def _both(
 ) -> Iterator[_View]:
     """Yield the quantity over the running axis, and of the cases of the largest shape."""
     if axis and (chart := over(workload, axis, quantity)):
-        yield (name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),)
+        yield (name, profiler, f"over {axis}"), (replace(chart, placement=doc.OnPage.HTML),)
     if chart := ranking(workload, quantity):
         yield (name, profiler, "largest shape" if workload.compare else "all cases"), (chart,)
 
@@ -455,7 +455,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         replace(quantity.axis, is_log=spans_decades),
         {"": (doc.Series("", "", marks),)},
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         references=tuple(reference for reference in quantity.references if reference.kind is doc.ReferenceKind.LEVEL),
     )
@@ -503,7 +503,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
         {"": tuple(series)},
         " ".join(filter(None, notes)),
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         keys=tuple(names),
         references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, _roof_name(peak, below, len(roofs)), ridge)

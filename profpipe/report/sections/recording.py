@@ -102,7 +102,7 @@ def _reason(workload: WorkloadFindings) -> str:
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
-def _parts_table(workload: WorkloadFindings) -> doc.Table:
+def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
     recorded = [
         (case, place, parts)
@@ -117,8 +117,8 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
         (doc.label("case"), lambda row: labels.get(row[0], "")),
         (doc.label("rank", "GPU" if is_lone else "rank"),
          lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
-        (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
-        *((doc.Column(part.value, PART_NAMES[part], unit),
+        (doc.TableColumn("wall", "recorded", unit), lambda row: row[2].wall_ns),
+        *((doc.TableColumn(part.value, PART_NAMES[part], unit),
            lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
@@ -136,7 +136,7 @@ def launches(workload: WorkloadFindings) -> doc.Section:
         (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.words("grid"), lambda row: _size(row[2])),
         (doc.words("block"), lambda row: _size(row[3])),
-        (doc.Column("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
+        (doc.TableColumn("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
         (doc.count("calls"), lambda row: row[-1].n),
     ]
     table = doc.table_of("launches", rows, columns[len(workload.cases) < 2 :])
@@ -184,7 +184,7 @@ def compared_kernels(workload: WorkloadFindings) -> doc.Text:
     return fill("{}. Medians of a launch: {}.", begin, doc.join(named, separator="; ", last="; "))
 
 
-def _waits_table(workload: WorkloadFindings) -> doc.Table:
+def _waits_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row for each function in which the host waited for the GPU, of each case."""
     labels = case_texts(workload.cases)
     rows = [(labels.get(case, ""), *call) for case, waits in workload.steps.waits.items() for call in waits.items()]
@@ -192,7 +192,7 @@ def _waits_table(workload: WorkloadFindings) -> doc.Table:
         (doc.label("case"), lambda row: row[0]),
         (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
+        (doc.TableColumn("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
     ]
     return doc.table_of("host_waits", rows, columns[len(workload.cases) < 2 :])
 
@@ -208,7 +208,7 @@ def _totals(workload: WorkloadFindings) -> KernelTotals:
     return workload.recorded.capture_totals.get(key, KernelTotals())
 
 
-def _variants_table(workload: WorkloadFindings) -> doc.Table:
+def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
@@ -218,9 +218,9 @@ def _variants_table(workload: WorkloadFindings) -> doc.Table:
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
-        (doc.Column("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.TableColumn("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
         (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
-        (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+        (doc.TableColumn("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
     ]
     return doc.table_of("variants", rows, columns if moved else columns[:-1])
 
@@ -437,7 +437,7 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         (doc.label("tool"), lambda row: f"{row[2].tool} {row[2].tool_version}".strip()),
         (doc.label("GPU"), lambda row: row[2].device or "not named"),
         (doc.count("launches"), lambda row: row[2].launches),
-        (doc.Column("total", "kernel time", unit), lambda row: row[2].total_ns),
+        (doc.TableColumn("total", "kernel time", unit), lambda row: row[2].total_ns),
     ]
     chart = _chart([(f"{name} ({file.tool})", breakdown) for name, breakdown, file in rows])
     blocks = (doc.table_of("recordings", rows, columns), chart) if len(rows) > 1 else ()

@@ -40,15 +40,17 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     first = table(part, largest, is_one_shape, title)
     second = table(part, others, False, "other cases" if first.rows else "")
-    second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
-    notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
+    second = replace(second, id="other_limits", placement=doc.OnPage.DETAILS)
+    notes = doc.Bullets(tuple(explanations(part)), doc.OnPage.DETAILS)
     rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
-    blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
+    blocks = (first, second, notes, doc.Paragraph(rates, doc.OnPage.DETAILS))
     shown = blocks if first.rows or second.rows else ()
     return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
 
 
-def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
+def table(
+    workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = ""
+) -> doc.TableBlock:
     """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
@@ -63,19 +65,19 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     columns = [
         (doc.label("case", workload.compare or "case"),
          lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c)),
-        (doc.Column("gpu", "GPU time", times),
-         lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
-        (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
-        (doc.Column("idle", "GPU idle %"),
+        (doc.TableColumn("gpu", "GPU time", times),
+         lambda c: doc.TableCell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
+        (doc.TableColumn("issue", "host issues in", times), lambda c: c.limit.issue_ns),
+        (doc.TableColumn("idle", "GPU idle %"),
          lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
-        (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
-        (doc.Column("tflops", tflops), lambda c: c.tflops_done),
-        (doc.Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
-        (doc.Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
-        (doc.Column("moved", "must move", sizes),
+        (doc.TableColumn("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
+        (doc.TableColumn("tflops", tflops), lambda c: c.tflops_done),
+        (doc.TableColumn("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
+        (doc.TableColumn("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
+        (doc.TableColumn("moved", "must move", sizes),
          lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None),
-        (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
+        (doc.TableColumn("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
     return doc.table_of("limits", limited, columns, title)

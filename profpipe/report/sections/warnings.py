@@ -158,7 +158,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
-        (figure.profiler, (labels[agreement.case], doc.Number(figure.difference, SIGNED_PERCENT)))
+        (figure.profiler, (labels[agreement.case], doc.Amount(figure.difference, SIGNED_PERCENT)))
         for agreement in workload.agreements
         for figure in agreement.figures
         if figure.is_unexplained
@@ -191,7 +191,7 @@ def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Te
     named = []
     for longer, shorter in grouped(pairs).items():
         unit = time_unit([longer.ns])
-        times = doc.join(fill("{} in {}", doc.Number(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
+        times = doc.join(fill("{} in {}", doc.Amount(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
         named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
     if named:
         yield doc.concat("The same case has different times in two workloads; trust neither: ",
@@ -266,7 +266,7 @@ def skipped(findings: Findings) -> doc.Section:
     return doc.make_section("skipped", "Skipped", [_drop_only_workload(table, findings)])
 
 
-def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
+def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.TableBlock:
     def cases(group: NotRun) -> doc.Text:
         return "after the last case" if group.is_after_cases else name_cases(group, findings) or "all cases"
 
@@ -286,7 +286,7 @@ def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
     return _drop_only_workload(doc.table_of(id, groups, columns), findings)
 
 
-def _drop_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
+def _drop_only_workload(table: doc.TableBlock, findings: Findings) -> doc.TableBlock:
     return table if len(findings.workloads) > 1 else table.without("workload")
 
 
