@@ -523,10 +523,10 @@ class Section:
     def __bool__(self) -> bool:
         return bool(self.blocks or self.summary or self.sections)
 
-    def walk(self) -> Iterator[Block]:
-        """Yield every block, those of details and of subsections included."""
+    def walk(self, with_subsections: bool = True) -> Iterator[Block]:
+        """Yield every block, those of details included."""
         yield from _walk(self.blocks)
-        for section in self.sections:
+        for section in self.sections if with_subsections else ():
             yield from section.walk()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, WorkloadFindings
 from profpipe.job import as_text
-from profpipe.report import labels, results_json, selection
+from profpipe.report import labels, selection
 from profpipe.report.document import TableColumn, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies
 from profpipe.report.text import write_section, write_table
@@ -32,7 +32,6 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
         "nsys_stats.txt": _nsys(tables),
         "ncu_memory_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _join_workloads(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
-        results_json.FILE: results_json.text(findings, tables, run),
     }
     return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import profpipe
 from profpipe import masking, plugins
 from profpipe.results import atomic
-from profpipe.stdio import as_json, visible, visible_line
+from profpipe.stdio import visible
 
 FILE: Final = ".answer.json"
 #: Bytes: a folder may come from somebody else.
@@ -111,59 +111,3 @@ def _code() -> list[Any]:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-# --- the short JSON document -----------------------------------------------------------------------------------------
-
-#: Bytes of the document, and of a text and a path in it. In a list of texts the first ones stand.
-MOST: Final = 8_000
-_LONGEST_TEXT: Final = 600
-_LONGEST_PATH: Final = 4_000
-_MOST_TEXTS: Final = 20
-#: Its lists. Where there is no room, the longest one loses its last entry; the bytes of some count less.
-_LISTS: Final = {"cases": 1.0, "files": 1.0, "findings": 0.5, "warnings": 0.5}
-
-
-def fit(document: dict[str, Any], most: int = MOST) -> dict[str, Any]:
-    """Return the document in at most ``most`` bytes of JSON. ``left_out`` has the number of entries without room."""
-    kept: dict[str, Any] = {
-        name: [_clean(entry) for entry in value] if name in _LISTS else _clean(value, name)
-        for name, value in document.items()
-    }
-    left: dict[str, Any] = kept.pop("left_out", {})
-    # `left_out` itself needs room.
-    excess = len(as_json(kept)) - most + 120
-    sizes = {name: [len(as_json(entry)) + 2 for entry in kept[name]] for name in _LISTS if name in kept}
-    totals = {name: _LISTS[name] * sum(lengths) for name, lengths in sizes.items()}
-    while excess > 0 and any(sizes.values()):
-        name = max(totals, key=lambda name: totals[name])
-        size = sizes[name].pop()
-        excess, totals[name] = excess - size, totals[name] - _LISTS[name] * size
-        kept[name].pop()
-        left[name] = left.get(name, 0) + 1
-    return {**kept, "left_out": {**left, "in": "--json=full"}} if left else kept
-
-
-def with_folder(document: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return the document with the path of its results folder, to which the places in it are relative."""
-    return fit({**document, "folder": folder})
-
-
-def _clean(value: Any, name: str = "") -> Any:
-    """Return ``value`` without secrets, control characters and long texts."""
-    if isinstance(value, dict):
-        return {key: _clean(child, key) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_clean(child) for child in value[:_MOST_TEXTS]]
-    if not isinstance(value, str):
-        return value
-    return clean_text(value, _LONGEST_PATH if name == "folder" else _LONGEST_TEXT)
-
-
-def clean_text(text: str, most: int) -> str:
-    """Return ``text`` without secrets and control characters, in at most ``most`` bytes of JSON."""
-    # Of a megabyte, only the beginning is looked at.
-    shown = visible_line(masking.mask_printed(text[: 4 * most]))
-    while len(as_json(shown)) > most:
-        shown = f"{shown[: min(len(shown) * 3 // 4, most)]}…"
-    return shown
