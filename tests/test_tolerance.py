@@ -389,7 +389,7 @@ def studies() -> Iterator[tuple[Any, ...]]:
     yield ("The win is that of the fastest accurate one, and no number says how much faster an inaccurate one is",
            headline.headline(wrong), times.times(wrong), cases.accuracy(wrong))  # fmt: skip
     two = only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
-    yield "So is the fastest number of a table", next(iter(cases.by_shape(two)))
+    yield "So is the fastest number of a table", next(iter(cases.make_shape_tables(two)))
     yield "Where none is accurate none wins", headline.headline(only(study(a=(4000.0, 0.2), b=(2000.0, 0.1))))
     sums = only(sums_of_kernels())
     yield ("Sums of kernels win nothing either", headline.headline(sums), kernel_share.kernel_share(sums),

@@ -44,7 +44,7 @@ _WORDS: Final = {
 }
 
 
-def with_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
+def add_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
     """Return the request with the options of sbatch that follow ``command --``."""
     try:
         settings = (request.pipeline.slurm or Slurm()).add_options(words)

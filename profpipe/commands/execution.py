@@ -35,7 +35,7 @@ from profpipe.runner.session import Session
 _REPORT_S: Final = 3
 
 
-def with_comparisons(request: RunRequest) -> RunRequest:
+def group_cases(request: RunRequest) -> RunRequest:
     """Return the request with the groups of cases that stay on one GPU, where cases run side by side."""
     if request.pipeline.gpus == 1:
         return request

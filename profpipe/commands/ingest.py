@@ -162,7 +162,7 @@ def _print_unwritten(shown: argparse.Namespace, data: Tables, manifest: Manifest
 
     # The screen has no timeline.
     data = text.shorten_tables(replace(data, timeline=data.timeline.iloc[:0]))
-    print(screen.lay_out(first_screen.of_recordings(analyze.analyze(data, manifest), manifest)))
+    print(screen.lay_out(first_screen.show_recordings(analyze.analyze(data, manifest), manifest)))
     print("\nTables and pages: add --out DIR")
 
 

@@ -67,7 +67,7 @@ class RunReport:
     @cached_property
     def first_screen(self) -> Screen:
         """What the terminal shows of the pages."""
-        return first_screen.of_document(self.document)
+        return first_screen.show_document(self.document)
 
     @cached_property
     def results(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ _JUDGED: Final = {
 def select_report(
     document: doc.Document, findings: Findings | PairFindings, run: Manifest, full: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the document of a run or of ingested files. ``full`` is that of results.json, or of the verdicts of `ab`."""
+    """Return the document of a run or of ingested files. ``full`` is that of results.json, of `ab` its verdicts."""
     where = _places(document)
     if isinstance(findings, PairFindings):
         headlines = (section for section in document.sections if section.id == "headline")
@@ -94,7 +94,7 @@ def select_report(
     ranked = [finding for _, finding in sorted(by_rank, key=lambda pair: pair[0])]
     several = len(findings.workloads) > 1
     listed = [case for workload in findings.workloads for case in cases(workload, full, several)]
-    lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.by_kind(findings, run)]
+    lines = [{"kind": kind, "text": write_text(line)} for kind, line in warnings.list_warnings(findings, run)]
     files = {} if run.is_run else {"files": _files(run)}
     return _document("run" if run.is_run else "ingest", run, document, ranked, lines, listed, files)
 

@@ -17,7 +17,7 @@ from profpipe.analysis.steps import ONE_DEVICE, Place, StepPart, StepParts, plac
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report import document as doc, results_json
-from profpipe.report.first_screen import of_section
+from profpipe.report.first_screen import show_section
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.screen import Screen, lay_out
 from profpipe.report.sections.kernel_differences import kernel_rows
@@ -39,7 +39,7 @@ def text(comparison: Comparison | RecordingComparison) -> str:
 
 
 def _titled(section: doc.Section) -> Screen:
-    return [["text", write_text(section.title)], *of_section(replace(section, title=""), has_bars=True)]
+    return [["text", write_text(section.title)], *show_section(replace(section, title=""), has_bars=True)]
 
 
 def page(

@@ -418,18 +418,12 @@ class TableBlock:
         return {name: next(name[:n] for n in range(1, len(name) + 1) if [f[:n] for f in names].count(name[:n]) == 1
                            or n == len(name)) for name in names}  # fmt: skip
 
-    def without_empty_columns(self) -> TableBlock:
-        """Return the table without the number columns in which every cell is empty."""
-        kept = [i for i, c in enumerate(self.columns) if c.is_label or any(not row[i].is_empty for row in self.rows)]
-        return self._select_columns(kept)
-
     def without(self, *ids: str) -> TableBlock:
         """Return the table without the columns ``ids``."""
-        return self._select_columns([i for i, column in enumerate(self.columns) if column.id not in ids])
-
-    def _select_columns(self, kept: Sequence[int]) -> TableBlock:
+        kept = [i for i, column in enumerate(self.columns) if column.id not in ids]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+        columns = tuple(self.columns[i] for i in kept)
+        return TableBlock(self.id, columns, rows, self.title, self.placement, self.is_divisible)
 
 
 def make_table(
@@ -438,10 +432,13 @@ def make_table(
     rows: Iterable[Sequence[Content]],
     title: Text = "",
     placement: OnPage = OnPage.SUMMARY,
+    is_divisible: bool = True,
 ) -> TableBlock:
     """Return a table without empty columns of numbers; the contents of ``rows`` become cells."""
-    cells = tuple(tuple(map(cell, row)) for row in rows)
-    return TableBlock(id, tuple(columns), cells, title, placement).without_empty_columns()
+    cells = [tuple(map(cell, row)) for row in rows]
+    kept = [i for i, column in enumerate(columns) if column.is_label or any(not row[i].is_empty for row in cells)]
+    shown = tuple(tuple(row[i] for i in kept) for row in cells)
+    return TableBlock(id, tuple(columns[i] for i in kept), shown, title, placement, is_divisible)
 
 
 def table_of(
@@ -591,7 +588,7 @@ class Document:
 
     def without(self, placement: OnPage) -> Document:
         """Return the document without the blocks of ``placement`` and the sections that hold no others."""
-        return replace(self, sections=_drop_placement(self.sections, placement))
+        return Document(self.title, _drop_placement(self.sections, placement), self.cases, self.flags)
 
 
 def _drop_placement(sections: Iterable[Section], placement: OnPage) -> tuple[Section, ...]:
@@ -600,5 +597,5 @@ def _drop_placement(sections: Iterable[Section], placement: OnPage) -> tuple[Sec
         blocks = tuple(block for block in section.blocks if block.placement is not placement)
         children = _drop_placement(section.sections, placement)
         if blocks or children or not (section.blocks or section.sections):
-            kept.append(replace(section, blocks=blocks, sections=children))
+            kept.append(Section(section.id, section.title, blocks, section.summary, section.workload, children))
     return tuple(kept)

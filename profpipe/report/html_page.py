@@ -181,13 +181,13 @@ class Html:
         """Return the id of the page of a case of this workload; empty where the case has no page."""
         return self.cases.get((self.workload, case), "") if case else ""
 
-    def without_links(self) -> Html:
+    def drop_links(self) -> Html:
         """Return a writer for text inside a button or a summary, which may hold no link."""
         return replace(self, anchors={}, cases={}, exists=lambda path: False)
 
-    def id_of(self, *names: str) -> str:
-        """Return the id of an element of this place, which no other element has."""
-        id = anchor(self.place, *names)
+    def id_of(self, *names: str, place: str = "") -> str:
+        """Return the id of an element of this place, or of another, which no other element has."""
+        id = anchor(place or self.place, *names)
         self.given[id] = number = self.given.get(id, 0) + 1
         return id if number == 1 else f"{id}.{number}"
 
@@ -198,11 +198,11 @@ class Html:
         if not section:
             return Markup("")
         writer = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
-        is_named = section.workload and self.names_workloads
+        is_named = section.workload and self.names_workloads and level == 2
         heading = join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if is_named else ""])
         classes = " ".join(("section", *(id for id in _STYLED if id == section.id)))
-        inner, children = replace(writer, names_workloads=False), _children_ids(section, id)
-        return _write("section", writer, section, id, level, classes, heading, inner, children, is_folded)
+        children = _children_ids(section, id)
+        return _write("section", writer, section, id, level, classes, heading, children, is_folded)
 
     def block(self, block: doc.Block) -> Markup:
         match block:
@@ -219,7 +219,7 @@ class Html:
                 return self._chart(block)
             case doc.Details():
                 inner = element("div", *map(self.block, block.blocks))
-                return element("details", element("summary", self.without_links().text(block.summary)), inner)
+                return element("details", element("summary", self.drop_links().text(block.summary)), inner)
             case doc.ViewChoice():
                 return _write("choice", self, block, self.id_of("choice", block.id))
             case doc.TimelineChart():
@@ -227,14 +227,14 @@ class Html:
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
-    def table(self, table: doc.TableBlock, is_sortable: bool = True) -> Markup:
-        """Return a table with its first rows; empty without rows."""
-        id, rows = self.id_of("table", table.id), table.rows[:MOST_ROWS]
+    def table(self, table: doc.TableBlock, place: str = "", is_sortable: bool = True) -> Markup:
+        """Return a table with its first rows; empty without rows. The default of ``place`` is that of the writer."""
+        id, rows = self.id_of("table", table.id, place=place), table.rows[:MOST_ROWS]
         if not rows:
             return Markup("")
         # The last rows of a table that is not divisible are sums.
         can_sort = is_sortable and table.is_divisible and len(rows) > 1
-        head = join(self.without_links()._head(column, can_sort) for column in table.columns)
+        head = join(self.drop_links()._head(column, can_sort) for column in table.columns)
         cells = ((self._cell(*pair, can_sort) for pair in zip(row, table.columns, strict=True)) for row in rows)
         body = join(element("tr", *row) for row in cells)
         is_wide, file = len(table.columns) > _NARROW, ""
@@ -286,7 +286,7 @@ class Html:
     def _chart(self, chart: doc.Chart) -> Markup:
         """Return the chart with its title, its legend and the table of its values."""
         id = self.id_of("chart", chart.id)
-        table = replace(self, place=id).table(value_table(chart), is_sortable=False)
+        table = self.table(value_table(chart), id, is_sortable=False)
         linked = self._add_targets(chart)
         panels = {title: charts.draw(linked, series) for title, series in linked.panels.items()}
         return _write("chart", self, chart, id, charts.heading(chart), list(charts.legend(chart)), panels, table)
@@ -309,7 +309,7 @@ class Html:
     def _timeline(self, timeline: doc.TimelineChart) -> Markup:
         """Return the timeline as data that timeline.js draws, and a table with the time of each lane."""
         id = self.id_of("timeline", timeline.id)
-        table = replace(self, place=id).table(_lane_table(timeline))
+        table = self.table(_lane_table(timeline), id)
         buttons = [(flat(key), label, key_class(key)) for key, label in timeline.labels.items()]
         return _write("timeline", self, timeline, id, _json(timeline), buttons, self._page_of(timeline.case), table)
 

@@ -123,10 +123,12 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     long = tuple(part.moved for part in parts if part.moved)
     is_alone = section.id in FINDINGS or not (moved or long)
     is_kept = bool(kept or short) or (bool(section.summary) and is_alone and head <= room)
-    empty = replace(section, blocks=(), sections=(), summary="")
+    id, title, workload = section.id, section.title, section.workload
     return _Divided(
-        kept=replace(section, blocks=tuple(kept), sections=short) if is_kept else empty,
-        moved=replace(section, blocks=tuple(moved), sections=long, summary="" if is_kept else section.summary),
+        kept=Section(id, title, tuple(kept), section.summary, workload, short)
+        if is_kept
+        else Section(id, title, workload=workload),
+        moved=Section(id, title, tuple(moved), "" if is_kept else section.summary, workload, long),
         lines=used if is_kept else 0,
         overflows=overflows or (bool(section) and not is_kept and head > room),
     )
@@ -153,8 +155,9 @@ def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[l
         fitting = min(room - 2, most)
         if len(block.items) > fitting + 1:
             more_items = _more(len(block.items) - fitting, "item", id)
-            first = replace(block, items=(*block.items[:fitting], more_items))
-            return [first], [replace(block, items=block.items[fitting:])]
+            parts = (*block.items[:fitting], more_items), block.items[fitting:]
+            first, rest = (doc.Bullets(items, block.placement, block.drawn) for items in parts)
+            return [first], [rest]
     return ([block], []) if _lines(block) <= room else ([], [block])
 
 

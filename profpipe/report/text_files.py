@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from profpipe.analysis.cases import in_words
@@ -91,7 +91,7 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:
     title = f"Every number by case. Time: {labels.quantity(workload.basis)}."
-    return write_table(cases.by_case(workload, chosen, title))
+    return write_table(cases.make_case_table(workload, chosen, title))
 
 
 def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
@@ -103,14 +103,14 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     parts = [_cases(workload, timed)]
     for shape in workload.shapes:
         place = f", {in_words(shape.axes)}" if shape.axes else ""
-        share = kernel_share.by_category(shape, labels.per_iteration(workload))
-        parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
+        title = f"Kernel share ({workload.kernel_profiler}){place}"
+        parts.append(write_table(kernel_share.make_share_table(shape, labels.per_iteration(workload), title)))
         if shape.switch_costs:
-            costs = kernel_share.table(shape, of=labels.iteration(workload))
-            parts.append(write_table(replace(costs, title=f"{kernel_share.TITLE}{place}")))
+            title = f"{kernel_share.TITLE}{place}"
+            parts.append(write_table(kernel_share.table(shape, labels.iteration(workload), title)))
     if is_shortened:
         parts.append(write_table(roofline.table(workload, timed, False, "What limits it")))
-        parts.append(write_table(replace(phases.kernel_phases(workload, timed), title="By phase")))
+        parts.append(write_table(phases.kernel_phases(workload, timed, "By phase")))
         parts += [write_table(table) for table in (agreement.differences(workload), agreement.all_figures(workload))]
     return "\n\n".join(part for part in parts if part)
 

@@ -541,7 +541,7 @@ class Origin:
     #: What the rows of kind ``cpu_op`` are, where they are no CPU operators: ``Python functions``.
     rows: str = ""
 
-    def with_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
+    def add_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
         """Return the origin with the sums of all kernels: their times, one each, and which of them lie in a case.
 
         With a kernel whose time is missing the sums of times are None.
@@ -549,8 +549,13 @@ class Origin:
         if durations_ns.isna().any():
             return replace(self, launches=len(durations_ns))
         total, inside = float(durations_ns.sum()), float(durations_ns[in_case].sum())
-        summed = replace(self, total_ns=total, attributed_ns=inside, unattributed_ns=total - inside)
-        return replace(summed, launches=len(durations_ns))
+        return replace(
+            self,
+            launches=len(durations_ns),
+            total_ns=total,
+            attributed_ns=inside,
+            unattributed_ns=total - inside,
+        )
 
 
 def empty(table: Table) -> pd.DataFrame:
@@ -607,7 +612,7 @@ class Tables:
     #: The rank of the file's process and how many ranks its job has, where the file states both.
     rank_of: tuple[int, int] | None = None
 
-    def with_columns(self, **values: Any) -> Tables:
+    def set_columns(self, **values: Any) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
         changed: dict[str, Any] = {}
         for table in PARSED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from profpipe.analysis.cases import Axes, in_words, running_axis, without
 from profpipe.analysis.findings import CaseResult, Shape, WorkloadFindings
@@ -28,18 +27,18 @@ _POWER_LAG = "Power is read with a delay of 100 ms or more: a short case shows t
 
 def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return times and TFLOP/s by shape, then every number of each case of ``part``, the shapes shown in full."""
-    tables = list(by_shape(workload))
+    tables = list(make_shape_tables(workload))
     timed = [case for shape in part.shapes for case in shape.timed]
     if timed and (workload.basis is None or workload.basis.is_timed or len(workload.cases) > 1):
         shapes = "" if part is workload else f" of {plural(len(part.shapes), 'shape')}"
-        tables.append(by_case(workload, timed, f"every number{shapes} by case"))
+        tables.append(make_case_table(workload, timed, f"every number{shapes} by case"))
     has_power = any(column.id == "power" for table in tables for column in table.columns)
     notes = (DENSE_WORK if any(case.is_sparse for case in workload.cases) else "", _POWER_LAG if has_power else "")
     blocks: list[doc.Block] = [*(doc.Paragraph(note, doc.OnPage.DETAILS) for note in notes), *tables]
     return doc.make_section("cases", "Times, rates, memory and error by case", blocks, workload=workload.name)
 
 
-def by_shape(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
+def make_shape_tables(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
     """Yield tables with implementations as rows and the running axis as columns; the largest shape's group first.
 
     Each combination of the other axes has a table of times and, where FLOPs are known, one of TFLOP/s.
@@ -90,7 +89,7 @@ def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Tabl
     return doc.TableCell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
 
 
-def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
+def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
     """Return a row for each timed case: time, spread, rates, memory, error, clock, power, flags."""
     timed = [case for case in cases if case.time]
     unit = time_unit(case.ns for case in timed)
@@ -199,11 +198,13 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     varies = max(case_errors, default=0.0) > _VARIES * min(case_errors, default=0.0)
     is_notable = varies or any(case.is_disqualified for case in workload.cases)
     placement = doc.OnPage.SUMMARY if is_notable else doc.OnPage.DETAILS
-    if worst := worst_tensors(workload, [*largest, *others]):
-        first, second = worst, errors(workload, [*largest, *others], "Every tensor")
+    if worst := worst_tensors(workload, [*largest, *others], placement):
+        tables = [worst, errors(workload, [*largest, *others], "Every tensor", doc.OnPage.DETAILS)]
     else:
-        first, second = errors(workload, largest), errors(workload, others, "The other cases")
-    tables = [replace(first, placement=placement), replace(second, placement=doc.OnPage.DETAILS)]
+        tables = [
+            errors(workload, largest, "", placement),
+            errors(workload, others, "The other cases", doc.OnPage.DETAILS),
+        ]
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
     summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
     return doc.make_section("accuracy", "Accuracy", tables, summary, workload.name, folds_long_tables=True)
@@ -259,12 +260,17 @@ def _dtype(case: CaseResult) -> str:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> doc.TableBlock:
+def errors(
+    workload: WorkloadFindings, among: Sequence[CaseResult], title: str, placement: doc.OnPage
+) -> doc.TableBlock:
     """Return a row a case and tensor: whether it is within the tolerance, else what it misses."""
-    return _table(workload, "of", [row for case in among if case.time for row in _rows(case, workload)], title)
+    rows = [row for case in among if case.time for row in _rows(case, workload)]
+    return _table(workload, "of", rows, title, placement)
 
 
-def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> doc.TableBlock | None:
+def worst_tensors(
+    workload: WorkloadFindings, among: Sequence[CaseResult], placement: doc.OnPage
+) -> doc.TableBlock | None:
     """Return a row a case, its tensor that is nearest to a limit, where many rows are all within the tolerance.
 
     None where there are few, or where a case is outside, or has one tensor only.
@@ -274,7 +280,7 @@ def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> do
     if sum(len(rows) for _, rows in by_case) <= max(_MANY, len(by_case)) or not is_within:
         return None
     worst = [max(rows, key=lambda row: _used(row[2], workload.tolerance)) for _, rows in by_case if rows]
-    return _table(workload, "worst", worst, "The worst tensor of each case")
+    return _table(workload, "worst", worst, "The worst tensor of each case", placement)
 
 
 def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
@@ -298,7 +304,9 @@ def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
         yield case, "", {}
 
 
-def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> doc.TableBlock:
+def _table(
+    workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str, placement: doc.OnPage
+) -> doc.TableBlock:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     columns = [
         *(doc.label(label) for label in labels),
@@ -318,7 +326,7 @@ def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str
         checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
         verdict = _verdict(case, tensor)
         cells.append([*names, _NAMES.get(tensor, "–"), *(by_name.get(name) for name in _TITLES), checked, verdict])
-    return doc.make_table("errors", columns, cells, title)
+    return doc.make_table("errors", columns, cells, title, placement)
 
 
 def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
@@ -356,11 +364,11 @@ def targets(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     title = in_words(largest[0].shape) if largest and others else ""
     counts = doc.Bullets(tuple(_counts(workload, name) for name in workload.targets))
     # The cases of the short page have one shape, which the title names: they differ in the compared value alone.
-    first, second = (
-        grades_by_case(workload, largest, title, workload.compare),
-        grades_by_case(workload, others, "other cases"),
+    tables = (
+        make_grade_table("targets", workload, largest, title, workload.compare),
+        make_grade_table("other_targets", workload, others, "other cases", placement=doc.OnPage.DETAILS),
     )
-    blocks = (counts, first, replace(second, id="other_targets", placement=doc.OnPage.DETAILS))
+    blocks = (counts, *tables)
     return doc.make_section("targets", "Targets", blocks, workload=workload.name)
 
 
@@ -379,8 +387,13 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     return fill(f"{{}} ({limits}): of {plural(len(grades), 'case')} {counts}{without}.", doc.Strong(title))
 
 
-def grades_by_case(
-    workload: WorkloadFindings, cases: Sequence[CaseResult], title: str, compare: str | None = None
+def make_grade_table(
+    id: str,
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    title: str,
+    compare: str | None = None,
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.TableBlock:
     """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
 
@@ -395,4 +408,4 @@ def grades_by_case(
         *((doc.TableColumn(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
-    return doc.table_of("targets", [case for case in cases if case.reached], columns, title)
+    return doc.table_of(id, [case for case in cases if case.reached], columns, title, placement)

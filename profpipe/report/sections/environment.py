@@ -14,7 +14,7 @@ from profpipe.analysis.findings import Findings, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import duration, is_on_cpu, names, of_workload
+from profpipe.report.labels import add_workload, duration, is_on_cpu, names
 from profpipe.report.text import write_text
 from profpipe.report.units import number, percent, size_unit, time_unit
 from profpipe.results import folders
@@ -305,7 +305,7 @@ def outside(unattributed: Unattributed, findings: Findings) -> doc.Text:
     )
     return doc.concat(
         duration(unattributed.ns), f" ({percent(unattributed.share)} %) of the kernel time",
-        of_workload(unattributed.workload, findings), " under ", doc.Code(unattributed.profiler),
+        add_workload(unattributed.workload, findings), " under ", doc.Code(unattributed.profiler),
         f" lie outside every case{flush}",
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS
@@ -18,9 +17,9 @@ from profpipe.report.labels import (
     duration,
     fill,
     iteration,
+    make_time_cell,
     means_note,
     per_iteration,
-    with_share,
 )
 from profpipe.report.units import COUNT, PERCENT, RATIO, Unit, time_unit
 
@@ -40,13 +39,12 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
     """Return the table of the largest shape, and the others to choose from; without a comparison, by kernel class."""
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     if workload.compare:
-        tables = [by_category(shape, per_iteration(workload)) for shape in shapes]
+        tables = [make_share_table(shape, per_iteration(workload)) for shape in shapes]
     else:
         cases = [case for shape in workload.shapes for case in shape.cases if case.breakdown]
         starts = range(0, len(cases), _CASES_A_TABLE)
         make = _make_step_table if workload.iteration is Iteration.STEP else make_class_table
-        tables = [make(cases[i : i + _CASES_A_TABLE]) for i in starts]
-        tables = tables if len(tables) > 1 else [replace(table, title="") for table in tables]
+        tables = [make(cases[i : i + _CASES_A_TABLE], is_titled=len(starts) > 1) for i in starts]
     choice = doc.choose_table("share", "shape" if workload.compare else "cases", tables)
     notes = [means_note(workload), _context(workload)] if choice else []
     blocks = [*map(doc.Paragraph, notes), choice]
@@ -74,14 +72,14 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     return fill(text, doc.Code("direct_copy_kernel"))
 
 
-def by_category(shape: Shape, per: str = "/call") -> doc.TableBlock:
+def make_share_table(shape: Shape, per: str = "/call", title: doc.Text | None = None) -> doc.TableBlock:
     """Return implementations as columns, the baseline first, then the fastest; categories of kernels as rows.
 
-    ``per`` follows the unit of each time. The table has no rows where no kernel of the shape is known.
+    ``per`` follows the unit of a time. The default title is the shape. Without kernels the table has no rows.
     """
     pairs = [(case, case.breakdown) for case in shape.cases if case.breakdown]
     pairs.sort(key=lambda pair: (not pair[0].is_baseline, pair[1].total.ns))
-    breakdowns, title = [breakdown for _, breakdown in pairs], in_words(shape.axes)
+    breakdowns, axes = [breakdown for _, breakdown in pairs], in_words(shape.axes)
     if any(b.is_fused for b in breakdowns):
         unit = time_unit(part.ns for b in breakdowns for name, part in b.categories.items() if name != "rest")
     else:
@@ -93,7 +91,7 @@ def by_category(shape: Shape, per: str = "/call") -> doc.TableBlock:
     heads = [
         fill("{} (baseline)", name) if case.is_baseline else name for name, (case, _) in zip(names, pairs, strict=True)
     ]
-    return _table(f"share {title}".strip(), heads, rows, title)
+    return _table(f"share {axes}".strip(), heads, rows, axes if title is None else title)
 
 
 def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.TableBlock:
@@ -147,21 +145,21 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         yield "launches", [doc.TableCell(b.total.calls, unit=COUNT) for b in breakdowns]
 
 
-def _make_step_table(cases: Sequence[CaseResult]) -> doc.TableBlock:
+def _make_step_table(cases: Sequence[CaseResult], is_titled: bool) -> doc.TableBlock:
     """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     heads = [case_text(case) if case.id else "a step" for case in cases]
     rows = category_rows(breakdowns, time_unit(b.total.ns for b in breakdowns), _STEP)
-    return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2))
+    return _table(f"share {cases[0].id}".strip(), heads, rows, doc.join(heads, most=2) if is_titled else "")
 
 
-def make_class_table(cases: Sequence[CaseResult]) -> doc.TableBlock:
+def make_class_table(cases: Sequence[CaseResult], is_titled: bool = True) -> doc.TableBlock:
     """Return cases as columns and kernel classes as rows, the largest class first."""
     breakdowns = [case.breakdown for case in cases if case.breakdown]
     unit = time_unit(b.total.ns for b in breakdowns)
 
     def cell(part: ClassTotal | None, total: ClassTotal) -> doc.TableCell:
-        return with_share(part.ns, part.ns / total.ns, unit) if part else doc.TableCell()
+        return make_time_cell(part.ns, part.ns / total.ns, unit) if part else doc.TableCell()
 
     times = grouped((name, part.ns) for b in breakdowns for name, part in b.classes.items())
     rows: list[_Row] = [
@@ -173,7 +171,7 @@ def make_class_table(cases: Sequence[CaseResult]) -> doc.TableBlock:
     rows.append(("launches" if breakdowns[0].kind == "kernel" else "calls", calls))
     labels = [case_text(case) for case in cases]
     heads: list[doc.Text] = [fill(f"{{}}: {unit.name}", label) for label in labels] if len(labels) > 1 else [unit.name]
-    return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2))
+    return _table(f"classes {cases[0].id}", heads, rows, doc.join(labels, most=2) if is_titled else "")
 
 
 # --- kernels without a category, by class: together they are often the largest part of a call -------------------------
@@ -227,8 +225,11 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def table(shape: Shape, of: str = "call") -> doc.TableBlock:
-    """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
+def table(shape: Shape, of: str = "call", title: doc.Text | None = None) -> doc.TableBlock:
+    """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step.
+
+    The default title is the shape.
+    """
     base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
@@ -248,8 +249,8 @@ def table(shape: Shape, of: str = "call") -> doc.TableBlock:
         (doc.words("changes", f"other changes per {of}"),
          lambda c: _changes_text(_changes(c, before, breakdowns), is_cpu)),
     ]  # fmt: skip
-    costs, title = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
-    return doc.table_of(f"switch {title}".strip(), costs, columns, title)
+    costs, axes = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
+    return doc.table_of(f"switch {axes}".strip(), costs, columns, axes if title is None else title)
 
 
 def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:

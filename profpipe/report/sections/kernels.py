@@ -76,22 +76,24 @@ _LOCAL_NOTE = (
 )
 
 
-def kernels(workload: WorkloadFindings) -> doc.Section:
-    """Return the kernels with the most time, and what ncu measured of the first ones."""
+def kernels(workload: WorkloadFindings, names_shape: bool = True) -> doc.Section:
+    """Return the kernels with the most time, and what ncu measured of the first ones.
+
+    ``names_shape``: the heading of a comparison names the shape whose kernels stand first.
+    """
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
     noun = workload.cpu_rows.removeprefix("CPU ") if workload.is_on_cpu else "kernels"
-    first = top_kernels(workload, largest, limit)
-    first = replace(first, placement=doc.OnPage.SUMMARY) if is_lone else first
+    first = top_kernels(workload, largest, limit, placement=doc.OnPage.SUMMARY if is_lone else doc.OnPage.DETAILS)
     if not first.rows:
         return doc.Section("kernels", "", workload=workload.name)
     title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
-    rest = replace(top_kernels(workload, others, _OTHERS, _LEAST_SHARE), title=title).without("top stall", "misses")
+    rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
     summary = " ".join(filter(None, [means_note(workload), _ncu_note(workload)]))
     heading = f"Top {workload.cpu_rows}" if workload.is_on_cpu else "Top kernels"
-    if workload.compare and workload.largest and workload.largest.axes:
+    if names_shape and workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
     return doc.make_section("kernels", heading, [first, _fold(rest), _fold(names), *ncu], summary, workload.name)
 
@@ -116,7 +118,12 @@ def _target_name(target: str) -> str:
 
 
 def top_kernels(
-    workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int, least_share: float = 0.0
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    limit: int,
+    least_share: float = 0.0,
+    title: str = "",
+    placement: doc.OnPage = doc.OnPage.DETAILS,
 ) -> doc.TableBlock:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
     first_rows = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
@@ -137,7 +144,7 @@ def top_kernels(
     heads = [column for column, _ in columns] + [doc.TableColumn(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
     heads += [doc.words("top stall", "top stall, cycles/instruction"), doc.words("misses")]
-    return doc.make_table("top_kernels", heads, cells, placement=doc.OnPage.DETAILS)
+    return doc.make_table("top_kernels", heads, cells, title, placement)
 
 
 def _class(row: KernelRow, is_cpu: bool) -> str:

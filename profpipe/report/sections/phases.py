@@ -96,7 +96,7 @@ def _innermost(phases: Collection[Phase]) -> list[Phase]:
     return [phase for phase in phases if (phase.phase, phase.calls, phase.ns) not in held]
 
 
-def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
+def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title: str = "") -> doc.TableBlock:
     """Return cases as rows and phases as columns; deeper phases where they fit.
 
     A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
@@ -121,13 +121,14 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
             (doc.TableColumn("ns", "", unit), lambda pair: pair[1].ns),
             (doc.percent("share", ""), lambda pair: pair[1].share),
         ]
-        return doc.table_of("phases", listed, columns[is_one_case:])
+        return doc.table_of("phases", listed, columns[is_one_case:], title)
 
     def cell(phase: Phase | None) -> doc.TableCell:
         return doc.TableCell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.TableCell()
 
     wide = [[case_text(case), *(cell(phases_by_case[case.id].get(name)) for name in names)] for case in points]
-    return doc.make_table("phases", [doc.label("case"), *(doc.TableColumn(name, name, unit) for name in names)], wide)
+    heads = [doc.label("case"), *(doc.TableColumn(name, name, unit) for name in names)]
+    return doc.make_table("phases", heads, wide, title)
 
 
 def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
@@ -310,7 +311,7 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
         for phase in record.phases
         for at, size in phase.course
     ]
-    chart = line_chart(
+    return line_chart(
         f"{workload.name}-memory-course",
         "Memory over one iteration",
         doc.Axis("ms since the iteration began", is_measured=True),
@@ -321,8 +322,8 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
         panels=dict.fromkeys(point.panel for point in points),
         subtitle=in_words((*workload.fixed, *highest.shape)),
         notes=("Times are the host's, which allocates before the GPU runs the kernels.",),
+        placement=doc.OnPage.DETAILS,
     )
-    return replace(chart, placement=doc.OnPage.DETAILS) if chart else None
 
 
 def peaks(pairs: Sequence[_Pair]) -> doc.TableBlock:

@@ -13,7 +13,17 @@ from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals,
 from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
+from profpipe.report.labels import (
+    case_texts,
+    duration,
+    fill,
+    literal,
+    make_time_cell,
+    percent,
+    plural,
+    ratio,
+    short_names,
+)
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -119,7 +129,7 @@ def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
          lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
         (doc.TableColumn("wall", "recorded", unit), lambda row: row[2].wall_ns),
         *((doc.TableColumn(part.value, PART_NAMES[part], unit),
-           lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
+           lambda row, part=part: make_time_cell(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
     alone = {"case": len(workload.cases), "rank": len(places)}
@@ -308,7 +318,7 @@ def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield fill(f"{job.profiler} recorded {span}", of)
 
 
-def without_kernels(workload: WorkloadFindings) -> doc.Text:
+def name_copies(workload: WorkloadFindings) -> doc.Text:
     """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
     copies = [copy for case_copies in workload.steps.copies.values() for copy in case_copies.items()]
     if not copies or any(case.breakdown for case in workload.cases):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words
@@ -39,8 +38,7 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     first = table(part, largest, is_one_shape, title)
-    second = table(part, others, False, "other cases" if first.rows else "")
-    second = replace(second, id="other_limits", placement=doc.OnPage.DETAILS)
+    second = table(part, others, False, "other cases" if first.rows else "", "other_limits", doc.OnPage.DETAILS)
     notes = doc.Bullets(tuple(explanations(part)), doc.OnPage.DETAILS)
     rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
     blocks = (first, second, notes, doc.Paragraph(rates, doc.OnPage.DETAILS))
@@ -49,7 +47,12 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
 
 
 def table(
-    workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = ""
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    is_one_shape: bool,
+    title: str = "",
+    id: str = "limits",
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.TableBlock:
     """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
@@ -80,7 +83,7 @@ def table(
         (doc.TableColumn("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
-    return doc.table_of("limits", limited, columns, title)
+    return doc.table_of(id, limited, columns, title, placement)
 
 
 def _includes_gaps(case: CaseResult) -> bool:

@@ -57,7 +57,7 @@ def _list_case_steps(workload: WorkloadFindings) -> list[tuple[CaseResult, CaseS
     return [(case, case_steps) for case in workload.cases if (case_steps := workload.steps.of(case.id))]
 
 
-def by_profiler(workload: WorkloadFindings) -> doc.Section:
+def compare_profilers(workload: WorkloadFindings) -> doc.Section:
     """Return the step times side by side; empty where one profiler timed each case."""
     cases = [(case, case_steps) for case, case_steps in _list_case_steps(workload) if len(case_steps.times) > 1]
     names = list(dict.fromkeys(name for _, case_steps in cases for name in case_steps.times))
@@ -256,7 +256,7 @@ _OF_REQUESTS = (
 )
 
 
-def of_requests(workload: WorkloadFindings) -> doc.Text:
+def describe_requests(workload: WorkloadFindings) -> doc.Text:
     """Return the figures of the longest prompt of the only case; empty without requests."""
     rows = _requests(workload)
     if len(workload.cases) != 1 or not rows:

@@ -20,7 +20,7 @@ from profpipe.analysis.steps import (
 from profpipe.job import count_cases
 from profpipe.ranges import REPLAY
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, duration, fill, marked_text, percent, plural, ratio, span, with_share
+from profpipe.report.labels import case_text, duration, fill, make_time_cell, marked_text, percent, plural, ratio, span
 from profpipe.report.sections import plots
 from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import LEAST_REST, PATH_SEPARATOR, PREFILL, StepRule, StepState
@@ -445,7 +445,7 @@ def where_table(cases: Sequence[_Case]) -> doc.TableBlock:
     else:
         columns = [doc.TableColumn(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
         rows = [
-            (row.name, *(with_share(ns, parts.share(ns), unit, row.is_part)
+            (row.name, *(make_time_cell(ns, parts.share(ns), unit, row.is_part)
                          for *_, parts in cases for ns in [row.of(parts)]))
             for row in shown
         ]  # fmt: skip

@@ -66,7 +66,7 @@ def study_tables(studies: Sequence[Study]) -> doc.Section:
     return doc.Section("studies", "Study tables" if parts else "", sections=tuple(parts))
 
 
-def study_table(study: Study, before: Study | None = None) -> doc.Section:
+def study_table(study: Study, before: Study | None = None, id: str = "") -> doc.Section:
     """Return one table: its largest grid for the short page, the others folded.
 
     Values that all cases share are left out where they are those of the table ``before`` it.
@@ -79,7 +79,7 @@ def study_table(study: Study, before: Study | None = None) -> doc.Section:
     ]
     blocks: tuple[doc.Block, ...] = (*open_grid, *([doc.Paragraph(notes)] if notes else []), *folded)
     title, summary = study.entry.title, doc.join(_summary(study, before), " ", " ")
-    return doc.Section(f"study-{slug(title)}", title, blocks, summary)
+    return doc.Section(id or f"study-{slug(title)}", title, blocks, summary)
 
 
 def slug(text: str) -> str:

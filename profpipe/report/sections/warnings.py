@@ -13,7 +13,7 @@ from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRu
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, as_text, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, case_texts, fill, names, of_workload
+from profpipe.report.labels import add_workload, case_text, case_texts, fill, names
 from profpipe.report.sections import environment, kernels, steps
 from profpipe.report.units import SIGNED_PERCENT, time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
@@ -25,11 +25,11 @@ _NAMED = 3
 
 def warnings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the warnings of a run."""
-    lines = dict.fromkeys(line for _, line in by_kind(findings, run))
+    lines = dict.fromkeys(line for _, line in list_warnings(findings, run))
     return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(lines))])
 
 
-def by_kind(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
+def list_warnings(findings: Findings, run: Manifest) -> Iterator[tuple[str, doc.Text]]:
     """Yield each warning with what it is about, a word for programs such as ``uneven``."""
     kinds = {
         "incomplete": _incomplete(findings, run),
@@ -104,7 +104,7 @@ def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
         named = doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
         ran = doc.join(map(doc.Code, families)) or "no attention kernel (gemm and softmax)"
         yield doc.concat(
-            doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
+            doc.Strong("Unexpected kernel"), ": ", named, add_workload(workload, findings), " requested ",
             doc.join(map(doc.Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _unseen(findings: Findings) -> Iterator[doc.Text]:
         named = doc.join((case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in ids), most=_NAMED)
         noun = "operator" if any(cases[id].is_on_cpu for id in ids if id in cases) else "kernel"
         what = f" recorded no {noun} of {count_cases(len(ids))}"
-        yield doc.concat(doc.Code(profiler), what, of_workload(workload, findings), " that ran: ", named, ".")
+        yield doc.concat(doc.Code(profiler), what, add_workload(workload, findings), " that ran: ", named, ".")
 
 
 #: What happened, and what it means for the results.
@@ -167,7 +167,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
         who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
         yield doc.concat(
             who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
-            f"{len(differing)} of {count_cases(len(workload.agreements))}", of_workload(workload.name, findings), ": ",
+            f"{len(differing)} of {count_cases(len(workload.agreements))}", add_workload(workload.name, findings), ": ",
             doc.join((fill("{} ({})", *case) for case in differing), most=_NAMED), ".",
         )  # fmt: skip
 
@@ -182,7 +182,7 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     number = f"{len(counts.differing)} of {count_cases(counts.cases)}"
     return doc.concat(
         doc.join(map(doc.Code, counts.profilers)), f" recorded different numbers of launches{per} in {number}",
-        of_workload(counts.workload, findings), ": ", doc.join(named, most=_NAMED), ".",
+        add_workload(counts.workload, findings), ": ", doc.join(named, most=_NAMED), ".",
     )  # fmt: skip
 
 
