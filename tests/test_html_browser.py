@@ -94,7 +94,7 @@ def reports(documents: Callable[[str], Document], tmp_path_factory: pytest.TempP
     def path(example: str) -> Path:
         made = folder / f"{example}.html"
         if not made.exists():
-            made.write_text(report.render(documents(example), rendering.find_templates().page), encoding="utf-8")
+            made.write_text(report.render(documents(example), rendering.find_templates()), encoding="utf-8")
         return made
 
     return path
@@ -151,7 +151,7 @@ def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path: Path, 
         "profpipe.html": history_section.document(courses, "out", lambda run: f"{run}/report.html"),
     }
     for name, document in documents.items():
-        (tmp_path / name).write_text(report.render(document, rendering.find_templates().page), encoding="utf-8")
+        (tmp_path / name).write_text(report.render(document, rendering.find_templates()), encoding="utf-8")
         assert violations(new_page, address(tmp_path / name), "light") == []
 
 
@@ -385,7 +385,7 @@ def test_long_names_break_before_a_table_is_wider_than_the_page(tmp_path: Path, 
     table = TableBlock("kernels", names, ((name, *(TableCell(123456.0) for _ in range(7)), name),))
     path = tmp_path / "page.html"
     made = Document("names", (Section("kernels", "Kernels", (table,)),))
-    path.write_text(report.render(made, rendering.find_templates().page), encoding="utf-8")
+    path.write_text(report.render(made, rendering.find_templates()), encoding="utf-8")
     page = new_page(viewport={"width": 1200, "height": 900})
     page.goto(address(path))
     assert page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")

@@ -73,7 +73,7 @@ def _write_html(
     from profpipe.report import comparison, html_page
 
     page = comparison.page(compared, args.runs, recorded)
-    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
+    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates()))
 
 
 def _end_recordings(args: argparse.Namespace, compared: RecordingComparison) -> int:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -181,7 +181,7 @@ def write_results(
     data: Tables,
     run: Manifest,
     stored: Tables | None = None,
-    templates: rendering.Templates | None = None,
+    templates: Mapping[str, Path] | None = None,
     *,
     csv: bool,
 ) -> RunReport:

@@ -76,18 +76,11 @@ class RunReport:
         return results_json.document(self.findings, self.data, self.manifest)
 
 
-@dataclass(frozen=True)
-class Templates:
-    """The files that make the pages: the template of SUMMARY.md and details.md, and those of report.html."""
+def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> dict[str, Path]:
+    """Return the files that make the pages by their names: each from ``pipeline_dir``, else the built-in one.
 
-    summary: Path
-    page: Mapping[str, Path]
-
-
-def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> Templates:
-    """Return each file from the user's ``pipeline_dir``, else the built-in one.
-
-    Files in the folder ``not_below``, which may come from somebody else, are not used.
+    ``TEMPLATE`` makes SUMMARY.md and details.md, the others make report.html. Files in the folder ``not_below``, which
+    may come from somebody else, are not used.
     """
 
     def find(name: str) -> Path:
@@ -98,14 +91,14 @@ def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = No
             raise ConfigError(f"templates/{name}", "is missing.", "Install profpipe again.")
         return path
 
-    return Templates(find(TEMPLATE), {name: find(name) for name in html_page.FILES})
+    return {name: find(name) for name in (TEMPLATE, *html_page.FILES)}
 
 
 def write_report(
     folder: Path,
     data: Tables,
     manifest: Manifest,
-    templates: Templates | None = None,
+    templates: Mapping[str, Path] | None = None,
     pair_findings: PairFindings | None = None,
 ) -> RunReport:
     """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
@@ -119,8 +112,8 @@ def write_report(
         texts = text_files.texts(result.findings, result.data, manifest)
         for name, text in {**texts, results_json.FILE: results_json.text(result.results)}.items():
             atomic.write_text(folder / name, text)
-    pages.write(result.document, folder, templates.summary)
-    html_page.write(result.document, folder, templates.page)
+    pages.write(result.document, folder, templates[TEMPLATE])
+    html_page.write(result.document, folder, templates)
     return result
 
 

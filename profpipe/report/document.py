@@ -5,7 +5,7 @@ that a renderer escapes. Numbers stay numbers with their unit until a renderer f
 number formats, folding and links.
 
 The short page (SUMMARY.md) shows the blocks whose ``placement`` is ``SUMMARY``; ``details.md`` shows those with
-``DETAILS``. The page without a length limit (report.html) shows every block, and a page for each case.
+``DETAILS``. The page without a length limit (report.html) shows every block, and a page per case.
 """
 
 from __future__ import annotations

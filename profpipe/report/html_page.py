@@ -359,9 +359,9 @@ def _section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section,
 
 
 def value_table(chart: doc.Chart) -> doc.TableBlock:
-    """Return the values of a chart: a row for each position of the x axis, a column for each series.
+    """Return the values of a chart: a row per position of the x axis, a column per series.
 
-    A strip of many points has a row for each series.
+    A strip of many points has a row per series.
     """
     if chart.kind is doc.ChartKind.STRIP and len(chart.marks) > _MOST_LISTED:
         return _ends(chart)

@@ -38,7 +38,7 @@ _KEYS: Final = ["run", "workload", "case", "profiler"]
 
 
 def text(results: Mapping[str, Any]) -> str:
-    """Return the document as text with a line for each case, so that two of them can be compared line by line."""
+    """Return the document as text with a line per case, so that two of them can be compared line by line."""
     head = json.dumps({**results, "cases": []}, allow_nan=False).removesuffix("]}")
     lines = ",\n".join(json.dumps(case, allow_nan=False) for case in results["cases"])
     return f"{head}\n{lines}\n]}}\n"

@@ -52,7 +52,7 @@ Samples = Sequence[tuple[int, float]]
 
 
 def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Section, ...]:
-    """Return a section for each case, in the order of the tables."""
+    """Return a section per case, in the order of the tables."""
     most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
     pages = (
         _page(workload, case, run, limit_samples(raw.samples.get((workload.name, case.id), ()), most), raw)

@@ -90,7 +90,7 @@ def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Tabl
 
 
 def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
-    """Return a row for each timed case: time, spread, rates, memory, error, clock, power, flags."""
+    """Return a row per timed case: time, spread, rates, memory, error, clock, power, flags."""
     timed = [case for case in cases if case.time]
     unit = time_unit(case.ns for case in timed)
     memory = size_unit(case.values.get("peak_allocated") for case in timed)
@@ -294,7 +294,7 @@ def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
 
 
 def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
-    """Yield one row for each tensor that was compared, or one that says that none was."""
+    """Yield one row per tensor that was compared, or one that says that none was."""
     measures = {measure: value for measure, value in case.values.items() if measure in MEASURES}
     compared = {parts(measure)[1] for measure in measures}
     for tensor in TENSORS:
@@ -395,7 +395,7 @@ def make_grade_table(
     compare: str | None = None,
     placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.TableBlock:
-    """Return a row for each case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
+    """Return a row per case, named by ``compare`` alone or in full: what it reaches of each target, its grade."""
 
     def reached(case: CaseResult, name: str) -> doc.TableCell | None:
         if name not in case.grades:

@@ -226,7 +226,7 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
 
 
 def table(shape: Shape, of: str = "call", title: doc.Text | None = None) -> doc.TableBlock:
-    """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step.
+    """Return a row per implementation, the fastest first. ``of`` is what the times are of, such as a step.
 
     The default title is the shape.
     """

@@ -259,7 +259,7 @@ def classification(findings: Findings) -> doc.Section:
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:
-    """Yield a warning for each workload of which kernels without a class limit a conclusion or the required share."""
+    """Yield a warning per workload of which kernels without a class limit a conclusion or the required share."""
     return (_coverage(coverage, findings) for coverage in findings.coverage if not _is_enough(coverage))
 
 

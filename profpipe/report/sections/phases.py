@@ -196,7 +196,7 @@ def _short_names(paths: Collection[str]) -> dict[str, str]:
 
 
 def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
-    """Return a sentence for each phase that takes far more of the time than of the FLOPs."""
+    """Return a sentence per phase that takes far more of the time than of the FLOPs."""
     by_phase = grouped((phase.phase, phase) for phase in workload.phase_work)
     names, points = _short_names(by_phase), {case.id: case for case in workload.cases}
     return [
@@ -297,7 +297,7 @@ def memory(workload: WorkloadFindings) -> doc.Section:
 
 
 def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
-    """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
+    """Return the memory over the iteration with the highest peak, a panel per variant; None without a record."""
     with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
     if not with_course:
         return None

@@ -123,7 +123,7 @@ def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Refer
 def over(
     workload: WorkloadFindings, axis: str, quantity: Quantity, placement: doc.OnPage = doc.OnPage.SUMMARY
 ) -> doc.Chart | None:
-    """Return a chart with a panel for each combination of the other axes, of at most eight."""
+    """Return a chart with a panel per combination of the other axes, of at most eight."""
     lines = _line_axis(workload, axis)
     points = []
     for case in workload.cases:

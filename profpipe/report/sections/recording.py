@@ -113,7 +113,7 @@ def _reason(workload: WorkloadFindings) -> str:
 
 
 def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
-    """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
+    """Return a row per case and rank, or GPU of the only process: what was recorded, and its parts."""
     recorded = [
         (case, place, parts)
         for case, by_place in workload.steps.recordings.items()
@@ -195,7 +195,7 @@ def compared_kernels(workload: WorkloadFindings) -> doc.Text:
 
 
 def _waits_table(workload: WorkloadFindings) -> doc.TableBlock:
-    """Return a row for each function in which the host waited for the GPU, of each case."""
+    """Return a row per function in which the host waited for the GPU, of each case."""
     labels = case_texts(workload.cases)
     rows = [(labels.get(case, ""), *call) for case, waits in workload.steps.waits.items() for call in waits.items()]
     columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
@@ -219,7 +219,7 @@ def _totals(workload: WorkloadFindings) -> KernelTotals:
 
 
 def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
-    """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
+    """Return a row per variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
     moved = {

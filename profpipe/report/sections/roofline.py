@@ -54,7 +54,7 @@ def table(
     id: str = "limits",
     placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.TableBlock:
-    """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
+    """Return a row per case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
     """

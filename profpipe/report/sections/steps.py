@@ -517,7 +517,7 @@ def class_label(name: str) -> str:
 
 
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
-    """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
+    """Return a bar per case: compute by class, exposed communication, exposed copies and idle time by cause."""
     all_parts = [parts for *_, parts in cases]
     unit = step_unit(parts.wall_ns for parts in all_parts)
     labels = tuple(doc.plain(_heading(case, cases, workload.name)) for case in cases)
@@ -749,7 +749,7 @@ def copies(cases: Sequence[_Case]) -> doc.TableBlock:
 
 
 def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title: str) -> doc.TableBlock:
-    """Return a row for each direction of the copies of each case, which stands beside its label."""
+    """Return a row per direction of the copies of each case, which stands beside its label."""
     rows = [
         (label if i == 0 else "", *copy) for label, case_copies in cases for i, copy in enumerate(case_copies.items())
     ]

@@ -1,6 +1,6 @@
 """The tables and the plots that the pipeline file requests (`tables:`, `plots:`).
 
-A plot has a chart for each value, and a line for each combination of the line axes.
+A plot has a chart per value, and a line per combination of the line axes.
 """
 
 from __future__ import annotations

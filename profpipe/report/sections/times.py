@@ -23,7 +23,7 @@ _MOST_NAMES = 2
 
 
 def times(workload: WorkloadFindings, explains_flags: bool = True) -> doc.Section:
-    """Return the times, what they are, and one line for each flag."""
+    """Return the times, what they are, and one line per flag."""
     lines = doc.Bullets(tuple(explanations([workload]) if explains_flags else ()))
     context = doc.join(filter(None, (_context(workload), _found_steps(workload))), last=" ")
     blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
@@ -84,7 +84,7 @@ def _tables(workload: WorkloadFindings) -> Iterator[doc.TableBlock]:
 
 
 def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.TableBlock:
-    """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
+    """Return a row per case: its time, how well that is known, its speed-up and its flags."""
     of_steps = workload.basis is not None and workload.basis.quantity == "step"
     unit = (step_unit if of_steps else time_unit)([case.ns for case in cases])
     memory = size_unit(peak_memory(workload, case) for case in cases)
@@ -125,7 +125,7 @@ def _flags_of_case(workload: WorkloadFindings, case: CaseResult, win: Win | None
 
 
 def fastest_by_shape(workload: WorkloadFindings, placement: doc.OnPage = doc.OnPage.SUMMARY) -> doc.TableBlock:
-    """Return a row for each shape: its fastest case, the time, the lead and the flags of the cases compared."""
+    """Return a row per shape: its fastest case, the time, the lead and the flags of the cases compared."""
     wins = [(shape, shape.win, shape.win.best.time) for shape in workload.shapes if shape.win and shape.win.best.time]
     columns = (
         *map(doc.label, workload.varying_shape),
@@ -296,12 +296,12 @@ MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {Flag.KERNELS_VARY: _MEANINGS[Flag.K
 
 
 def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
-    """Return the section with one line for each flag of a timed case, whatever its workload."""
+    """Return the section with one line per flag of a timed case, whatever its workload."""
     return doc.make_section("flags", "Flags", [doc.Bullets(tuple(explanations(workloads)))])
 
 
 def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
-    """Return one line for each flag of a timed case of the workloads, with the number of these cases."""
+    """Return one line per flag of a timed case of the workloads, with the number of these cases."""
     timed = sum(1 for workload in workloads for case in workload.cases if case.time)
     lines: list[doc.Text] = []
     for flag, flagged in _flagged(workloads).items():

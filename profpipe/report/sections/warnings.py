@@ -1,4 +1,4 @@
-"""Warnings, one line for each reason not to trust a number, and the cases without a result.
+"""Warnings, one line per reason not to trust a number, and the cases without a result.
 
 The most serious warning comes first. Cases without a result failed, are still missing, or were skipped.
 """
@@ -155,7 +155,7 @@ def _outside(findings: Findings) -> Iterator[doc.Text]:
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
-    """Yield a line for each profiler whose times differ from the reference without a known cause."""
+    """Yield a line per profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
     unexplained = grouped(
         (figure.profiler, (labels[agreement.case], doc.Amount(figure.difference, SIGNED_PERCENT)))
