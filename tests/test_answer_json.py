@@ -180,6 +180,6 @@ def test_a_number_has_the_unit_that_stands_beside_it(
     label: str, title: str, unit: Unit | None, of_column: Unit | None, columns: list[str], row: list[Any]
 ) -> None:
     cells = ((doc.TableCell(text=label), doc.TableCell(2823204.0, unit=unit)),)
-    table = doc.TableBlock("t", (doc.label("part"), doc.TableColumn("n", title, of_column)), cells)
+    table = doc.TableBlock("t", (doc.label("part"), doc.number("n", title, of_column)), cells)
     (shown,) = answer_json.rows(doc.Section("s", "", (table,)))
     assert (shown["columns"], shown["row"]) == (columns, row)

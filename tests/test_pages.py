@@ -30,7 +30,7 @@ from profpipe.report.pages import MOST_LINES, paginate
 from profpipe.report.units import NO_CASE, PERCENT, RATIO, Unit
 
 US = Unit("us", 1e3)
-TIME = doc.TableColumn("time", "time", US)
+TIME = doc.number("time", "time", US)
 
 
 def table(*cells: TableCell | Text | float | None, column: doc.TableColumn = TIME, title: str = "") -> TableBlock:

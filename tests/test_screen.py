@@ -89,7 +89,7 @@ def made_up(names):
         doc.label("kernel"),
         doc.label("class"),
         doc.count("calls", "launches"),
-        doc.TableColumn("share", "", PERCENT),
+        doc.number("share", "", PERCENT),
     )
     table = doc.make_table("top_kernels", columns, [[Code(name), "own", 1, 0.5] for name in names])
     sections = [
@@ -121,7 +121,7 @@ def test_long_lists_leave_room_for_the_warnings():
 
 def test_a_narrow_table_keeps_what_its_rows_are_and_says_what_is_missing():
     columns = (doc.label("mode"), doc.label("seqlen"), doc.label("variant", "fastest"),
-               doc.TableColumn("time", "time ms"), doc.words("interval", "95 % interval"),
+               doc.number("time", "time ms"), doc.words("interval", "95 % interval"),
                doc.words("others", "other cases"))  # fmt: skip
     rows = [["fwd", str(512 * i), "sdpa_cudnn", 1.0, "+-0.1 %", "sdpa_flash 1.3x"] for i in range(1, 15)]
     times = Section("times", "Times", (doc.make_table("times", columns, rows),), workload="w")
@@ -133,7 +133,7 @@ def test_a_narrow_table_keeps_what_its_rows_are_and_says_what_is_missing():
 
 
 def test_tables_that_are_asked_for_stand_behind_the_answer():
-    columns = (doc.label("case"), doc.TableColumn("time", "ms"))
+    columns = (doc.label("case"), doc.number("time", "ms"))
     study = Section("first_studies", "", (doc.make_table("t", columns, [["fa2", 1.0]], title="asked for first"),))
     answer = Section("headline", "", (Paragraph("fastest is fa2"),), workload="w")
     screen = lay_out(first_screen.show_document(Document("run", (study, answer))), 80, "utf-8")

@@ -120,8 +120,8 @@ def _run_table(changes: Sequence[Change]) -> doc.TableBlock:
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
     columns: doc.Columns[Change] = [
         (doc.label("case"), lambda change: doc.Code(change.name)),
-        (doc.TableColumn("a", "A", unit), lambda change: change.a_ns),
-        (doc.TableColumn("b", "B", unit), lambda change: change.b_ns),
+        (doc.number("a", "A", unit), lambda change: change.a_ns),
+        (doc.number("b", "B", unit), lambda change: change.b_ns),
         (doc.signed_percent("percent", "B - A"), lambda change: change.percent / 100),
         (doc.words("verdict"), lambda change: _NOTES[change.is_beyond_noise]),
         (doc.words("accuracy", "inaccurate in"), lambda change: " and ".join(change.inaccurate_in)),
@@ -404,9 +404,9 @@ def _parts_table(change: RecordingChange) -> doc.TableBlock:
 
 def _time_columns(unit: Unit) -> list[doc.TableColumn]:
     return [
-        doc.TableColumn("a", "A", unit),
-        doc.TableColumn("b", "B", unit),
-        doc.TableColumn("part", "B - A", unit.signed()),
+        doc.number("a", "A", unit),
+        doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()),
     ]
 
 
@@ -420,7 +420,7 @@ def _ranks_table(change: RecordingChange) -> doc.TableBlock:
     shared = [rank for rank in a if rank in b] if len(a.keys() | b.keys()) > 1 else []
     unit = step_unit(ranks[rank].wall_ns for rank in shared for ranks in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
-    columns.append(doc.TableColumn("waiting", "of it exposed communication", unit.signed()))
+    columns.append(doc.number("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
         [
             place_name(rank),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from profpipe.analysis.timeline import Lane
 from profpipe.report.units import COUNT, MISSING, NO_UNIT, PERCENT, PLUS_MINUS, RATIO, SIGNED_PERCENT, Unit
@@ -312,16 +312,16 @@ class TableColumn:
         return self.unit.name if self.unit else ""
 
 
-def _titled(id: str, title: Text | None = None, **kind: Any) -> TableColumn:
-    """Return a column; its title is its id where none is given."""
-    return TableColumn(id, id if title is None else title, **kind)
+def number(id: str, title: Text | None = None, unit: Unit | None = None, **kind: bool) -> TableColumn:
+    """Return a column of numbers; its title is its id where none is given."""
+    return TableColumn(id, id if title is None else title, unit, **kind)
 
 
 #: Columns by what their cells are: names of the rows, other text, and numbers by how they are written.
-label, words = partial(_titled, is_label=True), partial(_titled, is_words=True)
-count, ratio = partial(_titled, unit=COUNT), partial(_titled, unit=RATIO)
-percent, signed_percent = partial(_titled, unit=PERCENT), partial(_titled, unit=SIGNED_PERCENT)
-plus_minus = partial(_titled, unit=PLUS_MINUS)
+label, words = partial(number, is_label=True), partial(number, is_words=True)
+count, ratio = partial(number, unit=COUNT), partial(number, unit=RATIO)
+percent, signed_percent = partial(number, unit=PERCENT), partial(number, unit=SIGNED_PERCENT)
+plus_minus = partial(number, unit=PLUS_MINUS)
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,7 @@ def value_table(chart: doc.Chart) -> doc.TableBlock:
     columns = [doc.label("panel", "")] if len(chart.panels) > 1 else []
     columns.append(doc.label("x", chart.x.title or ""))
     unit = unit_on(chart.y, [mark.y for mark in chart.marks])
-    columns += [doc.TableColumn(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
+    columns += [doc.number(f"series {i}", name or "everything else", unit) for i, name in enumerate(names)]
     rows = []
     for title, panel in chart.panels.items():
         values = {(series.name, mark.x): mark for series in panel for mark in series.marks}
@@ -390,8 +390,8 @@ def _ends(chart: doc.Chart) -> doc.TableBlock:
     columns: doc.Columns[doc.Series] = [
         (doc.label("series", ""), lambda series: series.name),
         (doc.count("points"), lambda series: len(series.marks)),
-        (doc.TableColumn("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
-        (doc.TableColumn("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
+        (doc.number("least", "least", unit), lambda series: min(mark.y for mark in series.marks)),
+        (doc.number("largest", "largest", unit), lambda series: max(mark.y for mark in series.marks)),
     ]
     return doc.table_of("values", chart.series, columns)
 
@@ -450,5 +450,5 @@ def _lane_table(timeline: doc.TimelineChart) -> doc.TableBlock:
         for key, (count, ns) in lane.totals.items()
     ]
     columns = [doc.label("group", "GPU"), doc.label("lane"), doc.label("class"), doc.count("operations"),
-               doc.TableColumn("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
+               doc.number("ns", "time", time_unit(row[-1] for row in rows))]  # fmt: skip
     return doc.make_table("lanes", columns, rows)

@@ -69,9 +69,9 @@ def make_profiler_table(workload: WorkloadFindings) -> doc.TableBlock:
 
     columns = [
         (doc.label("profiler", f"compared with {reference}"), lambda row: _title(row[0], workload)),
-        (doc.TableColumn("within", "within 3 %"), lambda row: _within(row[1])),
+        (doc.number("within", "within 3 %"), lambda row: _within(row[1])),
         (doc.signed_percent("largest", "largest difference"), lambda row: largest(row[1])),
-        (doc.TableColumn("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
+        (doc.number("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
         (doc.signed_percent("long_largest", "largest"), lambda row: largest(select_long(row[1])) or ""),
         (doc.words("causes", "causes above 3 %"), lambda row: _causes([p for p in row[1] if not p[1].is_close])),
     ]
@@ -114,11 +114,11 @@ def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
 
     columns: doc.Columns[Agreement] = [
         (doc.label("case"), lambda agreement: names[agreement.case]),
-        (doc.TableColumn("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
-        (doc.TableColumn("busy_ns", "some kernel runs", unit), busy_ns),
-        (doc.TableColumn("span_ns", "first to last kernel", unit),
+        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
+        (doc.number("busy_ns", "some kernel runs", unit), busy_ns),
+        (doc.number("span_ns", "first to last kernel", unit),
          lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
-        (doc.TableColumn("range_ns", "host in its range", unit),
+        (doc.number("range_ns", "host in its range", unit),
          lambda agreement: split.range_ns if (split := splits[agreement.case]) else None),
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
@@ -148,7 +148,7 @@ def overheads(workload: WorkloadFindings) -> doc.TableBlock:
         (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
         (doc.signed_percent("least"), lambda name: write_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
         (doc.signed_percent("most"), lambda name: write_case(*by_share[name][-1])),
-        (doc.TableColumn("marked", ("cases marked ", doc.Code("profiler_overhead"))),
+        (doc.number("marked", ("cases marked ", doc.Code("profiler_overhead"))),
          lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
     title = "Time that a profiler adds to the loop"

@@ -65,7 +65,7 @@ def _make_shape_table(
     for i, shape in enumerate(shapes):
         value = as_text(dict(shape.axes)[axis])
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
-        columns.append(doc.TableColumn(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
+        columns.append(doc.number(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
     rows: list[tuple[doc.TableCell, ...]] = []
     for variant in workload.variants:
@@ -99,26 +99,26 @@ def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], tit
     has_counts = len(timed) == 1 or len(counts) > 1
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
-        (doc.TableColumn("time", "time", unit), lambda c: c.ns),
-        (doc.TableColumn("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
-        (doc.TableColumn("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
-        (doc.TableColumn("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
+        (doc.number("time", "time", unit), lambda c: c.ns),
+        (doc.number("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
+        (doc.number("range", "min to max"), lambda c: _range(c, unit, "lowest", "highest")),
+        (doc.number("spread", "p10 to p90"), lambda c: _range(c, unit, "p10", "p90")),
         (doc.count("samples", counted), lambda c: c.time.n if c.time and has_counts else None),
         (doc.ratio("speedup", "over baseline"), lambda c: c.speedup),
-        (doc.TableColumn("tflops", "TFLOP/s"), lambda c: c.tflops),
-        (doc.TableColumn("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
-        (doc.TableColumn("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
-        (doc.TableColumn("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
-        (doc.TableColumn("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
-        (doc.TableColumn("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
-        (doc.TableColumn("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
-        (doc.TableColumn("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
-        (doc.TableColumn("error_max", "max error of output"), lambda c: c.values.get("error_max")),
-        (doc.TableColumn("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
-        (doc.TableColumn("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
-        (doc.TableColumn("clock", "SM clock", _MHZ), _clock),
-        (doc.TableColumn("power", "power", _WATT), lambda c: c.values.get("power")),
-        (doc.TableColumn("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
+        (doc.number("tflops", "TFLOP/s"), lambda c: c.tflops),
+        (doc.number("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),
+        (doc.number("tflops_best", "TFLOP/s at min"), lambda c: c.tflops_best),
+        (doc.number("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
+        (doc.number("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
+        (doc.number("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
+        (doc.number("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
+        (doc.number("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
+        (doc.number("error_max", "max error of output"), lambda c: c.values.get("error_max")),
+        (doc.number("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
+        (doc.number("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
+        (doc.number("clock", "SM clock", _MHZ), _clock),
+        (doc.number("power", "power", _WATT), lambda c: c.values.get("power")),
+        (doc.number("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
     ]
     axes = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     labels = [doc.label(axis) for axis in axes]
@@ -311,7 +311,7 @@ def _table(
     columns = [
         *(doc.label(label) for label in labels),
         doc.label("tensor", of),
-        *(doc.TableColumn(name, name_of) for name, name_of in _TITLES.items()),
+        *(doc.number(name, name_of) for name, name_of in _TITLES.items()),
         doc.percent("checked", "compared"),
         doc.words("verdict", "within tolerance"),
     ]
@@ -405,7 +405,7 @@ def make_grade_table(
 
     columns: doc.Columns[CaseResult] = [
         (doc.label("case", compare or "case"), variant_text if compare else case_text),
-        *((doc.TableColumn(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
+        *((doc.number(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
     return doc.table_of(id, [case for case in cases if case.reached], columns, title, placement)

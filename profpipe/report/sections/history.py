@@ -184,7 +184,7 @@ def course_table(courses: Sequence[Course]) -> doc.TableBlock:
         (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
         (doc.count("runs"), lambda course: len(course.points)),
         (
-            doc.TableColumn("level", "level", time_unit(course.level_ns for course in courses)),
+            doc.number("level", "level", time_unit(course.level_ns for course in courses)),
             lambda course: course.level_ns,
         ),
         (doc.plus_minus("band"), lambda course: course.band),

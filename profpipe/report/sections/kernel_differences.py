@@ -225,8 +225,8 @@ def kernel_rows(
     columns = [
         doc.label("kernel"), doc.words("class"), doc.words("change"),
         doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
-        doc.TableColumn("a", "A", unit), doc.TableColumn("b", "B", unit),
-        doc.TableColumn("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
+        doc.number("a", "A", unit), doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
     ]  # fmt: skip
     rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
     if others:

@@ -95,7 +95,7 @@ def make_share_table(shape: Shape, per: str = "/call", title: doc.Text | None = 
 
 
 def _table(id: str, heads: Sequence[doc.Text], rows: Iterable[_Row], title: doc.Text) -> doc.TableBlock:
-    columns = (doc.label("row", ""), *(doc.TableColumn(str(i), head) for i, head in enumerate(heads)))
+    columns = (doc.label("row", ""), *(doc.number(str(i), head) for i, head in enumerate(heads)))
     return doc.TableBlock(
         id, columns, tuple((doc.cell(label), *cells) for label, cells in rows), title, is_divisible=False
     )

@@ -138,10 +138,10 @@ def top_kernels(
         (doc.label("class"),
          lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else _class(row[1], is_cpu)),
         (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
-        (doc.TableColumn("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
+        (doc.number("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of kernel time" if not is_cpu else ""), lambda row: row[1].share),
     ][len(cases) == 1 :]  # fmt: skip
-    heads = [column for column, _ in columns] + [doc.TableColumn(name, name) for name, _ in ROW_FIGURES]
+    heads = [column for column, _ in columns] + [doc.number(name, name) for name, _ in ROW_FIGURES]
     cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
     heads += [doc.words("top stall", "top stall, cycles/instruction"), doc.words("misses")]
     return doc.make_table("top_kernels", heads, cells, title, placement)
@@ -198,8 +198,8 @@ def ncu_table(
     rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: doc.Text = ""
 ) -> doc.TableBlock:
     """Return ncu's figures of each kernel, without those that the chip or the chosen set does not have."""
-    mean = doc.TableColumn("mean_ns", "", time_unit(row.mean_ns for row in rows))
-    columns = [doc.label("case"), doc.label("kernel"), mean, *(doc.TableColumn(name, name) for name, _ in figures)]
+    mean = doc.number("mean_ns", "", time_unit(row.mean_ns for row in rows))
+    columns = [doc.label("case"), doc.label("kernel"), mean, *(doc.number(name, name) for name, _ in figures)]
     labels = zip(_labels(rows, cases), rows, strict=True)
     cells = [[*names, row.mean_ns, *_figures(row, figures)] for names, row in labels]
     return doc.make_table("ncu_figures", columns, cells, title, doc.OnPage.DETAILS)

@@ -67,9 +67,9 @@ def make_type_table(case_modules: CaseModules) -> doc.TableBlock:
     columns: doc.Columns[ModuleTime] = [
         (doc.label("type", "class"), lambda row: _name(row, row.type or row.name or "outside modules")),
         (doc.count("count", "modules"), lambda row: row.count or None),
-        (doc.TableColumn("forward", "forward", unit), lambda row: None if row is optimizer else row.forward_ns),
-        (doc.TableColumn("backward", "backward", unit), lambda row: None if row is optimizer else row.backward_ns),
-        (doc.TableColumn("ns", "", unit), lambda row: row.ns),
+        (doc.number("forward", "forward", unit), lambda row: None if row is optimizer else row.forward_ns),
+        (doc.number("backward", "backward", unit), lambda row: None if row is optimizer else row.backward_ns),
+        (doc.number("ns", "", unit), lambda row: row.ns),
         (doc.percent("share", ""), lambda row: row.ns / case_modules.total_ns if case_modules.total_ns else None),
     ]
     return doc.table_of(f"module_types {case_modules.case}", rows, columns)
@@ -83,9 +83,9 @@ def most_expensive(case_modules: CaseModules) -> doc.TableBlock:
         (doc.label("module"), lambda module: doc.Code(module.name)),
         (doc.label("type", "class"), lambda module: _name(module, module.type)),
         (doc.count("count", "modules"), lambda module: module.count),
-        (doc.TableColumn("forward", "forward", unit), lambda module: module.forward_ns),
-        (doc.TableColumn("backward", "backward", unit), lambda module: module.backward_ns),
-        (doc.TableColumn("ns", "", unit), lambda module: module.ns),
+        (doc.number("forward", "forward", unit), lambda module: module.forward_ns),
+        (doc.number("backward", "backward", unit), lambda module: module.backward_ns),
+        (doc.number("ns", "", unit), lambda module: module.ns),
         (doc.percent("share", ""), lambda module: module.ns / case_modules.total_ns if case_modules.total_ns else None),
         (
             doc.percent("own", "without inner"),

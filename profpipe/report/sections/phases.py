@@ -118,7 +118,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title
             (doc.label("case"), lambda pair: case_text(pair[0])),
             (doc.label("phase"), lambda pair: pair[1].phase),
             (doc.count("calls", calls), lambda pair: pair[1].calls),
-            (doc.TableColumn("ns", "", unit), lambda pair: pair[1].ns),
+            (doc.number("ns", "", unit), lambda pair: pair[1].ns),
             (doc.percent("share", ""), lambda pair: pair[1].share),
         ]
         return doc.table_of("phases", listed, columns[is_one_case:], title)
@@ -127,7 +127,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title
         return doc.TableCell(phase.ns, note=f"({percent(phase.share or 0.0)} %)") if phase else doc.TableCell()
 
     wide = [[case_text(case), *(cell(phases_by_case[case.id].get(name)) for name in names)] for case in points]
-    heads = [doc.label("case"), *(doc.TableColumn(name, name, unit) for name in names)]
+    heads = [doc.label("case"), *(doc.number(name, name, unit) for name in names)]
     return doc.make_table("phases", heads, wide, title)
 
 
@@ -139,7 +139,7 @@ def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> d
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: row[1].phase),
         (doc.count("instances", f"entered{per}"), lambda row: row[1].calls),
-        (doc.TableColumn("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
+        (doc.number("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of the call"), lambda row: row[1].share),
     ]
     return doc.table_of("host_phases", rows, columns)
@@ -169,18 +169,18 @@ def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBl
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: names[row[1].phase]),
-        (doc.TableColumn("ns", "", time_unit(p.ns for _, p in rows).per("/call")), lambda row: row[1].ns),
+        (doc.number("ns", "", time_unit(p.ns for _, p in rows).per("/call")), lambda row: row[1].ns),
         (doc.percent("of_time", "of their time"), lambda row: row[1].of_time),
-        (doc.TableColumn("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
+        (doc.number("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
         (doc.percent("of_work", "of their FLOP"), lambda row: row[1].of_work),
         (
-            doc.TableColumn("moved", "must move", size_unit(p.bytes_moved for _, p in rows)),
+            doc.number("moved", "must move", size_unit(p.bytes_moved for _, p in rows)),
             lambda row: row[1].bytes_moved,
         ),
-        (doc.TableColumn("intensity", "FLOP/byte"), lambda row: row[1].intensity),
-        (doc.TableColumn("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
+        (doc.number("intensity", "FLOP/byte"), lambda row: row[1].intensity),
+        (doc.number("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
         (doc.percent("of_flops", f"of {rate} FLOP/s"), lambda row: write_share(row[1].of_flops)),
-        (doc.TableColumn("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
+        (doc.number("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
         (doc.percent("of_bandwidth", f"of {rate} bytes/s"), lambda row: write_share(row[1].of_bandwidth)),
         (doc.words("limited_by", "limited by"), lambda row: _BINDS.get(row[1].limited_by) or doc.TableCell()),
     ]
@@ -332,11 +332,7 @@ def peaks(pairs: Sequence[_Pair]) -> doc.TableBlock:
     if len(names) > _PHASES_WITH_MEMORY:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
-    columns = [
-        doc.label("case"),
-        doc.TableColumn("before", "before", unit),
-        *(doc.TableColumn(n, n, unit) for n in names),
-    ]
+    columns = [doc.label("case"), doc.number("before", "before", unit), *(doc.number(n, n, unit) for n in names)]
     rows: list[list[doc.Content]] = []
     for case, record in pairs:
         peak = {phase.phase: doc.TableCell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
@@ -354,9 +350,9 @@ def allocations(pairs: Sequence[_Pair]) -> doc.TableBlock:
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),
-        (doc.TableColumn("size", "each", unit), lambda row: row[1].size),
+        (doc.number("size", "each", unit), lambda row: row[1].size),
         (doc.count("count", "times"), lambda row: row[1].count),
-        (doc.TableColumn("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
+        (doc.number("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
         (doc.percent("share", "of the peak"), lambda row: row[1].held * row[1].size / row[2]),
     ]
     return doc.table_of("allocations", rows, columns, "Largest allocations", doc.OnPage.DETAILS)
@@ -365,10 +361,6 @@ def allocations(pairs: Sequence[_Pair]) -> doc.TableBlock:
 def files(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return the records for torch's viewer."""
     kept = [(case, path, size) for case, record in pairs for path, size in record.files]
-    columns = [
-        doc.label("case"),
-        doc.label("file"),
-        doc.TableColumn("size", "", size_unit(size for _, _, size in kept)),
-    ]
+    columns = [doc.label("case"), doc.label("file"), doc.number("size", "", size_unit(size for _, _, size in kept))]
     rows = [[case_text(case), doc.Code(path), size] for case, path, size in kept]
     return doc.make_table("files", columns, rows, "Files for the viewer", doc.OnPage.DETAILS)

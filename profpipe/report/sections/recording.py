@@ -127,8 +127,8 @@ def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
         (doc.label("case"), lambda row: labels.get(row[0], "")),
         (doc.label("rank", "GPU" if is_lone else "rank"),
          lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
-        (doc.TableColumn("wall", "recorded", unit), lambda row: row[2].wall_ns),
-        *((doc.TableColumn(part.value, PART_NAMES[part], unit),
+        (doc.number("wall", "recorded", unit), lambda row: row[2].wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit),
            lambda row, part=part: make_time_cell(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def launches(workload: WorkloadFindings) -> doc.Section:
         (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.words("grid"), lambda row: _size(row[2])),
         (doc.words("block"), lambda row: _size(row[3])),
-        (doc.TableColumn("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
+        (doc.number("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
         (doc.count("calls"), lambda row: row[-1].n),
     ]
     table = doc.table_of("launches", rows, columns[len(workload.cases) < 2 :])
@@ -202,7 +202,7 @@ def _waits_table(workload: WorkloadFindings) -> doc.TableBlock:
         (doc.label("case"), lambda row: row[0]),
         (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.TableColumn("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
+        (doc.number("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
     ]
     return doc.table_of("host_waits", rows, columns[len(workload.cases) < 2 :])
 
@@ -228,9 +228,9 @@ def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
-        (doc.TableColumn("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.number("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
         (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
-        (doc.TableColumn("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+        (doc.number("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
     ]
     return doc.table_of("variants", rows, columns if moved else columns[:-1])
 
@@ -447,7 +447,7 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         (doc.label("tool"), lambda row: f"{row[2].tool} {row[2].tool_version}".strip()),
         (doc.label("GPU"), lambda row: row[2].device or "not named"),
         (doc.count("launches"), lambda row: row[2].launches),
-        (doc.TableColumn("total", "kernel time", unit), lambda row: row[2].total_ns),
+        (doc.number("total", "kernel time", unit), lambda row: row[2].total_ns),
     ]
     chart = _chart([(f"{name} ({file.tool})", breakdown) for name, breakdown, file in rows])
     blocks = (doc.table_of("recordings", rows, columns), chart) if len(rows) > 1 else ()

@@ -77,7 +77,7 @@ def compare_profilers(workload: WorkloadFindings) -> doc.Section:
         return doc.TableCell(time, note=f"({note})")
 
     columns = [doc.label("case")]
-    columns += [doc.TableColumn(name, "without a profiler" if name == "plain" else name, unit) for name in names]
+    columns += [doc.number(name, "without a profiler" if name == "plain" else name, unit) for name in names]
     rows = [[case_text(case), *(cell(case_steps, name) for name in names)] for case, case_steps in cases]
     table = doc.make_table("step_times", columns, rows).without(*_lone(case=len(workload.cases)))
     title = "Step time under each profiler"
@@ -97,15 +97,15 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     columns: doc.Columns[Cost] = [
         (doc.label("case"), lambda cost: case_text(cost.case)),
         (doc.count("gpus", "GPUs"), lambda cost: cost.gpus),
-        (doc.TableColumn("tflop", "TFLOP a step"), lambda cost: _convert_to_tera(cost.flops)),
-        (doc.TableColumn("tflops", "TFLOP/s a GPU"), lambda cost: _convert_to_tera(cost.flops_per_s)),
+        (doc.number("tflop", "TFLOP a step"), lambda cost: _convert_to_tera(cost.flops)),
+        (doc.number("tflops", "TFLOP/s a GPU"), lambda cost: _convert_to_tera(cost.flops_per_s)),
         (doc.percent("mfu", "MFU"), lambda cost: cost.mfu),
-        (doc.TableColumn("energy", "J a step"), lambda cost: cost.step_j),
-        (doc.TableColumn("power", "W"), lambda cost: cost.power_w),
-        (doc.TableColumn("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
-        (doc.TableColumn("token_energy", "J per token"), lambda cost: cost.token_j),
-        (doc.TableColumn("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
-        (doc.TableColumn("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
+        (doc.number("energy", "J a step"), lambda cost: cost.step_j),
+        (doc.number("power", "W"), lambda cost: cost.power_w),
+        (doc.number("item_energy", f"J per {_singular(item)}"), lambda cost: cost.item_j),
+        (doc.number("token_energy", "J per token"), lambda cost: cost.token_j),
+        (doc.number("price", "EUR per 1000 steps"), lambda cost: cost.euros_per_1000_steps),
+        (doc.number("item_price", f"EUR per million {item}"), lambda cost: cost.euros_per_million_items),
     ]
     table = doc.table_of("step_costs", step_costs, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in step_costs) else "What a step costs"
@@ -222,7 +222,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         return lambda row: row[2][metric].value
 
     def make_time_column(metric: str, header: str) -> tuple[doc.TableColumn, Callable[[_Requests], float]]:
-        return doc.TableColumn(metric, header, time_unit(map(value(metric), rows))), value(metric)
+        return doc.number(metric, header, time_unit(map(value(metric), rows))), value(metric)
 
     columns: list[tuple[doc.TableColumn, Callable[[_Requests], doc.Content]]] = [
         (doc.label("case"), lambda row: case_text(row[0])),
@@ -237,7 +237,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
     prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
     if workload.price:
         columns.append((
-            doc.TableColumn("price", "EUR per million tokens"),
+            doc.number("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),
         ))  # fmt: skip
     is_uneven = any("plain" in case_steps.uneven for case_steps in workload.steps.cases)
@@ -364,16 +364,16 @@ def _ranks_table(cases: Sequence[tuple[CaseResult, CaseSteps]], title: str) -> d
         (doc.label("rank"), lambda row: str(row[2].rank)),
         (doc.label("device", "GPU"), lambda row: "" if row[2].device is None else str(row[2].device)),
         (doc.label("node"), lambda row: row[2].node),
-        (doc.TableColumn("time", "median step", unit), lambda row: row[2].time.ns),
-        (doc.TableColumn("compute", "compute", unit), of(StepPart.COMPUTE)),
-        (doc.TableColumn("communication", "exposed communication", unit), of(StepPart.COMMUNICATION)),
-        (doc.TableColumn("waiting", "waiting, part of it", unit),
+        (doc.number("time", "median step", unit), lambda row: row[2].time.ns),
+        (doc.number("compute", "compute", unit), of(StepPart.COMPUTE)),
+        (doc.number("communication", "exposed communication", unit), of(StepPart.COMMUNICATION)),
+        (doc.number("waiting", "waiting, part of it", unit),
          lambda row: _or_empty(row[2].parts.waiting_ns if row[2].parts else None)),
-        (doc.TableColumn("hidden", "hidden communication", unit), lambda row: hidden(row[2])),
-        (doc.TableColumn("copy", "exposed copies", unit), of(StepPart.COPY)),
-        (doc.TableColumn("idle", "idle", unit), of(*IDLE_PARTS)),
+        (doc.number("hidden", "hidden communication", unit), lambda row: hidden(row[2])),
+        (doc.number("copy", "exposed copies", unit), of(StepPart.COPY)),
+        (doc.number("idle", "idle", unit), of(*IDLE_PARTS)),
         (doc.words("waited_for", "others wait for it in"), lambda row: waited_for(row[1], row[2])),
-        (doc.TableColumn("memory", "peak memory", memory), lambda row: _or_empty(row[2].peak_memory)),
+        (doc.number("memory", "peak memory", memory), lambda row: _or_empty(row[2].peak_memory)),
     ]  # fmt: skip
     placement = doc.OnPage.SUMMARY if len(rows) <= _RANKS else doc.OnPage.DETAILS
     table = doc.table_of("ranks", rows, columns, title, placement)
@@ -467,9 +467,9 @@ def outliers(workload: WorkloadFindings) -> doc.Section:
         (doc.count("rank"), lambda row: row[2].rank if row[1].processes > 1 else ""),
         (doc.count("device", "GPU"), lambda row: _or_empty(row[2].device)),
         (doc.count("step"), lambda row: row[2].step),
-        (doc.TableColumn("wall", "time", unit), lambda row: row[2].wall_ns),
-        (doc.TableColumn("median", "median", unit), lambda row: row[2].median_ns),
-        *((doc.TableColumn(cause.value, f"more {_CAUSES[cause]}", unit),
+        (doc.number("wall", "time", unit), lambda row: row[2].wall_ns),
+        (doc.number("median", "median", unit), lambda row: row[2].median_ns),
+        *((doc.number(cause.value, f"more {_CAUSES[cause]}", unit),
            lambda row, of=cause: row[2].excess.get(of) or "") for cause in OutlierCause),
     ]  # fmt: skip
     table = doc.table_of("outliers", rows, columns[is_lone:], "Every outlier", doc.OnPage.DETAILS)
@@ -507,10 +507,10 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSt
         (doc.label("device", "GPU"), lambda row: "" if row.place == ONE_DEVICE else str(row.place)),
         (doc.label("step"), lambda row: str(row.step)),
         (doc.label("state"), lambda row: _STATES.get(row.state, row.state)),
-        (doc.TableColumn("wall", "time", unit), lambda row: row.wall_ns),
-        *((doc.TableColumn(part.value, PART_NAMES[part], unit), lambda row, of=part: getattr(row, of.column))
+        (doc.number("wall", "time", unit), lambda row: row.wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit), lambda row, of=part: getattr(row, of.column))
           for part in StepPart),
-        (doc.TableColumn("waiting", "waiting, part of exposed communication", unit), lambda row: row.waiting_ns),
+        (doc.number("waiting", "waiting, part of exposed communication", unit), lambda row: row.waiting_ns),
         (doc.count("kernels", "launches"), lambda row: row.kernels),
     ]  # fmt: skip
     rest = (
@@ -550,16 +550,16 @@ def processes(workload: WorkloadFindings) -> doc.Section:
 
     memory, busy = size_unit(numbers("peak_allocated")), time_unit(numbers("communication_busy"))
     metrics = [
-        doc.TableColumn("time", "time", time_unit(numbers("time"))),
-        doc.TableColumn("peak_allocated", "peak memory", memory),
-        doc.TableColumn("peak_reserved", "reserved", memory),
-        *(doc.TableColumn(metric, title) for metric, title in _ERRORS.items()),
-        doc.TableColumn("communication_busy", "communicates", busy),
-        doc.TableColumn("compute_busy", "computes", busy),
-        doc.TableColumn("communication_overlap", "hidden %"),
+        doc.number("time", "time", time_unit(numbers("time"))),
+        doc.number("peak_allocated", "peak memory", memory),
+        doc.number("peak_reserved", "reserved", memory),
+        *(doc.number(metric, title) for metric, title in _ERRORS.items()),
+        doc.number("communication_busy", "communicates", busy),
+        doc.number("compute_busy", "computes", busy),
+        doc.number("communication_overlap", "hidden %"),
     ]
     differences = [
-        doc.TableColumn(f"{error}{ending}", f"{tensor}: {title}")
+        doc.number(f"{error}{ending}", f"{tensor}: {title}")
         for ending, tensor in _TENSORS.items()
         for error, title in _DIFFERENCES.items()
     ]

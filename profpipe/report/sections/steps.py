@@ -435,7 +435,7 @@ def where_table(cases: Sequence[_Case]) -> doc.TableBlock:
     rows: list[tuple[doc.Content, ...]]
     if len(cases) == 1:
         ((_, case_steps, parts),) = cases
-        columns = [doc.TableColumn("ns", "", unit), doc.percent("share", "")]
+        columns = [doc.number("ns", "", unit), doc.percent("share", "")]
         columns.append(doc.ratio("gain", "speed-up without it, at most"))
         rows = [
             (row.name, doc.TableCell(row.of(parts), is_strong=row.is_part), parts.share(row.of(parts)),
@@ -443,7 +443,7 @@ def where_table(cases: Sequence[_Case]) -> doc.TableBlock:
             for row in shown
         ]  # fmt: skip
     else:
-        columns = [doc.TableColumn(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
+        columns = [doc.number(case[0].id, fill(f"{{}}: {unit.name}", _heading(case, cases))) for case in cases]
         rows = [
             (row.name, *(make_time_cell(ns, parts.share(ns), unit, row.is_part)
                          for *_, parts in cases for ns in [row.of(parts)]))
@@ -464,8 +464,8 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.TableBlock]:
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.label("call"), lambda row: row[1]),
         (doc.count("calls", "number"), lambda row: row[2]),
-        (doc.TableColumn("wall", "time", unit), lambda row: row[3].wall_ns),
-        *((doc.TableColumn(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
+        (doc.number("wall", "time", unit), lambda row: row[3].wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit), lambda row, of=part: row[3].ns[of]) for part in names),
     ]  # fmt: skip
     is_prefill = {kind for _, kind, *_ in calls} == {PREFILL}
     title = "Where a prefill goes" if is_prefill else "Where calls between steps go"
@@ -480,7 +480,7 @@ def other_calls(cases: Sequence[_Case]) -> Iterator[doc.TableBlock]:
         (doc.label("case"), lambda row: case_text(row[0])),
         (doc.label("call"), lambda row: row[1]),
         (doc.label("kernel"), lambda row: doc.Code(row[2])),
-        (doc.TableColumn("ns", "time", unit), lambda row: row[3]),
+        (doc.number("ns", "time", unit), lambda row: row[3]),
         (doc.percent("share", "of the call"), lambda row: row[4].share(row[3])),
     ]
     title = "Largest kernels of a prefill" if is_prefill else "Largest kernels of calls between steps"
@@ -759,9 +759,9 @@ def copy_table(cases: Sequence[tuple[doc.Text, Mapping[str, ClassTotal]]], title
         (doc.label("direction", title),
          lambda row: row[1].strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.TableColumn("ns", "time", time_unit(copy.ns for *_, copy in rows)), lambda row: row[2].ns),
-        (doc.TableColumn("bytes", "size", size_unit(copy.bytes for *_, copy in rows)), lambda row: row[2].bytes or ""),
-        (doc.TableColumn("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
+        (doc.number("ns", "time", time_unit(copy.ns for *_, copy in rows)), lambda row: row[2].ns),
+        (doc.number("bytes", "size", size_unit(copy.bytes for *_, copy in rows)), lambda row: row[2].bytes or ""),
+        (doc.number("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[2].bytes_per_s or ""),
     ]  # fmt: skip
     return doc.table_of("copies", rows, columns[len(cases) < 2 :])
 

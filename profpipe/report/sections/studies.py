@@ -227,7 +227,7 @@ class _TableWriter:
         labels = [doc.label(axis, "" if axis == "value" else axis) for axis in study.row_axes]
         are_words = [any(c and isinstance(c.value, str) for c in cells) for cells in zip(*grid.cells, strict=True)]
         columns = [
-            doc.TableColumn("/".join(map(as_text, at)), self._title(at, i == 0), is_words=is_words)
+            doc.number("/".join(map(as_text, at)), self._title(at, i == 0), is_words=is_words)
             for i, (at, is_words) in enumerate(zip(grid.columns, are_words, strict=True))
         ]
         rows = tuple(

@@ -91,11 +91,11 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
     wins = {shape.win.best.id: shape.win for shape in workload.shapes if shape.win}
     columns = [
         (doc.label("case", workload.compare or "case"), marked_text),
-        (doc.TableColumn("time", "time", unit), lambda case: case.ns),
+        (doc.number("time", "time", unit), lambda case: case.ns),
         (doc.plus_minus("interval", "95 % interval"), lambda case: case.time.margin),
-        (doc.TableColumn("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
+        (doc.number("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
         (doc.ratio("speedup", "over baseline"), lambda case: case.speedup),
-        (doc.TableColumn("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
+        (doc.number("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
         (doc.words("flags"), lambda case: _flags_of_case(workload, case, wins.get(case.id))),
     ]
     return doc.table_of("times", [case for case in cases if case.time], columns)
@@ -130,7 +130,7 @@ def fastest_by_shape(workload: WorkloadFindings, placement: doc.OnPage = doc.OnP
     columns = (
         *map(doc.label, workload.varying_shape),
         doc.label("fastest"),
-        doc.TableColumn("time", "time", time_unit(time.ns for _, _, time in wins)),
+        doc.number("time", "time", time_unit(time.ns for _, _, time in wins)),
         doc.plus_minus("interval", "95 % interval"),
         doc.ratio("speedup", "over baseline"),
         doc.words("flags"),
