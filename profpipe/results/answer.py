@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +30,10 @@ TICK_NS: Final = 100_000_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``ingest`` printed of the files, and its first screen. The rest is the state that they hold for.
+    """What ``ingest`` printed of the files, and its first screen. ``files`` stands for the files, options and code.
 
-    ``files`` stands for the files, options and code, and ``folder`` for what was written, with the code and the rest of
-    the answer: an edited one does not hold.
+    The file has a digest beside it, ``folder``, of what was written, the code and the answer: an edited one does not
+    hold.
     """
 
     printed: str
@@ -42,7 +42,6 @@ class Answer:
     #: The short JSON document (``profpipe.report.answer_json``), without paths.
     document: dict[str, Any]
     files: str
-    folder: str
 
 
 def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
@@ -68,8 +67,8 @@ def state_of_files(paths: Sequence[Path], out: Path, *options: object) -> str:
 
 def keep(folder: Path, files: str, printed: str, first_screen: list[list[Any]], document: dict[str, Any]) -> None:
     """Keep the answer in ``folder``, whose files are all written. ``files`` is their state before they were read."""
-    answer = Answer(_masked(printed), _masked(first_screen), document, files, "")
-    atomic.write_text(folder / FILE, json.dumps({**vars(answer), "folder": _state_of_folder(folder, answer)}))
+    content = vars(Answer(_masked(printed), _masked(first_screen), document, files))
+    atomic.write_text(folder / FILE, json.dumps({**content, "folder": _state_of_folder(folder, content)}))
 
 
 def find(folder: Path, files: str | None = None) -> Answer | None:
@@ -77,12 +76,14 @@ def find(folder: Path, files: str | None = None) -> Answer | None:
     try:
         if (folder / FILE).lstat().st_size > _LONGEST:
             return None
-        answer = Answer(**json.loads(atomic.read_regular(folder / FILE)))
-        holds = answer.folder == _state_of_folder(folder, answer) and (files is None or answer.files == files != "")
-    except (OSError, ValueError, TypeError, RecursionError):
+        content = dict(json.loads(atomic.read_regular(folder / FILE)))
+        state = content.pop("folder", None)
+        holds = state == _state_of_folder(folder, content) and (files is None or content.get("files") == files != "")
+        # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them
+        # out.
+        return Answer(**{**content, "printed": visible(content["printed"])}) if holds else None
+    except (OSError, LookupError, ValueError, TypeError, RecursionError):
         return None
-    # The folder may come from another user. Its text may hold commands for the terminal; the screen writes them out.
-    return replace(answer, printed=visible(answer.printed)) if holds else None
 
 
 def _masked(node: Any) -> Any:
@@ -91,9 +92,9 @@ def _masked(node: Any) -> Any:
     return masking.mask_printed(node) if isinstance(node, str) else node
 
 
-def _state_of_folder(folder: Path, answer: Answer) -> str:
+def _state_of_folder(folder: Path, content: dict[str, Any]) -> str:
     stats = [_stats(place) for place in (folder, *sorted(folder.iterdir())) if place.is_dir()]
-    return _digest(_code(), stats, vars(replace(answer, folder="")))
+    return _digest(_code(), stats, {**content, "folder": ""})
 
 
 def _stats(folder: Path) -> list[tuple[Any, ...]]:
