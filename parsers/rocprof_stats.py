@@ -67,7 +67,7 @@ def parse(path: Path) -> schema.Tables:
         attribution={schema.Placement.NOT_SHOWN: None},
         notes=table.notes,
     )
-    return schema.Tables(kernels=kernel_classes.annotate(frame), origin=origin).with_columns(profiler="rocprof")
+    return schema.Tables(kernels=kernel_classes.annotate(frame), origin=origin).set_columns(profiler="rocprof")
 
 
 def _floats(table: CsvTable, name: str) -> pd.Series[Any]:

@@ -489,7 +489,7 @@ class JobOutcome:
 
 
 #: Runs a short command and returns its output (stdout and stderr), or None if it cannot be started.
-Ask = Callable[[Sequence[str]], str | None]
+RunTool = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
@@ -541,7 +541,7 @@ class Profiler(Protocol):
     NAME: str
     TRAITS: Traits
 
-    def find(self, ask: Ask) -> Tool | Missing:
+    def find(self, ask: RunTool) -> Tool | Missing:
         """Return the tool and its version, or why it is missing and the remedy."""
 
     def commands(self, job: Job) -> list[Command]:

@@ -72,4 +72,4 @@ def read(path: Path, workload: str = "attention") -> Tables:
 
 def place(tables: Tables, pair: int, side: str, workload: str = "attention") -> Tables:
     """Return the rows as those of a capture of an `ab` run."""
-    return tables.with_columns(source=f"raw/{workload}/pair-{pair:02d}/{side}-nsys/capture.sqlite")
+    return tables.set_columns(source=f"raw/{workload}/pair-{pair:02d}/{side}-nsys/capture.sqlite")

@@ -14,8 +14,8 @@ import pandas as pd
 
 from profpipe.analysis import analyze as analysis
 from profpipe.analysis.findings import Findings
-from profpipe.report import pages, render, text_files
-from profpipe.report.document import Block, Bullets, Paragraph, Section, Table as TableBlock
+from profpipe.report import pages, render, results_json, text_files
+from profpipe.report.document import Block, Bullets, Paragraph, Section, TableBlock
 from profpipe.report.markdown import Markdown
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
@@ -47,7 +47,8 @@ def _complete(run: Mapping[str, Any]) -> dict[str, Any]:
 def write_page(findings: Findings, data: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
     """Write the pages of a run whose record is a JSON document; return the path of SUMMARY.md."""
     own = Manifest.parse(_complete(run))
-    for name, text in text_files.texts(findings, data, own).items():
+    results = results_json.text(results_json.document(findings, data, own))
+    for name, text in {**text_files.texts(findings, data, own), results_json.FILE: results}.items():
         atomic.write_text(folder / name, text)
     pages.write(render.build(findings, data, own, raw_files.read(folder, own)), folder, template)
     return folder / "SUMMARY.md"

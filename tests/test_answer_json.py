@@ -16,10 +16,10 @@ import pytest
 
 from profpipe import cli
 from profpipe.commands import arguments, compare, rendering, run
-from profpipe.report import answer_json, document as doc
+from profpipe.report import answer_json, bounded_json, document as doc
 from profpipe.report.text import write_section, write_text
 from profpipe.report.units import PERCENT, SIZES, TIMES, Unit
-from profpipe.results import answer, store
+from profpipe.results import store
 from profpipe.stdio import as_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +30,6 @@ TRAINING = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
 def of_folder(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the document of a results folder, and everything that its pages say."""
     report = rendering.read_report(folder, *store.load(folder))
-    assert report.document is not None
     page = "\n".join([write_text(report.document.title), *map(write_section, report.document.sections)])
     return rendering.as_answer(report), page
 
@@ -45,7 +44,7 @@ def by_id(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_each_sentence_is_one_of_the_page_and_each_number_has_a_unit(name: str) -> None:
     document, page = of_folder(ROOT / "examples" / name)
     assert (document["format"], document["version"]) == ("profpipe.answer", 1)
-    assert len(as_json(document)) <= answer.MOST
+    assert len(as_json(document)) <= bounded_json.MOST
     assert all("sentence" in each for each in document["warnings"])
     assert all(
         "sentence" in each
@@ -71,7 +70,7 @@ def test_the_numbers_are_those_of_results_json() -> None:
 
 def test_a_run_of_480_cases_fits_and_says_what_it_leaves_out() -> None:
     document, _ = of_folder(ROOT / "examples" / "attention_scaling")
-    assert len(as_json(answer.with_folder(document, "out/x" * 100))) <= answer.MOST
+    assert len(as_json(bounded_json.add_folder(document, "out/x" * 100))) <= bounded_json.MOST
     assert len(document["cases"]) + document["left_out"]["cases"] == 480 and document["cases"]
     assert {"lengths.time", "batches.time"} <= set(by_id(document))
     assert document["warnings"][0]["id"] == "warning.failed"
@@ -81,9 +80,9 @@ def test_names_of_any_length_and_script_fit() -> None:
     name = "\U0001f600\u202e\x1b[2J" * 5_000
     entries = [{"id": name, "sentence": name, "flags": [name] * 50} for _ in range(30)]
     lists = dict.fromkeys(("cases", "files", "findings", "warnings"), entries)
-    document = answer.with_folder({"format": name, "title": name, **lists}, "/tmp/" + "d" * 3_000)
+    document = bounded_json.add_folder({"format": name, "title": name, **lists}, "/tmp/" + "d" * 3_000)
     text = as_json(document)
-    assert len(text) <= answer.MOST and "u001b" not in text and "u202e" not in text
+    assert len(text) <= bounded_json.MOST and "u001b" not in text and "u202e" not in text
     assert document["folder"] == "/tmp/" + "d" * 3_000
     assert all(len(document[key]) + document["left_out"][key] == 30 for key in lists)
 
@@ -135,7 +134,7 @@ def test_two_recordings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", *both, "--json"]) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
-    assert len(text) <= answer.MOST + 1 and document["kind"] == "compare_recordings"
+    assert len(text) <= bounded_json.MOST + 1 and document["kind"] == "compare_recordings"
     first = document["findings"][0]
     assert first["value"] == first["b"] - first["a"] and first["unit"] == "ns"
     assert first["sentence"] in page
@@ -180,7 +179,7 @@ def test_units_are_those_in_which_numbers_are_stored() -> None:
 def test_a_number_has_the_unit_that_stands_beside_it(
     label: str, title: str, unit: Unit | None, of_column: Unit | None, columns: list[str], row: list[Any]
 ) -> None:
-    cells = ((doc.Cell(text=label), doc.Cell(2823204.0, unit=unit)),)
-    table = doc.Table("t", (doc.label("part"), doc.Column("n", title, of_column)), cells)
+    cells = ((doc.TableCell(text=label), doc.TableCell(2823204.0, unit=unit)),)
+    table = doc.TableBlock("t", (doc.label("part"), doc.number("n", title, of_column)), cells)
     (shown,) = answer_json.rows(doc.Section("s", "", (table,)))
     assert (shown["columns"], shown["row"]) == (columns, row)

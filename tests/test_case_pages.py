@@ -115,7 +115,7 @@ def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order() -> None
 def test_many_samples_of_many_cases_keep_the_page_small() -> None:
     cases = [page.id for page in document_of("h200-attention").cases]
     raw = RawFiles({("attention", case): tuple((1, 1e6 + i) for i in range(10_000)) for case in cases})
-    made = page.render(document_of("h200-attention", raw), rendering.find_templates().page)
+    made = page.render(document_of("h200-attention", raw), rendering.find_templates())
     assert len(made.encode()) < 3_500_000 and "largest" in made
 
 

@@ -295,7 +295,7 @@ def counted(path):
 def test_ordinals_and_shapes_are_those_that_sql_counts_in_the_last_step_of_a_real_capture(steps):
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
     options = {"ncu": {**JOB.dump_settings()["ncu"], "top": 40}}
-    data = parser.parse(steps).with_columns(workload="w", profiler="nsys", source="raw/steps")
+    data = parser.parse(steps).set_columns(workload="w", profiler="nsys", source="raw/steps")
     (job,) = guided_ncu.jobs([change(JOB, cases=CASES[:1], options=options)], data, lambda _: parser.launches(steps))
     truth = counted(steps)
     assert sum(map(len, truth.values())) == 241 and len(chosen(job)) == len(truth)

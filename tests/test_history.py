@@ -218,5 +218,5 @@ def test_names_from_outside_are_text_on_the_page(tmp_path: Path) -> None:
     runs = [{**entry(n), "run": f"{hostile}{n}", "name": hostile} for n in range(7, 0, -1)]
     times = [row(n, 100.0, run=f"{hostile}{n}", workload=hostile, case=f"{hostile}=\u202e1") for n in range(1, 8)]
     found = history.analyze(runs, times, lambda *_: {})
-    made = html_page.render(history_section.document(found, hostile, lambda run: ""), find_templates().page)
+    made = html_page.render(history_section.document(found, hostile, lambda run: ""), find_templates())
     assert hostile not in made and "\u202e" not in made and "&lt;script&gt;alert(1)" in made

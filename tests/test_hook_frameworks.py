@@ -43,7 +43,7 @@ def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path):
     steps = [tables.steps for tables in done.tables]
     assert sorted(int(frame["rank"].iloc[0]) for frame in steps) == [0, 1]
     assert [len(frame) for frame in steps] == [8, 8]
-    tables = reader.combine(frame.with_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
+    tables = reader.combine(frame.set_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
     times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("subject")["value"]
     # Of each step the mean over the ranks, and of these the median, or the mean where they are uneven.
     walls = tables.steps[tables.steps["state"] == "steady"].groupby("step")["wall_ns"].mean()

@@ -20,25 +20,25 @@ from profpipe.report.document import (
     SUMMARY,
     Axis,
     Bullets,
-    Cell,
     Chart,
     ChartKind,
-    Choice,
     Code,
     CodeBlock,
     Details,
     Document,
     Link,
     Mark,
+    OnPage,
     Paragraph,
-    Placement,
     Reference,
     ReferenceKind,
     Section,
     Series,
     Strong,
-    Table,
-    Timeline,
+    TableBlock,
+    TableCell,
+    TimelineChart,
+    ViewChoice,
     case_link,
     count,
     label,
@@ -111,8 +111,8 @@ def chart(kind: ChartKind, name: str) -> Chart:
 def document(name: str) -> Document:
     """A document in which every text is ``name``."""
     columns = (label("case", name), count("n", name), words("flags", name))
-    row = (Cell(text=case_link(Code(name), name)), Cell(3.0, flags=(name,), note=name), Cell(text=name))
-    table = Table(name, columns, (row,), name)
+    row = (TableCell(text=case_link(Code(name), name)), TableCell(3.0, flags=(name,), note=name), TableCell(text=name))
+    table = TableBlock(name, columns, (row,), name)
     blocks = (
         Paragraph((name, Strong(name), Code(name), Link(name, name), Link(name, "#headline"))),
         Bullets((name,)),
@@ -120,8 +120,8 @@ def document(name: str) -> Document:
         table,
         *(chart(kind, name) for kind in ChartKind),
         Details(name, (table,)),
-        Choice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}),
-        Timeline(
+        ViewChoice(name, (name, "profiler"), {(name, "nsys"): (table,), (name, "ncu"): ()}),
+        TimelineChart(
             name,
             name,
             ((name, name, Lane(LaneKind.STREAM, None, (Event(0, 10, name, name),), totals={name: (1, 10.0)})),),
@@ -143,7 +143,7 @@ def document(name: str) -> Document:
 
 
 def render(name: str) -> str:
-    return page.render(document(name), rendering.find_templates().page, lambda path: True)
+    return page.render(document(name), rendering.find_templates(), lambda path: True)
 
 
 def visible(text: str) -> str:
@@ -203,7 +203,7 @@ def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bo
     times = Axis("time", quantity="ns", is_log=is_log)
     drawn = Chart("times", "Times", kind, Axis("", labels=("a", "b")), times, {"": (Series("", "", marks),)})
     section = Section("s", "Charts", (drawn,))
-    text = page.render(Document("Title", (section,)), rendering.find_templates().page)
+    text = page.render(Document("Title", (section,)), rendering.find_templates())
     assert text.count('class="whisker"') == 2
 
 
@@ -211,7 +211,7 @@ def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order() -> N
     marks = tuple(Mark(step, ns + step) for ns in (2e6, 1e6) for step in range(800))
     times = Axis("time", quantity="ns")
     drawn = Chart("steps", "Steps", ChartKind.STRIP, Axis("step"), times, {"": (Series("", "", marks),)})
-    text = page.render(Document("Title", (Section("s", "Charts", (drawn,)),)), rendering.find_templates().page)
+    text = page.render(Document("Title", (Section("s", "Charts", (drawn,)),)), rendering.find_templates())
     points = [(float(x), float(y)) for x, y in re.findall(r'd="M([\d.]+) ([\d.]+)m', text)]
     # Of two at one place the smaller value comes first, which stands lower.
     assert 1400 < len(points) <= 1600
@@ -239,7 +239,7 @@ def examples() -> Iterator[Any]:
 
 def words_of(document: Document) -> Iterator[str]:
     """Every text and figure of SUMMARY.md and details.md, without their markup."""
-    for section in document.without(Placement.HTML).sections:
+    for section in document.without(OnPage.HTML).sections:
         # The charts of the plots are among those to choose from.
         yield write_text(section.title) if section.id != "plots" else ""
         yield write_text(section.summary)
@@ -251,7 +251,7 @@ def words_of(document: Document) -> Iterator[str]:
                     yield from map(write_text, block.items)
                 case CodeBlock():
                     yield block.text
-                case Table():
+                case TableBlock():
                     for row in block.rows[:MOST_ROWS]:
                         for cell, column in zip(row, block.columns, strict=True):
                             yield cell.number(column) or write_text(cell.text)
@@ -261,7 +261,7 @@ def words_of(document: Document) -> Iterator[str]:
 def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> None:
     data, run = store.load(example)
     made = build(analyze.analyze(data, run), data, run)
-    written = page.render(made, rendering.find_templates().page)
+    written = page.render(made, rendering.find_templates())
     shown = Elements(written)
     # A name that is cut has its end in the title.
     text = visible(shown.text + "".join(shown.values("title"))).replace(f"in{SUMMARY}", "")
@@ -271,7 +271,7 @@ def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> Non
 def test_the_answer_its_picture_and_the_times_stand_first_and_the_rest_is_folded() -> None:
     data, run = store.load(ROOT / "examples" / "scenarios")
     made = build(analyze.analyze(data, run), data, run)
-    text = page.render(made, rendering.find_templates().page).partition("<main")[2].partition("<dialog")[0]
+    text = page.render(made, rendering.find_templates()).partition("<main")[2].partition("<dialog")[0]
     seen, *folded = text.split('<details class="fold"><summary>')
     places = [seen.index(part) for part in ("<strong>Fastest", "<figure", 'id="scenarios-times"', 'id="warnings"')]
     assert places == sorted(places) and seen.count("<figure") == 1

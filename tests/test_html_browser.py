@@ -16,7 +16,7 @@ from test_html import HOSTILE, render
 from profpipe.analysis import analyze, history, pairs
 from profpipe.commands import rendering
 from profpipe.report import charts, html_page as report
-from profpipe.report.document import Cell, Code, Document, Section, Table, count, label, words
+from profpipe.report.document import Code, Document, Section, TableBlock, TableCell, count, label, words
 from profpipe.report.render import build, build_pairs
 from profpipe.report.sections import history as history_section
 from profpipe.report.text import write_text
@@ -94,7 +94,7 @@ def reports(documents: Callable[[str], Document], tmp_path_factory: pytest.TempP
     def path(example: str) -> Path:
         made = folder / f"{example}.html"
         if not made.exists():
-            made.write_text(report.render(documents(example), rendering.find_templates().page), encoding="utf-8")
+            made.write_text(report.render(documents(example), rendering.find_templates()), encoding="utf-8")
         return made
 
     return path
@@ -151,7 +151,7 @@ def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path: Path, 
         "profpipe.html": history_section.document(courses, "out", lambda run: f"{run}/report.html"),
     }
     for name, document in documents.items():
-        (tmp_path / name).write_text(report.render(document, rendering.find_templates().page), encoding="utf-8")
+        (tmp_path / name).write_text(report.render(document, rendering.find_templates()), encoding="utf-8")
         assert violations(new_page, address(tmp_path / name), "light") == []
 
 
@@ -169,7 +169,7 @@ def violations(new_page: Callable[..., Any], url: str, scheme: str) -> list[str]
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def shown_table(table: Table) -> list[list[str]]:
+def shown_table(table: TableBlock) -> list[list[str]]:
     """The cells of a table as a page shows them, without notes and flags."""
     return [
         [cell.number(column) or write_text(cell.text) for cell, column in zip(row, table.columns, strict=True)]
@@ -381,11 +381,11 @@ def test_a_phone_shows_the_page_without_scrolling_to_the_side(
 
 def test_long_names_break_before_a_table_is_wider_than_the_page(tmp_path: Path, new_page: Callable[..., Any]) -> None:
     names = (label("kernel"), *(count(f"figure {i}") for i in range(7)), words("exchanged for"))
-    name = Cell(text=Code("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize256x128x8_cublas"))
-    table = Table("kernels", names, ((name, *(Cell(123456.0) for _ in range(7)), name),))
+    name = TableCell(text=Code("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize256x128x8_cublas"))
+    table = TableBlock("kernels", names, ((name, *(TableCell(123456.0) for _ in range(7)), name),))
     path = tmp_path / "page.html"
     made = Document("names", (Section("kernels", "Kernels", (table,)),))
-    path.write_text(report.render(made, rendering.find_templates().page), encoding="utf-8")
+    path.write_text(report.render(made, rendering.find_templates()), encoding="utf-8")
     page = new_page(viewport={"width": 1200, "height": 900})
     page.goto(address(path))
     assert page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")

@@ -18,7 +18,7 @@ from report_study import (
 )
 
 from profpipe.analysis.findings import WorkloadFindings
-from profpipe.report.document import Code, Details, Placement, Section, Table, plain
+from profpipe.report.document import Code, Details, OnPage, Section, TableBlock, plain
 from profpipe.report.sections import kernels, step_times
 
 
@@ -27,7 +27,7 @@ def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
     return workload
 
 
-def table(section: Section, id: str) -> Table:
+def table(section: Section, id: str) -> TableBlock:
     return next(table for table in every_table(section) if table.id == id)
 
 
@@ -41,7 +41,7 @@ def many_kernels(**report: Any) -> WorkloadFindings:
 
 def test_a_lone_case_shows_its_first_kernels_on_the_short_page() -> None:
     first = table(kernels.kernels(many_kernels()), "top_kernels")
-    assert first.placement is Placement.SUMMARY and len(first.rows) == 10
+    assert first.placement is OnPage.SUMMARY and len(first.rows) == 10
     assert [row[0].text for row in first.rows[:2]] == [Code("kernel_0"), Code("kernel_1")]
 
 
@@ -54,7 +54,7 @@ def test_each_case_of_the_largest_shape_shows_three_kernels_and_others_are_folde
     section = kernels.kernels(only(recorded()))
     assert plain(section.title) == "Top kernels, seqlen 2048"
     first = table(section, "top_kernels")
-    assert first.placement is Placement.DETAILS and len(first.rows) == 3 * 7 - 2
+    assert first.placement is OnPage.DETAILS and len(first.rows) == 3 * 7 - 2
     assert isinstance(section.blocks[1], Details) and plain(section.blocks[1].summary).startswith("The first 2 kernels")
 
 

@@ -212,7 +212,7 @@ def test_the_sections_of_limits_read_as_in_the_golden_file(regenerate: bool) -> 
     }  # fmt: skip
     studies = (
         (name, [*roofline.summary(workload)], roofline.limits(workload, workload),
-         *([cases.by_case(workload, workload.cases)] if "data type" in name else []))
+         *([cases.make_case_table(workload, workload.cases)] if "data type" in name else []))
         for name, workload in workloads.items()
     )  # fmt: skip
     check_studies("limits.md", studies, regenerate)

@@ -95,7 +95,7 @@ def test_the_spread_is_kept_by_pipeline_gpu_and_driver(tmp_path):
     assert known.within is not None and known.within.counts == {SpreadSource.PAIRS: 8}
     assert known.between is not None and known.between.counts == {SpreadSource.RUNS: 4}
     assert noise.read_floors(tmp_path, on_gpu()) == {"w": {"c": pytest.approx(0.01)}}
-    assert known.of_runs is not None and known.of_runs.spread == pytest.approx(0.04)
+    assert known.run_spread is not None and known.run_spread.spread == pytest.approx(0.04)
     assert noise.read(tmp_path, on_gpu("590.2")) == noise.read(tmp_path, on_gpu(name="other")) == {}
 
 

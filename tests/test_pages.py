@@ -10,17 +10,17 @@ from report_study import every_table
 
 from profpipe.report import document as doc, text
 from profpipe.report.document import (
+    Amount,
     Bullets,
-    Cell,
     Code,
     Document,
     Link,
-    Number,
+    OnPage,
     Paragraph,
-    Placement,
     Section,
     Strong,
-    Table,
+    TableBlock,
+    TableCell,
     Text,
     cell,
     label,
@@ -30,12 +30,12 @@ from profpipe.report.pages import MOST_LINES, paginate
 from profpipe.report.units import NO_CASE, PERCENT, RATIO, Unit
 
 US = Unit("us", 1e3)
-TIME = doc.Column("time", "time", US)
+TIME = doc.number("time", "time", US)
 
 
-def table(*cells: Cell | Text | float | None, column: doc.Column = TIME, title: str = "") -> Table:
+def table(*cells: TableCell | Text | float | None, column: doc.TableColumn = TIME, title: str = "") -> TableBlock:
     rows = tuple((cell(f"case {i}"), cell(each)) for i, each in enumerate(cells))
-    return Table("times", (label("case"), column), rows, title)
+    return TableBlock("times", (label("case"), column), rows, title)
 
 
 # --- Markdown --------------------------------------------------------------------------------------------------------
@@ -48,11 +48,11 @@ def table(*cells: Cell | Text | float | None, column: doc.Column = TIME, title: 
         ("> <b>&lt; x<", "&gt; &lt;b>&amp;lt; x&lt;"),
         ("*stars* and [links](x)", r"\*stars\* and \[links\](x)"),
         ("batch_size", "batch_size"),
-        (("fastest is ", Code("fa2"), " by ", Number(1.42, unit=RATIO)), "fastest is `fa2` by 1.42x"),
-        (("it takes ", Number(103_700.0, US), "."), "it takes 103.7 us."),
-        (("share ", Number(0.813, unit=PERCENT)), "share 81.3 %"),
+        (("fastest is ", Code("fa2"), " by ", Amount(1.42, unit=RATIO)), "fastest is `fa2` by 1.42x"),
+        (("it takes ", Amount(103_700.0, US), "."), "it takes 103.7 us."),
+        (("share ", Amount(0.813, unit=PERCENT)), "share 81.3 %"),
         (Strong(("up to ", Code("x|y"))), "**up to `x|y`**"),
-        (Number(None, US), "–"),
+        (Amount(None, US), "–"),
         (Code("a`b"), "``a`b``"),
     ],
 )
@@ -63,17 +63,17 @@ def test_text_is_escaped_and_numbers_of_a_sentence_carry_their_unit(text: Text, 
 @pytest.mark.parametrize(
     ("content", "written"),
     [
-        (Cell(17_300.0, flags=("noisy", "host_bound")), "17.3 *noisy, host_bound*"),
-        (Cell(17_300.0, is_strong=True, note="±2 %"), "**17.3** ±2 %"),
-        (Cell(1.42, unit=RATIO), "1.42x"),
+        (TableCell(17_300.0, flags=("noisy", "host_bound")), "17.3 *noisy, host_bound*"),
+        (TableCell(17_300.0, is_strong=True, note="±2 %"), "**17.3** ±2 %"),
+        (TableCell(1.42, unit=RATIO), "1.42x"),
         (None, "–"),
-        (Cell(missing=NO_CASE), "no case"),
+        (TableCell(missing=NO_CASE), "no case"),
         (Code("x|y"), r"`x\|y`"),
         ("a | b", r"a \| b"),
     ],
 )
 def test_a_cell_shows_its_number_its_note_and_its_flags_or_why_it_is_empty(
-    content: Cell | Text | float | None, written: str
+    content: TableCell | Text | float | None, written: str
 ) -> None:
     assert Markdown().table(table(content)).splitlines()[-1] == f"| case 0 | {written} |"
 
@@ -89,7 +89,8 @@ def test_a_table_has_its_units_in_its_head_and_its_numbers_on_the_right() -> Non
 def test_a_column_of_words_is_on_the_left_and_disappears_where_it_is_empty() -> None:
     words = doc.words("flags")
     assert Markdown().table(table("noisy", column=words)).splitlines()[1] == "| --- | --- |"
-    assert [column.id for column in table("", "", column=words).without_empty_columns().columns] == ["case"]
+    empty = doc.make_table("times", (label("case"), words), [("a", ""), ("b", "")])
+    assert [column.id for column in empty.columns] == ["case"]
 
 
 def test_blocks_are_separated_by_one_blank_line() -> None:
@@ -143,7 +144,7 @@ def test_a_link_to_a_file_that_is_not_there_is_text() -> None:
 
 def test_a_table_with_many_flags_shows_letters_and_explains_them_below() -> None:
     flags = [("throttled",), ("too_few_samples",), ("noisy", "throttled"), ("noisy",)]
-    flagged = table(*(Cell(value=1e3 * i, flags=each) for i, each in enumerate(flags)))
+    flagged = table(*(TableCell(value=1e3 * i, flags=each) for i, each in enumerate(flags)))
     lines = Markdown().block(flagged).splitlines()
     assert [line.split(" | ")[1] for line in lines[2:6]] == ["0 *th* |", "1.00 *to* |", "2.00 *n, th* |", "3.00 *n* |"]
     assert lines[-1] == "*n*: noisy, *th*: throttled, *to*: too_few_samples"
@@ -157,11 +158,11 @@ def test_a_table_with_many_flags_shows_letters_and_explains_them_below() -> None
 
 def test_a_table_is_aligned_and_has_no_markup() -> None:
     rows = (
-        (cell(Code("fa2")), Cell(103_700.0, is_strong=True), cell("")),
-        (cell(Code("sage|1")), Cell(9_000.0, flags=("noisy",)), cell("throttled")),
+        (cell(Code("fa2")), TableCell(103_700.0, is_strong=True), cell("")),
+        (cell(Code("sage|1")), TableCell(9_000.0, flags=("noisy",)), cell("throttled")),
     )
     assert text.write_table(
-        Table("times", (label("case"), TIME, doc.words("flags")), rows, "by case")
+        TableBlock("times", (label("case"), TIME, doc.words("flags")), rows, "by case")
     ).splitlines() == [
         "by case",
         "",
@@ -170,7 +171,7 @@ def test_a_table_is_aligned_and_has_no_markup() -> None:
         "fa2            103.7",
         "sage|1  9.00 (noisy)  throttled",
     ]
-    line = (Strong("a <b> "), Code("c_d*"), " takes ", Number(1500.0, US))
+    line = (Strong("a <b> "), Code("c_d*"), " takes ", Amount(1500.0, US))
     assert text.write_text(line) == "a <b> c_d* takes 1.50 us"
 
 
@@ -182,7 +183,7 @@ def test_a_long_cell_is_cut_and_others_are_not_padded_to_it() -> None:
 # --- two pages -------------------------------------------------------------------------------------------------------
 
 
-def rows(number: int, placement: Placement = Placement.SUMMARY) -> Table:
+def rows(number: int, placement: OnPage = OnPage.SUMMARY) -> TableBlock:
     return replace(table(*map(float, range(number))), placement=placement)
 
 
@@ -206,7 +207,7 @@ def test_a_short_document_is_one_page() -> None:
 
 
 def test_blocks_for_details_stand_on_details_alone() -> None:
-    document = Document("run", (Section("cases", "Cases", (rows(3), rows(4, Placement.DETAILS)), "Three of seven."),))
+    document = Document("run", (Section("cases", "Cases", (rows(3), rows(4, OnPage.DETAILS)), "Three of seven."),))
     summary, details = paginate(document)
     assert (cases_of(summary), cases_of(details)) == (3, 4)
     assert summary.sections[0].summary == "Three of seven." and details.sections[0].summary == ""
@@ -215,7 +216,7 @@ def test_blocks_for_details_stand_on_details_alone() -> None:
 def test_a_table_that_is_too_long_leaves_its_first_rows_and_a_link_to_the_others() -> None:
     summary, details = paginate(Document("run", (Section("cases", "Cases", (rows(30),)),)), most_lines=21)
     (first, more), (rest,) = summary.sections[0].blocks, details.sections[0].blocks
-    assert isinstance(first, Table) and isinstance(rest, Table) and isinstance(more, Paragraph)
+    assert isinstance(first, TableBlock) and isinstance(rest, TableBlock) and isinstance(more, Paragraph)
     assert (len(first.rows), doc.plain(more.content)) == (10, "20 more rows: details.md")
     assert rest.rows[0][0].text == "case 10"
 
@@ -247,7 +248,7 @@ def test_thirty_workloads_keep_the_most_important_sections_of_each() -> None:
 
 blocks = st.one_of(
     st.integers(0, 200).map(lambda n: Paragraph(f"text {n}")),
-    st.tuples(st.integers(0, 200), st.sampled_from(list(Placement))).map(lambda of: rows(*of)),
+    st.tuples(st.integers(0, 200), st.sampled_from(list(OnPage))).map(lambda of: rows(*of)),
     st.integers(1, 200).map(lambda n: Bullets(tuple(f"item {i}" for i in range(n)))),
 )
 sections = st.builds(
@@ -267,7 +268,7 @@ def test_no_document_exceeds_the_length_or_loses_a_row(parts: list[Section], mos
     document = Document("run", tuple(parts))
     summary, details = paginate(document, most_lines)
     assert lines(summary) <= most_lines
-    in_markdown = document.without(Placement.HTML)
+    in_markdown = document.without(OnPage.HTML)
     assert cases_of(summary) + cases_of(details) == cases_of(in_markdown)
     sentences = [section.summary for section in in_markdown.sections if section.summary]
     kept = [section for page in (summary, details) for section in page.sections if section.id != "details"]

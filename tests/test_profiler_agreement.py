@@ -25,7 +25,7 @@ from report_study import (
 )
 
 from profpipe.analysis.findings import Reason, WorkloadFindings
-from profpipe.report.document import Cell, Code, plain
+from profpipe.report.document import Code, TableCell, plain
 from profpipe.report.sections import agreement
 from profpipe.report.sections.agreement import WORDING, describe
 from profpipe.report.text import write_section, write_table
@@ -484,7 +484,7 @@ def test_the_smallest_and_the_largest_profiler_overhead_are_shown() -> None:
     nsys, torch = agreement.overheads(found).rows
     assert [cell.value or cell.text for cell in nsys[1:4]] == ["none", "none", pytest.approx(0.3)]
     assert (nsys[0].text, plain(nsys[2].note), nsys[4].text) == (Code("nsys"), "(b)", "1 of 2")
-    assert torch[2] == Cell(missing=MISSING) and torch[4].text == "0 of 1"
+    assert torch[2] == TableCell(missing=MISSING) and torch[4].text == "0 of 1"
 
 
 def test_a_profiler_that_makes_the_loop_many_times_as_long_is_shown_as_a_factor() -> None:

@@ -23,7 +23,9 @@ EXAMPLE = ROOT / "examples" / "h200-attention"
 
 
 def written(data: Tables, run: dict[str, Any]) -> dict[str, Any]:
-    text = results_json.text(analyze(data, run), data, Manifest.parse({"name": "made-up", **run}))
+    text = results_json.text(
+        results_json.document(analyze(data, run), data, Manifest.parse({"name": "made-up", **run}))
+    )
     return dict(json.loads(text))
 
 
@@ -32,7 +34,7 @@ def example() -> dict[str, Any]:
     data, manifest = store.load(EXAMPLE)
     from profpipe.analysis import analyze as analysis
 
-    return dict(json.loads(results_json.text(analysis.analyze(data, manifest), data, manifest)))
+    return dict(json.loads(results_json.text(results_json.document(analysis.analyze(data, manifest), data, manifest))))
 
 
 def test_every_case_of_a_run_is_an_object_in_a_line_with_the_numbers_of_the_tables(example: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ SECRET = "hunter2"
 def parsed(path):
     (result,) = reader.ingest([reader.InputFile(path, "file")])
     assert isinstance(result, reader.Read), result
-    return result.tables.with_columns(workload="")
+    return result.tables.set_columns(workload="")
 
 
 def scrubbed(path):
@@ -329,7 +329,7 @@ def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables
     for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
         pd.testing.assert_frame_equal(
-            getattr(after, table.name), getattr(parsed(path).with_columns(source="file"), table.name)
+            getattr(after, table.name), getattr(parsed(path).set_columns(source="file"), table.name)
         )
     assert (large.stat().st_mtime_ns, large.stat().st_ino) == stamp, "what is harmless is not written again"
     assert not scrubbed(folder)

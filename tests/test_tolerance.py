@@ -31,7 +31,7 @@ from profpipe.measure import harness, rounds, workload_metrics
 from profpipe.measure.conditions import GpuConditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
-from profpipe.report.document import Placement
+from profpipe.report.document import OnPage
 from profpipe.report.sections import cases, headline, kernel_share, times
 from profpipe.report.sections.studies import study_table
 from profpipe.results.schema import Tables
@@ -389,7 +389,7 @@ def studies() -> Iterator[tuple[Any, ...]]:
     yield ("The win is that of the fastest accurate one, and no number says how much faster an inaccurate one is",
            headline.headline(wrong), times.times(wrong), cases.accuracy(wrong))  # fmt: skip
     two = only(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
-    yield "So is the fastest number of a table", next(iter(cases.by_shape(two)))
+    yield "So is the fastest number of a table", next(iter(cases.make_shape_tables(two)))
     yield "Where none is accurate none wins", headline.headline(only(study(a=(4000.0, 0.2), b=(2000.0, 0.1))))
     sums = only(sums_of_kernels())
     yield ("Sums of kernels win nothing either", headline.headline(sums), kernel_share.kernel_share(sums),
@@ -439,10 +439,12 @@ def test_an_inaccurate_case_has_no_speedup() -> None:
 
 
 @pytest.mark.parametrize(("errors", "placement"), [
-    ((0.001, 0.0011), Placement.DETAILS), ((0.001, 0.01), Placement.SUMMARY), ((0.08, 0.08), Placement.SUMMARY),
+    ((0.001, 0.0011), OnPage.DETAILS),
+    ((0.001, 0.01), OnPage.SUMMARY),
+    ((0.08, 0.08), OnPage.SUMMARY),
 ])  # fmt: skip
 def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate(
-    errors: tuple[float, float], placement: Placement
+    errors: tuple[float, float], placement: OnPage
 ) -> None:
     section = cases.accuracy(only(study(a=(100.0, errors[0]), b=(100.0, errors[1]))))
     assert [table.placement for table in every_table(section)] == [placement]

@@ -284,7 +284,7 @@ def test_a_recording_outside_of_the_folder_is_read_only_if_the_user_names_it(
     source = inside if is_link else folder / ".." / "mine.json.gz"
     data, manifest = store.load(folder)
     files = tuple(replace(file, source=str(source)) for file in manifest.files)
-    store.save(folder, data.with_columns(source=str(source)), replace(manifest, files=files))
+    store.save(folder, data.set_columns(source=str(source)), replace(manifest, files=files))
     assert main(["trace", str(folder), "--out", str(tmp_path / "t.json")]) == 2
     assert f"is outside of {folder}. " in (error := capsys.readouterr().err) and f"{folder} {source}" in error
     assert not (tmp_path / "t.json").exists()

@@ -139,7 +139,7 @@ def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> flo
     ``before`` and ``after`` are the times of the processes of each run, where several repeat the case. They show the
     spread too. The medians of several processes get no smaller limit: what a run has in common stays in them.
     """
-    spreads = [(recorded.spread, recorded.degrees) for recorded in (noise.of_runs,) if recorded]
+    spreads = [(recorded.spread, recorded.degrees) for recorded in (noise.run_spread,) if recorded]
     if within := spread_within(before, after):
         spreads.append(within)
     if not spreads:

@@ -815,9 +815,9 @@ class Findings:
     @property
     def failed(self) -> bool:
         """True if a case failed, or an expectation or the required coverage was not met."""
-        return self.is_unmet or any(group.status not in ("ok", "skipped") for group in self.not_run)
+        return self.expectations_failed or any(group.status not in ("ok", "skipped") for group in self.not_run)
 
     @property
-    def is_unmet(self) -> bool:
+    def expectations_failed(self) -> bool:
         """True if an expectation of a workload, or the coverage that the pipeline requires, was not met."""
         return any(not e.is_met for e in self.expectations) or any(c.is_too_low for c in self.coverage)

@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     if args.slurm:
         from profpipe.commands import cluster
 
-        request = cluster.with_options(request, sbatch, "profpipe ab --slurm")
+        request = cluster.add_options(request, sbatch, "profpipe ab --slurm")
         command = _published_command((side_a, side_b), request, args)
         return cluster.start(request, command, args, (side_a, side_b), _settings(args, (side_a, side_b)))
     return _start(args, request, (side_a, side_b))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from profpipe.analysis.compare_recordings import RecordingComparison
     from profpipe.analysis.compare_runs import RunComparison
-    from profpipe.commands.rendering import Result
+    from profpipe.commands.rendering import RunReport
     from profpipe.report.screen import Screen
     from profpipe.results.manifest import Manifest
     from profpipe.results.noise import Model
@@ -70,7 +70,7 @@ class Run(_Shown):
             setattr(self, table.name, getattr(tables, table.name))
 
     @cached_property
-    def report(self) -> Result:
+    def report(self) -> RunReport:
         """The report, which is made at the first use and not written."""
         from profpipe.commands import rendering
 

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ _WORDS: Final = {
 }
 
 
-def with_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
+def add_options(request: RunRequest, words: Sequence[str], command: str) -> RunRequest:
     """Return the request with the options of sbatch that follow ``command --``."""
     try:
         settings = (request.pipeline.slurm or Slurm()).add_options(words)
@@ -218,7 +218,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
     return errors.SOME_FAILED if lacking else result.exit_code
 
 
-def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
+def _find_templates(folder: Path, request: RunRequest) -> Mapping[str, Path]:
     """Return the templates of the pipeline; of a run that somebody else may have made, those of the current folder."""
     templates = rendering.find_templates(request.plugin_dir, not_below=folder)
     if not (doubt := fingerprint.find_doubt(folder)):
@@ -232,8 +232,8 @@ def _find_templates(folder: Path, request: RunRequest) -> rendering.Templates:
 
 
 def _collect(
-    folder: Path, request: RunRequest, templates: rendering.Templates, *, csv: bool
-) -> tuple[rendering.Result, manifest.Manifest]:
+    folder: Path, request: RunRequest, templates: Mapping[str, Path], *, csv: bool
+) -> tuple[rendering.RunReport, manifest.Manifest]:
     try:
         seen: dict[int, Task] | None = _ask(folder)
         silence = ""

@@ -73,7 +73,7 @@ def _write_html(
     from profpipe.report import comparison, html_page
 
     page = comparison.page(compared, args.runs, recorded)
-    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates().page))
+    arguments.write_output_file("--html", args.html, html_page.render(page, rendering.find_templates()))
 
 
 def _end_recordings(args: argparse.Namespace, compared: RecordingComparison) -> int:
@@ -98,7 +98,7 @@ def _print(
     """Print the comparison, or print or write it as JSON."""
     from profpipe.report import answer_json, comparison
 
-    arguments.print_json(args, lambda: answer_json.of_comparison(compared, full(), exit_code), full)
+    arguments.print_json(args, lambda: answer_json.select_comparison(compared, full(), exit_code), full)
     if not arguments.prints_json(args):
         print(comparison.text(compared))
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from profpipe import profilers
 from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons
 from profpipe.commands import recording, rendering
-from profpipe.commands.rendering import Result
+from profpipe.commands.rendering import RunReport
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError, explain_disk_full
 from profpipe.job import Incident, IncidentKind, Job, Missing, count_cases, readable
@@ -35,7 +35,7 @@ from profpipe.runner.session import Session
 _REPORT_S: Final = 3
 
 
-def with_comparisons(request: RunRequest) -> RunRequest:
+def group_cases(request: RunRequest) -> RunRequest:
     """Return the request with the groups of cases that stay on one GPU, where cases run side by side."""
     if request.pipeline.gpus == 1:
         return request
@@ -128,7 +128,7 @@ def _remove_budget(words: Sequence[str]) -> str:
     return shlex.join([*kept, *([] if "--reuse" in kept else ["--reuse"]), *words[end:]])
 
 
-def carry_out(run: Session, args: argparse.Namespace) -> Result:
+def carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     """Run the jobs that are left, write the report and print it."""
     try:
         return _carry_out(run, args)
@@ -139,7 +139,7 @@ def carry_out(run: Session, args: argparse.Namespace) -> Result:
         raise Interrupted(f"{what} {remedy} To continue: {command('resume', run.folder)}") from None
 
 
-def _carry_out(run: Session, args: argparse.Namespace) -> Result:
+def _carry_out(run: Session, args: argparse.Namespace) -> RunReport:
     stop: ProfpipeError | None = None
     began, spent_s = time.monotonic(), run.manifest.seconds or 0.0
     with (
@@ -182,10 +182,10 @@ def write_results(
     data: Tables,
     run: Manifest,
     stored: Tables | None = None,
-    templates: rendering.Templates | None = None,
+    templates: Mapping[str, Path] | None = None,
     *,
     csv: bool,
-) -> Result:
+) -> RunReport:
     """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
 
     The default are the templates of the pipeline's folder. The caller saves the manifest with the end of the run last:

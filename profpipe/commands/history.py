@@ -85,7 +85,7 @@ def _write_html(args: argparse.Namespace, histories: Sequence[PipelineHistory]) 
         return "" if existing is None else os.path.relpath(existing, target.parent)
 
     document = section.document(histories, args.out.resolve().name, report)
-    html_page.write(document, target.parent, rendering.find_templates().page, target.name)
+    html_page.write(document, target.parent, rendering.find_templates(), target.name)
     return target
 
 

@@ -195,7 +195,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         if args.more is not None:
             remedy = "Start a run with it: profpipe ab --slurm --more N"
             raise ConfigError("--more", "adds pairs to a run on one machine, and this run is on a cluster.", remedy)
-        cluster.with_options(request, args.sbatch, "profpipe resume")
+        cluster.add_options(request, args.sbatch, "profpipe resume")
         return cluster.resume(folder, request, args.sbatch, args)
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")

@@ -69,7 +69,7 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
         seconds = outcome.last_s if job.script is None and status != "skipped" else None
         row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
         rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
-    return Tables(cases=schema.frame(CASES, rows)).with_columns(run=run, workload=job.workload, profiler=job.profiler)
+    return Tables(cases=schema.frame(CASES, rows)).set_columns(run=run, workload=job.workload, profiler=job.profiler)
 
 
 def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:

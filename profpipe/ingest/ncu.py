@@ -181,7 +181,7 @@ def sum_up(launches: Sequence[Launch], origin: schema.Origin, placement: schema.
     times = ["total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns"]
     summed.loc[summed["total_ns"].isna(), times] = pd.NA
     durations = frame[frame["kind"] == "kernel"]
-    summed_origin = origin.with_sums(durations["duration_ns"], durations["case"] != "")
+    summed_origin = origin.add_sums(durations["duration_ns"], durations["case"] != "")
     notes = (*origin.notes, *_notes(durations["duration_ns"], int((frame["kind"] == "graph").sum())))
     return schema.Tables(
         kernels=kernel_classes.annotate(summed.assign(profiler=origin.tool)),

@@ -313,14 +313,14 @@ def _joined_ranks(read: list[Tables]) -> list[Tables]:
             others = len(names) - 1
             name = f"{names[0]} and {others} other {'rank' if others == 1 else 'ranks'}"
             for number in numbers:
-                read[number] = read[number].with_columns(workload=name)
+                read[number] = read[number].set_columns(workload=name)
     return read
 
 
 def _complete(parsed: Tables, source: InputFile, rules: Any) -> Tables:
     """Fill in what a parser cannot know: run, workload, source, and the case of a whole file."""
     profiler = source.profiler or parsed.origin.tool
-    placed = parsed.with_columns(
+    placed = parsed.set_columns(
         run=source.run, workload=source.workload or source.path.name, profiler=profiler, source=source.name
     )
     if source.case:

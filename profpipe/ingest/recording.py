@@ -138,7 +138,7 @@ def tables(recording: Recording, step_range: str | None = "") -> schema.Tables:
         step_figures=steps.step_figures,
         timeline=steps.timeline,
         origin=origin,
-    ).with_columns(profiler=origin.tool)
+    ).set_columns(profiler=origin.tool)
 
 
 def _classified(work: Operations, classes: Sequence[str], placed: Attribution) -> Operations:

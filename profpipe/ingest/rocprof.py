@@ -142,7 +142,7 @@ def count_only(launches: pd.DataFrame, origin: schema.Origin, counted: pd.DataFr
         kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows.rename("calls").reset_index())),
         metrics=schema.empty(schema.METRICS) if counted is None else counters(counted),
         origin=replace(origin, launches=len(launches), notes=(*origin.notes, note)),
-    ).with_columns(profiler="rocprof")
+    ).set_columns(profiler="rocprof")
 
 
 def counters(values: pd.DataFrame) -> pd.DataFrame:

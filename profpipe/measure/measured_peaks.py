@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import errors
-from profpipe.job import Ask
+from profpipe.job import RunTool
 from profpipe.measure import conditions, machine, sampling
 
 #: Sizes of square matmuls; the faster one counts.
@@ -73,7 +73,7 @@ FILE: Final = "ceilings.json"
 LONGEST_S: Final = 300.0
 
 
-def renew(out: Path, ask_python: Ask) -> dict[str, Any]:
+def renew(out: Path, ask_python: RunTool) -> dict[str, Any]:
     """Measure in a separate process and store the result in ``out``; return it.
 
     ``ask_python`` runs this interpreter in another folder for up to LONGEST_S and returns its output. Raises

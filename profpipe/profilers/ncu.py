@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, workload_argv
+from profpipe.job import WHOLE, Command, Job, Missing, RunTool, Tool, Traits, workload_argv
 
 NAME = "ncu"
 TRAITS = Traits(
@@ -35,7 +35,7 @@ _PERMISSION = (
 )
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     path = shutil.which("ncu")
     if path is None:
         return Missing(NAME, "ncu is not on PATH", "Install Nsight Compute (developer.nvidia.com/nsight-compute).")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe.errors import UnreadableFile
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
+from profpipe.job import WHOLE, Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "nsys"
 TRAITS = Traits(span_s=30.0, guides_ncu=True)
@@ -33,7 +33,7 @@ FALSE_START = re.compile(
 _KEEPS_RUNNING = "--kill=none"
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     path = shutil.which("nsys")
     if path is None:
         return Missing(NAME, "nsys is not on PATH", "Install Nsight Systems (developer.nvidia.com/nsight-systems).")
@@ -199,7 +199,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def export(report: Path, target: Path, nsys: Tool | Missing, ask: Ask) -> None:
+def export(report: Path, target: Path, nsys: Tool | Missing, ask: RunTool) -> None:
     """Export ``report`` to the SQLite file ``target``.
 
     Raises UnreadableFile, with the command to run elsewhere, if the recording never became a report, or if nsys is

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from profpipe.job import REGIONS_ONLY, WHOLE, Ask, Command, Job, Missing, Tool, Traits, capture_end_s, workload_argv
+from profpipe.job import REGIONS_ONLY, WHOLE, Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, workload_argv
 
 NAME = "rocprof"
 
@@ -35,7 +35,7 @@ _START_S = 5.0
 _GENERATIONS = ("rocprofv3", "rocprof", "rocprofv2")
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     for variant in _GENERATIONS:
         path = shutil.which(variant) or shutil.which(variant, path=str(_ROCM))
         if path is not None:
@@ -46,7 +46,7 @@ def find(ask: Ask) -> Tool | Missing:
     return Missing(NAME, "no rocprof on PATH or in /opt/rocm/bin", "It belongs to ROCm, for AMD GPUs.")
 
 
-def _version(ask: Ask, path: str, variant: str) -> str:
+def _version(ask: RunTool, path: str, variant: str) -> str:
     """Return the tool's version. Only rocprofv3 from ROCm 7 on has --version; ROCm's version is in a file."""
     match = re.search(r"(\d+\.\d+(?:\.\d+)?)", ask([path, "--version"]) or "") if variant == "rocprofv3" else None
     if match:

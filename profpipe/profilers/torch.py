@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, Traits, capture_end_s, on_nodes, workload_argv
+from profpipe.job import Command, Job, Missing, RunTool, Tool, Traits, capture_end_s, on_nodes, workload_argv
 
 NAME = "torch"
 
@@ -26,7 +26,7 @@ TRAITS = Traits(
 )
 
 
-def find(ask: Ask) -> Tool | Missing:
+def find(ask: RunTool) -> Tool | Missing:
     """Find torch by its metadata: importing it takes seconds."""
     from importlib import metadata  # which takes 10 ms to import
 

@@ -1,4 +1,4 @@
-"""The pictures of charts as SVG: a drawing for each panel, on report.html or together in a file."""
+"""The pictures of charts as SVG: a drawing per panel, on report.html or together in a file."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ _ENLARGED = 1.5
 
 
 def bars(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a bar for each label of the x axis, below its name. All bars have one scale, that of the longest."""
+    """Return a bar per label of the x axis, below its name. All bars have one scale, that of the longest."""
     totals, sums = _totals(chart), bar_labels(chart)
     scale = Scale(0.0, max(totals, default=0.0) or 1.0, 0, _LENGTH)
     drawn = (_bar(chart, panel, row, scale, *bar) for row, bar in enumerate(zip(totals, sums, strict=True)))
@@ -329,7 +329,7 @@ _WIDE = 2.5
 
 
 def intervals(chart: doc.Chart, panel: Panel) -> Drawing:
-    """Return a row for each label of the x axis: the value, its interval, and both in words."""
+    """Return a row per label of the x axis: the value, its interval, and both in words."""
     names = [flat(name) for name in chart.x.labels]
     left, bottom = min(_NAMES, max(map(text_width, names), default=0) + 20), _TOP + _ROW * len(names)
     x = Scale(*_ends(chart, _marks(panel)), left, _WIDTH - 150, chart.y.is_log)
@@ -511,7 +511,7 @@ _LIGHT_DARK, _FIRST, _SECOND = re.compile(r"light-dark\(([^,]+), ([^)]+)\)"), r"
 
 def write_files(document: doc.Document, folder: Path) -> None:
     """Write the charts of SUMMARY.md and details.md into ``folder``/plots."""
-    for section in document.without(doc.Placement.HTML).sections:
+    for section in document.without(doc.OnPage.HTML).sections:
         for block in section.walk():
             if isinstance(block, doc.Chart):
                 path = folder / plot_path(block)

@@ -109,7 +109,7 @@ def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> 
     """
     end = f"\n\nAll cases: `verdicts.parquet`, `details.md` and `report.html` in `{folder}`.\n"
     room = MOST_SUMMARY_BYTES - len(end.encode()) - 1
-    document = document.without(doc.Placement.HTML)
+    document = document.without(doc.OnPage.HTML)
     # GitHub does not have the other files of the run, so links to them would be broken.
     writer = Markdown(exists=lambda path: False, names_workloads=len(document.workloads) > 1)
     for most_folded in (1000, 200, 0):
@@ -129,11 +129,11 @@ def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> d
     """Return the section with the first rows of its tables. At most ``most_folded`` more rows follow below a fold."""
     blocks: list[doc.Block] = []
     for block in section.blocks:
-        if isinstance(block, doc.Table) and block.placement is not doc.Placement.DETAILS:
+        if isinstance(block, doc.TableBlock) and block.placement is not doc.OnPage.DETAILS:
             decided = findings.count(Verdict.SLOWER) + findings.count(Verdict.FASTER)
             changed = decided if block.id == "verdicts" and decided else _MOST_ROWS
             blocks += _divided(block, min(changed, _MOST_ROWS), most_folded)
-        elif not isinstance(block, doc.Details) and (most_folded or block.placement is not doc.Placement.DETAILS):
+        elif not isinstance(block, doc.Details) and (most_folded or block.placement is not doc.OnPage.DETAILS):
             blocks.append(block)
     sections = tuple(_folded(child, findings, most_folded) for child in section.sections)
     if section.id not in _BACKGROUND:
@@ -142,12 +142,12 @@ def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> d
     return replace(section, title="", summary="", blocks=fold, sections=())
 
 
-def _drop_empty_columns(table: doc.Table) -> doc.Table:
+def _drop_empty_columns(table: doc.TableBlock) -> doc.TableBlock:
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
     return table.without(*(column.id for column, cells in columns if all(cell.is_empty for cell in cells)))
 
 
-def _counted(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> str:
+def _counted(table: doc.TableBlock, rows: Sequence[Sequence[doc.TableCell]]) -> str:
     """Return ``190 more rows``; of a table of verdicts ``190 more cases: 20 inconclusive, 170 same``."""
     at = next((i for i, column in enumerate(table.columns) if column.id == "verdict"), None)
     if at is None:
@@ -156,7 +156,7 @@ def _counted(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> str:
     return f"{plural(len(rows), 'more case')}: {', '.join(f'{count} {name}' for name, count in counts.items())}"
 
 
-def _divided(table: doc.Table, rows: int, most_folded: int) -> Iterator[doc.Block]:
+def _divided(table: doc.TableBlock, rows: int, most_folded: int) -> Iterator[doc.Block]:
     """Yield the first rows of a table, a fold with further ones, and how many are left out."""
     if len(table.rows) <= rows + _FEW_MORE:
         yield table

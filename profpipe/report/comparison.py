@@ -19,7 +19,7 @@ from profpipe.analysis.pairs import PairFindings
 from profpipe.analysis.steps import ONE_DEVICE, Place, StepPart, StepParts, place_name
 from profpipe.job import count_cases, readable
 from profpipe.report import document as doc, results_json
-from profpipe.report.first_screen import of_section
+from profpipe.report.first_screen import show_section
 from profpipe.report.labels import duration, fill, literal, plural
 from profpipe.report.screen import Screen, lay_out
 from profpipe.report.sections.kernel_differences import kernel_rows
@@ -41,7 +41,7 @@ def text(comparison: RunComparison | RecordingComparison) -> str:
 
 
 def _titled(section: doc.Section) -> Screen:
-    return [["text", write_text(section.title)], *of_section(replace(section, title=""), has_bars=True)]
+    return [["text", write_text(section.title)], *show_section(replace(section, title=""), has_bars=True)]
 
 
 def page(
@@ -117,12 +117,12 @@ def differences(comparison: RunComparison) -> Iterator[str]:
         yield "B has not ended: `profpipe resume` continues it."
 
 
-def _run_table(changes: Sequence[Change]) -> doc.Table:
+def _run_table(changes: Sequence[Change]) -> doc.TableBlock:
     unit = time_unit([time for change in changes for time in (change.a_ns, change.b_ns)])
     columns: doc.Columns[Change] = [
         (doc.label("case"), lambda change: doc.Code(change.name)),
-        (doc.Column("a", "A", unit), lambda change: change.a_ns),
-        (doc.Column("b", "B", unit), lambda change: change.b_ns),
+        (doc.number("a", "A", unit), lambda change: change.a_ns),
+        (doc.number("b", "B", unit), lambda change: change.b_ns),
         (doc.signed_percent("percent", "B - A"), lambda change: change.percent / 100),
         (doc.words("verdict"), lambda change: _NOTES[change.is_beyond_noise]),
         (doc.words("accuracy", "inaccurate in"), lambda change: " and ".join(change.inaccurate_in)),
@@ -233,7 +233,7 @@ def _title(change: RecordingChange) -> str:
     return a if a == b else f"{a} → {b}"
 
 
-def _overview(changes: Sequence[RecordingChange]) -> doc.Table:
+def _overview(changes: Sequence[RecordingChange]) -> doc.TableBlock:
     timed = [change for change in changes if change.has_times]
     unit = time_unit([side.parts.wall_ns for change in timed for side in (change.a, change.b)])
     columns = [doc.label("recording"), doc.words("of"), *_time_columns(unit)]
@@ -267,7 +267,7 @@ def bars(change: RecordingChange) -> doc.Chart:
         doc.Axis("", labels=("A", "B")),
         doc.Axis(f"{unit.name} {of}", unit, quantity="ns"),
         {"": bar_series(both)},
-        placement=doc.Placement.HTML,
+        placement=doc.OnPage.HTML,
         subtitle=f"{_title(change)}. {legend_order(2)}",
     )
 
@@ -298,8 +298,8 @@ def _percent(a_ns: float, b_ns: float) -> str:
     return f" ({signed_percent(b_ns / a_ns - 1)})" if a_ns else ""
 
 
-def _signed(ns: float) -> doc.Number:
-    return doc.Number(ns, time_unit([ns]).signed())
+def _signed(ns: float) -> doc.Amount:
+    return doc.Amount(ns, time_unit([ns]).signed())
 
 
 def sentences(change: RecordingChange) -> Iterator[doc.Text]:
@@ -388,7 +388,7 @@ def _leaves(change: RecordingChange) -> list[tuple[str, float, float]]:
     return [leaf for leaf in leaves if any(leaf[1:])]
 
 
-def _parts_table(change: RecordingChange) -> doc.Table:
+def _parts_table(change: RecordingChange) -> doc.TableBlock:
     """Return the parts and their sum. The compute and the idle time have a row with their sum too."""
     both = change.a.parts, change.b.parts
     sums: dict[str, tuple[doc.Text, list[float]]] = {
@@ -406,14 +406,14 @@ def _parts_table(change: RecordingChange) -> doc.Table:
     unit = step_unit(parts.wall_ns for parts in both)
     columns = [doc.label("part", ""), *_time_columns(unit)]
     cells = tuple(tuple(map(doc.cell, (name, a, b, b - a))) for name, (a, b) in rows)
-    return doc.Table("parts", tuple(columns), cells, is_divisible=False)
+    return doc.TableBlock("parts", tuple(columns), cells, is_divisible=False)
 
 
-def _time_columns(unit: Unit) -> list[doc.Column]:
+def _time_columns(unit: Unit) -> list[doc.TableColumn]:
     return [
-        doc.Column("a", "A", unit),
-        doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit.signed()),
+        doc.number("a", "A", unit),
+        doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()),
     ]
 
 
@@ -421,13 +421,13 @@ def _times(a: StepParts, b: StepParts) -> list[float]:
     return [a.wall_ns, b.wall_ns, b.wall_ns - a.wall_ns]
 
 
-def _ranks_table(change: RecordingChange) -> doc.Table:
+def _ranks_table(change: RecordingChange) -> doc.TableBlock:
     """Return the time of each rank that both sides have, and how much of the difference is exposed communication."""
     a, b = change.a.ranks, change.b.ranks
     shared = [rank for rank in a if rank in b] if len(a.keys() | b.keys()) > 1 else []
     unit = step_unit(ranks[rank].wall_ns for rank in shared for ranks in (a, b))
     columns = [doc.label("rank"), *_time_columns(unit)]
-    columns.append(doc.Column("waiting", "of it exposed communication", unit.signed()))
+    columns.append(doc.number("waiting", "of it exposed communication", unit.signed()))
     rows: list[list[doc.Content]] = [
         [
             place_name(rank),
@@ -439,7 +439,7 @@ def _ranks_table(change: RecordingChange) -> doc.Table:
     return doc.make_table("ranks", columns, rows)
 
 
-def _kernels_table(change: RecordingChange) -> doc.Table:
+def _kernels_table(change: RecordingChange) -> doc.TableBlock:
     """Return the kernels that differ most, and all copies and sets."""
     what = "Kernels and copies" if change.has_times else "Kernels"
     columns, rows = kernel_rows(change.kernels, _change, _is_kept)

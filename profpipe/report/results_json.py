@@ -38,12 +38,11 @@ VERDICTS_VERSION: Final = 1
 _KEYS: Final = ["run", "workload", "case", "profiler"]
 
 
-def text(findings: Findings, tables: Tables, run: Manifest) -> str:
-    """Return the document as text with a line for each case, so that two of them can be compared line by line."""
-    content = document(findings, tables, run)
-    cases = content.pop("cases")
-    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in cases)
-    return f'{json.dumps(content, allow_nan=False)[:-1]}, "cases": [\n{lines}\n]}}\n'
+def text(results: Mapping[str, Any]) -> str:
+    """Return the document as text with a line per case, so that two of them can be compared line by line."""
+    head = json.dumps({**results, "cases": []}, allow_nan=False).removesuffix("]}")
+    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in results["cases"])
+    return f"{head}\n{lines}\n]}}\n"
 
 
 def document(findings: Findings, tables: Tables, run: Manifest) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def upright(x: float, top: float, bottom: float, kind: str) -> Markup:
 
 
 def value_grid(axis: doc.Axis, y: Scale, left: float, right: float) -> Iterator[Markup]:
-    """Yield a line and a label for each tick of the y axis."""
+    """Yield a line and a label per tick of the y axis."""
     for value in y.ticks(axis.quantity):
         yield level(y(value), left, right, "grid")
         yield word(tick(value, axis), left - 8, y(value) + 4, "tick end")

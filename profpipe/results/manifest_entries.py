@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from profpipe import masking
-from profpipe.job import Ask, Command, Job, JobOutcome, Missing, Tool
+from profpipe.job import Command, Job, JobOutcome, Missing, RunTool, Tool
 from profpipe.results.manifest import (
     FileEntry,
     GitState,
@@ -143,7 +143,7 @@ def git_argv(folder: Path, *words: str) -> list[str]:
     return ["git", "--no-optional-locks", *options, "-C", str(folder), *words]
 
 
-def git_state(ask: Ask, folder: Path) -> GitState:
+def git_state(ask: RunTool, folder: Path) -> GitState:
     """Return the state of the checkout that holds ``folder``."""
     commit = ask(git_argv(folder, "rev-parse", "HEAD"))
     if commit is None or len(commit.split()) != 1:

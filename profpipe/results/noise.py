@@ -68,12 +68,12 @@ class Noise:
     between: Spread | None = None
 
     @property
-    def of_pairs(self) -> Spread | None:
+    def pair_spread(self) -> Spread | None:
         """The spread of two processes one right after the other: of one session where that is known."""
         return self.within or self.between
 
     @property
-    def of_runs(self) -> Spread | None:
+    def run_spread(self) -> Spread | None:
         """The spread of processes of two runs: the larger one, for runs vary at least as much as one session."""
         spreads = [spread for spread in (self.between, self.within) if spread]
         return max(spreads, key=lambda spread: spread.spread, default=None)
@@ -149,8 +149,8 @@ def read_floors(out: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
     """Return by workload and case the spread of two processes one right after the other, as a ratio minus 1."""
     floors: dict[str, dict[str, float]] = {}
     for (workload, case), noise in read(out, manifest).items():
-        if noise.of_pairs:
-            floors.setdefault(workload, {})[case] = noise.of_pairs.spread
+        if noise.pair_spread:
+            floors.setdefault(workload, {})[case] = noise.pair_spread.spread
     return floors
 
 

@@ -52,16 +52,16 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
     return doc.concat(*words, "Differences up to 3 % need no reason.")
 
 
-def make_profiler_table(workload: WorkloadFindings) -> doc.Table:
+def make_profiler_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
     names, reference = case_texts(workload.cases), workload.agreements[0].reference
 
-    def largest(pairs: Sequence[_Pair]) -> doc.Cell | None:
+    def largest(pairs: Sequence[_Pair]) -> doc.TableCell | None:
         case_differences = [
             (agreement.case, figure.difference) for agreement, figure in pairs if figure.difference is not None
         ]
         case, difference = max(case_differences, key=lambda pair: abs(pair[1]), default=("", None))
-        return None if difference is None else doc.Cell(difference, note=doc.concat("(", names[case], ")"))
+        return None if difference is None else doc.TableCell(difference, note=doc.concat("(", names[case], ")"))
 
     def select_long(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
         """Return the long calls where there are others too."""
@@ -69,16 +69,16 @@ def make_profiler_table(workload: WorkloadFindings) -> doc.Table:
 
     columns = [
         (doc.label("profiler", f"compared with {reference}"), lambda row: _title(row[0], workload)),
-        (doc.Column("within", "within 3 %"), lambda row: _within(row[1])),
+        (doc.number("within", "within 3 %"), lambda row: _within(row[1])),
         (doc.signed_percent("largest", "largest difference"), lambda row: largest(row[1])),
-        (doc.Column("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
+        (doc.number("long_within", "above 50 us: within 3 %"), lambda row: _within(select_long(row[1]))),
         (doc.signed_percent("long_largest", "largest"), lambda row: largest(select_long(row[1])) or ""),
         (doc.words("causes", "causes above 3 %"), lambda row: _causes([p for p in row[1] if not p[1].is_close])),
     ]
-    return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.Placement.DETAILS)
+    return doc.table_of("profilers", _pairs(workload).items(), columns, placement=doc.OnPage.DETAILS)
 
 
-def differences(workload: WorkloadFindings) -> doc.Table:
+def differences(workload: WorkloadFindings) -> doc.TableBlock:
     """Return each difference of more than 3 % with its reason; those without one first, then the largest."""
     names = case_texts(workload.cases)
     pairs = [pair for profiler_pairs in _pairs(workload).values() for pair in profiler_pairs if not pair[1].is_close]
@@ -90,10 +90,10 @@ def differences(workload: WorkloadFindings) -> doc.Table:
         (doc.words("reason"), lambda pair: _why(*pair)),
     ]
     title = f"The {len(pairs)} differences above 3 %"
-    return doc.table_of("differences", pairs, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("differences", pairs, columns, title, doc.OnPage.DETAILS)
 
 
-def all_figures(workload: WorkloadFindings) -> doc.Table:
+def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row a case: the reference's kernels, and how far each other figure is off."""
     names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
     unit = time_unit(agreement.figures[0].ns for agreement in workload.agreements)
@@ -104,43 +104,43 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
         split = splits[agreement.case]
         return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
-    def difference(agreement: Agreement, name: str) -> doc.Cell | None:
+    def difference(agreement: Agreement, name: str) -> doc.TableCell | None:
         figure = next((figure for figure in agreement.figures[1:] if figure.profiler == name), None)
         if figure is None:
             return None
         covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
         unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
-        return doc.Cell(figure.difference, note=unknown if figure.is_unexplained else covered)
+        return doc.TableCell(figure.difference, note=unknown if figure.is_unexplained else covered)
 
     columns: doc.Columns[Agreement] = [
         (doc.label("case"), lambda agreement: names[agreement.case]),
-        (doc.Column("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
-        (doc.Column("busy_ns", "some kernel runs", unit), busy_ns),
-        (doc.Column("span_ns", "first to last kernel", unit),
+        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
+        (doc.number("busy_ns", "some kernel runs", unit), busy_ns),
+        (doc.number("span_ns", "first to last kernel", unit),
          lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
-        (doc.Column("range_ns", "host in its range", unit),
+        (doc.number("range_ns", "host in its range", unit),
          lambda agreement: split.range_ns if (split := splits[agreement.case]) else None),
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
     ]  # fmt: skip
-    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.Placement.DETAILS)
+    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.OnPage.DETAILS)
 
 
-def overheads(workload: WorkloadFindings) -> doc.Table:
+def overheads(workload: WorkloadFindings) -> doc.TableBlock:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
     by_profiler = grouped((profiler, (share, case)) for (case, profiler), share in workload.recorded.overheads.items())
     by_share = {profiler: sorted(shares, key=lambda pair: pair[0]) for profiler, shares in by_profiler.items()}
 
-    def added(share: float, *note: doc.Text) -> doc.Cell:
+    def added(share: float, *note: doc.Text) -> doc.TableCell:
         if share < 0:
             # No profiler makes a program faster: something else held up the loop without it.
-            return doc.Cell(text="none", note=doc.concat(*note))
+            return doc.TableCell(text="none", note=doc.concat(*note))
         if share < 9.995:
-            return doc.Cell(share, note=doc.concat(*note))
-        return doc.Cell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
+            return doc.TableCell(share, note=doc.concat(*note))
+        return doc.TableCell(share + 1, unit=RATIO, note=doc.concat("the time ", *note))
 
-    def write_case(share: float, case: str) -> doc.Cell:
+    def write_case(share: float, case: str) -> doc.TableCell:
         return added(share, "(", names.get(case, doc.Code(case)), ")")
 
     columns: doc.Columns[str] = [
@@ -148,11 +148,11 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
         (doc.signed_percent("median"), lambda name: added(statistics.median(share for share, _ in by_share[name]))),
         (doc.signed_percent("least"), lambda name: write_case(*by_share[name][0]) if len(by_share[name]) > 1 else None),
         (doc.signed_percent("most"), lambda name: write_case(*by_share[name][-1])),
-        (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
+        (doc.number("marked", ("cases marked ", doc.Code("profiler_overhead"))),
          lambda name: f"{sum(share > OVERHEAD for share, _ in by_share[name])} of {len(by_share[name])}"),
     ]  # fmt: skip
     title = "Time that a profiler adds to the loop"
-    return doc.table_of("overheads", by_share, columns, title, doc.Placement.DETAILS)
+    return doc.table_of("overheads", by_share, columns, title, doc.OnPage.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.costs import find_costs
@@ -25,9 +25,9 @@ from profpipe.report.labels import (
     literal,
     margin,
     names,
-    of_what,
     plural,
     ratio,
+    write_what,
 )
 from profpipe.report.sections import recording, roofline, step_times, steps, times
 from profpipe.report.sections.times import MOST_NAMES, doubt_of, tied_names
@@ -81,7 +81,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if workload.largest is None or not judged:
         if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
-        if only_copies := recording.without_kernels(workload):
+        if only_copies := recording.name_copies(workload):
             return only_copies
         launches = [fill(f"{n} launches under {{}}", doc.Code(name)) for name, n in workload.launches.items() if n]
         return fill("No case has a time{}.", fill("; {}, of unknown duration", doc.join(launches)) if launches else "")
@@ -130,7 +130,7 @@ def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if len(workload.cases) == 1:
         rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
         facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
-        facts += [step_times.of_requests(workload)] if step_times.of_requests(workload) else []
+        facts += [step_times.describe_requests(workload)] if step_times.describe_requests(workload) else []
         facts += [fill("{} J a {}", number(joules), of) for joules, of in step_times.energies(workload)]
         facts += [fill("MFU {} %", percent(cost.mfu)) for cost in find_costs(workload) if cost.mfu]
         facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
@@ -169,7 +169,7 @@ def _has_comparison(workload: WorkloadFindings) -> bool:
 def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
-    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.basis)
+    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), write_what(workload.basis)
     is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return recording.answer(workload, first) or recording.sum_of_kernels(workload, first, first.breakdown)
@@ -178,12 +178,12 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     if is_one and not first.shape and first.time:
         interval = "" if first.time.margin is None else fill(", 95 % interval {}", margin(first.time.margin))
         return fill("{} {}{}.", duration(first.ns), per, interval)
-    times = [(case_text(case), duration(case.ns, unit)) for case in cases]
     if len(cases) <= 4:
-        return fill("{} {}.", doc.join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
-    (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
-    low, high = (replace(end, unit=time_unit([end.value])) for end in (low, high))
-    return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
+        times = [fill("{}: {}", case_text(case), duration(case.ns, unit)) for case in cases]
+        return fill("{} {}.", doc.join(times, separator="; ", last="; "), per)
+    ends = (pick(cases, key=lambda case: case.ns or 0.0) for pick in (min, max))
+    named = (part for case in ends for part in (duration(case.ns), case_text(case)))
+    return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", *named)
 
 
 def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
@@ -191,7 +191,7 @@ def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
     return step_unit(times_ns) if is_step else time_unit(times_ns)
 
 
-def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
+def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Amount:
     return duration(ns, _unit(workload, [ns]))
 
 
@@ -212,7 +212,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += ["found by launches that recur"] if case_steps and case_steps.rule is StepRule.PATTERN else []
     if case_steps and case_steps.uneven and (case.time.margin or 0.0) > _NO_MEAN:
         walls = case_steps.steady_walls(workload.basis.profiler)
-        ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
+        ends = [doc.Amount(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
@@ -230,7 +230,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
     place = f"At {literal(in_words(shape.axes))}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
-    time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
+    time = fill(f"{{}} {write_what(workload.basis)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
             if len(shape.cases) == 1:
@@ -316,7 +316,7 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     assert at.win is not None
     best = at.win.best
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
-    per = of_what(workload.basis)
+    per = write_what(workload.basis)
     sentence = f"{{}} is {_fastest(shapes)} in {name_shapes(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
     return fill(
         sentence, who, _leads(shapes), _duration(workload, best.ns), in_words(at.axes), ratio(_over(at, shapes))

@@ -38,7 +38,7 @@ def document(histories: Sequence[PipelineHistory], folder: str, page_of: Callabl
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
 
 
-def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.Table:
+def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.TableBlock:
     def run(name: str) -> doc.Text:
         return doc.Link(doc.Code(name), page) if (page := page_of(name)) else doc.Code(name)
 
@@ -92,7 +92,7 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
         doc.Axis("time", time_unit(point["time_ns"] for point in course.points), quantity="ns"),
         {"": (doc.Series(name, name, marks),)},
         subtitle=state(course),
-        placement=doc.Placement.HTML,
+        placement=doc.OnPage.HTML,
     )
 
 
@@ -177,14 +177,14 @@ def markdown(histories: Sequence[PipelineHistory]) -> str:
     return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
 
 
-def course_table(courses: Sequence[Course]) -> doc.Table:
+def course_table(courses: Sequence[Course]) -> doc.TableBlock:
     """Return a table with a row for each course."""
     columns = [
         (doc.label("case"), lambda course: course_name(course, courses)),
         (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
         (doc.count("runs"), lambda course: len(course.points)),
         (
-            doc.Column("level", "level", time_unit(course.level_ns for course in courses)),
+            doc.number("level", "level", time_unit(course.level_ns for course in courses)),
             lambda course: course.level_ns,
         ),
         (doc.plus_minus("band"), lambda course: course.band),

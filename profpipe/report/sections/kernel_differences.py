@@ -186,11 +186,11 @@ def kernel_differences(changes: Sequence[Change]) -> doc.Section:
             " estimate without a profiler, and the rows add up to it. Not in kernels: idle time, launch gaps and the"
             f" error of the profiler.{more}"
         )
-        blocks.insert(0, doc.Paragraph(note, doc.Placement.DETAILS))
+        blocks.insert(0, doc.Paragraph(note, doc.OnPage.DETAILS))
     return doc.make_section("kernel_differences", "Differences by kernel", blocks)
 
 
-def _case_table(case: Change, id: str) -> doc.Table:
+def _case_table(case: Change, id: str) -> doc.TableBlock:
     comparison = case.kernels
     assert comparison is not None and case.judgement is not None
     columns, rows = kernel_rows(
@@ -199,16 +199,16 @@ def _case_table(case: Change, id: str) -> doc.Table:
         lambda kernel: kernel.is_other,
     )
     rows.append(_sum_row(_REST, comparison.not_in_kernels_ns))
-    total = doc.Cell(comparison.difference_ns, is_strong=True)
-    rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
+    total = doc.TableCell(comparison.difference_ns, is_strong=True)
+    rows.append([doc.Strong("the case"), "", "", doc.TableCell(), doc.TableCell(), case.a_ns, case.b_ns, total, ""])
     line = explain(case)
     head = doc.concat(doc.Code(case.name), f": {case.judgement.verdict}")
-    return doc.Table(
+    return doc.TableBlock(
         id,
         tuple(columns),
         tuple(tuple(map(doc.cell, row)) for row in rows),
         doc.concat(head, ", ", line) if line else head,
-        doc.Placement.DETAILS,
+        doc.OnPage.DETAILS,
         is_divisible=False,
     )
 
@@ -217,7 +217,7 @@ def kernel_rows(
     kernels: Sequence[KernelDifference],
     write_change: Callable[[KernelDifference], str],
     is_kept: Callable[[KernelDifference], bool],
-) -> tuple[list[doc.Column], list[list[doc.Content]]]:
+) -> tuple[list[doc.TableColumn], list[list[doc.Content]]]:
     """Return the columns, and the rows of the first kernels, of further ones that are kept, and of a sum."""
     first = kernels[:_MOST_CHANGED]
     shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or is_kept(kernel)]
@@ -226,8 +226,8 @@ def kernel_rows(
     columns = [
         doc.label("kernel"), doc.words("class"), doc.words("change"),
         doc.count("a_calls", "launches A"), doc.count("b_calls", "launches B"),
-        doc.Column("a", "A", unit), doc.Column("b", "B", unit),
-        doc.Column("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
+        doc.number("a", "A", unit), doc.number("b", "B", unit),
+        doc.number("part", "B - A", unit.signed()), doc.words("range", "in single captures"),
     ]  # fmt: skip
     rows: list[list[doc.Content]] = [_row(kernel, unit, write_change(kernel)) for kernel in shown]
     if others:
@@ -248,7 +248,7 @@ def _row(kernel: KernelDifference, unit: Unit, change: str) -> list[doc.Content]
 
 
 def _sum_row(name: str, ns: float) -> list[doc.Content]:
-    return [name, "", "", *(doc.Cell() for _ in range(4)), ns, ""]
+    return [name, "", "", *(doc.TableCell() for _ in range(4)), ns, ""]
 
 
 def failed_captures(findings: PairFindings) -> doc.Section:

@@ -120,8 +120,10 @@ def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Refer
     return (doc.Reference(doc.ReferenceKind.PEAK, peaks[0]),) if is_shared else ()
 
 
-def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart | None:
-    """Return a chart with a panel for each combination of the other axes, of at most eight."""
+def over(
+    workload: WorkloadFindings, axis: str, quantity: Quantity, placement: doc.OnPage = doc.OnPage.SUMMARY
+) -> doc.Chart | None:
+    """Return a chart with a panel per combination of the other axes, of at most eight."""
     lines = _line_axis(workload, axis)
     points = []
     for case in workload.cases:
@@ -149,6 +151,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
         spans_decades=quantity.spans_decades,
         subtitle=fixed(workload),
         references=quantity.references,
+        placement=placement,
         notes=(
             f"{drawn} of {total} combinations of the other axes." if total > selection.GROUPS else "",
             _count_missing_speedups(workload, axis) if quantity.needs_accuracy else "",
@@ -170,6 +173,7 @@ def line_chart(
     id: str, title: str, x: doc.Axis, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
     spans_decades: bool, panels: Iterable[Axes] = ((),), baseline: str | None = None, subtitle: str = "",
     references: tuple[doc.Reference, ...] = (), notes: Iterable[str] = (),
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
 ) -> doc.Chart | None:  # fmt: skip
     """Return a chart whose axes are logarithmic where a linear scale would hide small values; None without a mark.
 
@@ -212,6 +216,7 @@ def line_chart(
         replace(y, is_log=is_log),
         drawn,
         " ".join(part for part in (*signs, *notes) if part),
+        placement,
         subtitle=subtitle,
         keys=lines,
         references=references,
@@ -294,11 +299,14 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[tuple[str, str, list[f
     return [*kept, ("everything else" if is_visible(left) else "", "rest", left)]
 
 
-def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
+def breakdown(
+    workload: WorkloadFindings, shape: Shape, placement: doc.OnPage = doc.OnPage.SUMMARY, is_of_page: bool = False
+) -> doc.Chart:
     """Return stacked bars of the time of a call by kernel class, the fastest implementation first.
 
     The bars are as long as the times that the headline compares. Where a profiler's kernels take longer than the call
-    without it, they are shortened alike. Without a time of calls, the bars are of the kernel time.
+    without it, they are shortened alike. Without a time of calls, the bars are of the kernel time. The chart that
+    ``is_of_page`` of a case has no subtitle, which the page has.
     """
     shown = [case for case in shape.cases if case.breakdown]
     timed = [case for case in shown if case.time] if workload.basis and workload.basis.quantity == "time" else []
@@ -325,14 +333,15 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     gpus = len({rank.name for rank in workload.ranks if rank.case in ids})
     several = f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
     return doc.Chart(
-        chart_id(workload.name, "share"),
+        "classes" if is_of_page else chart_id(workload.name, "share"),
         ", ".join(filter(None, [title, in_words(shape.axes)])),
         doc.ChartKind.STACKED_BARS,
         doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, *_ in bars)),
         doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
         {"": series},
         caption=several if gpus > 1 and not is_cpu else "",
-        subtitle=fixed(workload),
+        placement=placement,
+        subtitle="" if is_of_page else fixed(workload),
     )
 
 
@@ -361,15 +370,15 @@ _View: TypeAlias = "tuple[tuple[str, ...], tuple[doc.Block, ...]]"
 def explorer(workload: WorkloadFindings) -> doc.Section:
     """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
     views = dict(_views(workload))
-    choice = doc.Choice("view", ("quantity", "profiler", "view"), views)
+    choice = doc.ViewChoice("view", ("quantity", "profiler", "view"), views)
     return doc.make_section("explorer", "Charts", [choice] if len(views) > 1 else [], workload=workload.name)
 
 
-def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
+def drop_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Block]:
     """Yield ``blocks`` without ``chart``, also where it is one of those to choose from."""
     for block in blocks:
-        if isinstance(block, doc.Choice):
-            options = {key: tuple(without_chart(shown, chart)) for key, shown in block.options.items()}
+        if isinstance(block, doc.ViewChoice):
+            options = {key: tuple(drop_chart(shown, chart)) for key, shown in block.options.items()}
             yield replace(block, options={key: shown for key, shown in options.items() if shown})
         elif not (isinstance(block, doc.Chart) and block.id == chart.id):
             yield block
@@ -391,7 +400,7 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
             yield from _both(workload, axis, recorded, title, basis)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
-        chart = replace(breakdown(workload, shape), placement=doc.Placement.HTML)
+        chart = breakdown(workload, shape, doc.OnPage.HTML)
         yield ("time by kernel class", workload.kernel_profiler or "", "largest shape"), (chart,)
 
 
@@ -423,8 +432,8 @@ def _both(
     workload: WorkloadFindings, axis: str | None, quantity: Quantity, name: str, profiler: str
 ) -> Iterator[_View]:
     """Yield the quantity over the running axis, and of the cases of the largest shape."""
-    if axis and (chart := over(workload, axis, quantity)):
-        yield (name, profiler, f"over {axis}"), (replace(chart, placement=doc.Placement.HTML),)
+    if axis and (chart := over(workload, axis, quantity, doc.OnPage.HTML)):
+        yield (name, profiler, f"over {axis}"), (chart,)
     if chart := ranking(workload, quantity):
         yield (name, profiler, "largest shape" if workload.compare else "all cases"), (chart,)
 
@@ -455,7 +464,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         replace(quantity.axis, is_log=spans_decades),
         {"": (doc.Series("", "", marks),)},
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         references=tuple(reference for reference in quantity.references if reference.kind is doc.ReferenceKind.LEVEL),
     )
@@ -503,7 +512,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
         {"": tuple(series)},
         " ".join(filter(None, notes)),
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         subtitle=fixed(workload),
         keys=tuple(names),
         references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, _roof_name(peak, below, len(roofs)), ridge)

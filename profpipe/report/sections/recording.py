@@ -13,7 +13,17 @@ from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals,
 from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
-from profpipe.report.labels import case_texts, duration, fill, literal, percent, plural, ratio, short_names, with_share
+from profpipe.report.labels import (
+    case_texts,
+    duration,
+    fill,
+    literal,
+    make_time_cell,
+    percent,
+    plural,
+    ratio,
+    short_names,
+)
 from profpipe.report.sections.plots import pieces
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, WHY_IDLE, copy_table
 from profpipe.report.units import Unit, count, size_unit, step_unit, time_unit
@@ -102,8 +112,8 @@ def _reason(workload: WorkloadFindings) -> str:
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
 
 
-def _parts_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each case and rank, or GPU of the only process: what was recorded, and its parts."""
+def _parts_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per case and rank, or GPU of the only process: what was recorded, and its parts."""
     recorded = [
         (case, place, parts)
         for case, by_place in workload.steps.recordings.items()
@@ -117,9 +127,9 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
         (doc.label("case"), lambda row: labels.get(row[0], "")),
         (doc.label("rank", "GPU" if is_lone else "rank"),
          lambda row: f"GPU {row[1][1]}" if is_lone else place_name(row[1])),
-        (doc.Column("wall", "recorded", unit), lambda row: row[2].wall_ns),
-        *((doc.Column(part.value, PART_NAMES[part], unit),
-           lambda row, part=part: with_share(row[2].ns[part], row[2].share(row[2].ns[part])))
+        (doc.number("wall", "recorded", unit), lambda row: row[2].wall_ns),
+        *((doc.number(part.value, PART_NAMES[part], unit),
+           lambda row, part=part: make_time_cell(row[2].ns[part], row[2].share(row[2].ns[part])))
           for part in StepPart if any(parts.share(parts.ns[part]) >= LEAST_SHOWN for *_, parts in recorded)),
     ]  # fmt: skip
     alone = {"case": len(workload.cases), "rank": len(places)}
@@ -136,7 +146,7 @@ def launches(workload: WorkloadFindings) -> doc.Section:
         (doc.label("kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.words("grid"), lambda row: _size(row[2])),
         (doc.words("block"), lambda row: _size(row[3])),
-        (doc.Column("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
+        (doc.number("ns", "median", time_unit(time.ns for *_, time in rows)), lambda row: row[-1].ns),
         (doc.count("calls"), lambda row: row[-1].n),
     ]
     table = doc.table_of("launches", rows, columns[len(workload.cases) < 2 :])
@@ -184,15 +194,15 @@ def compared_kernels(workload: WorkloadFindings) -> doc.Text:
     return fill("{}. Medians of a launch: {}.", begin, doc.join(named, separator="; ", last="; "))
 
 
-def _waits_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each function in which the host waited for the GPU, of each case."""
+def _waits_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per function in which the host waited for the GPU, of each case."""
     labels = case_texts(workload.cases)
     rows = [(labels.get(case, ""), *call) for case, waits in workload.steps.waits.items() for call in waits.items()]
     columns: doc.Columns[tuple[doc.Text, str, ClassTotal]] = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("call", "calls in which the host waited"), lambda row: doc.Code(row[1])),
         (doc.count("calls", "number"), lambda row: row[2].calls),
-        (doc.Column("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
+        (doc.number("ns", "time", time_unit(total.ns for *_, total in rows)), lambda row: row[2].ns),
     ]
     return doc.table_of("host_waits", rows, columns[len(workload.cases) < 2 :])
 
@@ -208,8 +218,8 @@ def _totals(workload: WorkloadFindings) -> KernelTotals:
     return workload.recorded.capture_totals.get(key, KernelTotals())
 
 
-def _variants_table(workload: WorkloadFindings) -> doc.Table:
-    """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
+def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
+    """Return a row per variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
     moved = {
@@ -218,9 +228,9 @@ def _variants_table(workload: WorkloadFindings) -> doc.Table:
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
-        (doc.Column("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
+        (doc.number("ns", "time of a launch", unit), lambda row: row[2].ns / row[2].calls),
         (doc.ratio("factor", "of the fastest"), lambda row: row[2].ns / row[2].calls / (row[0].ns / row[0].calls)),
-        (doc.Column("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
+        (doc.number("bandwidth", "DRAM (ncu)", Unit("GB/s", 1e9)), lambda row: moved.get(row[1], "")),
     ]
     return doc.table_of("variants", rows, columns if moved else columns[:-1])
 
@@ -308,7 +318,7 @@ def _spans(workload: WorkloadFindings) -> Iterator[doc.Text]:
             yield fill(f"{job.profiler} recorded {span}", of)
 
 
-def without_kernels(workload: WorkloadFindings) -> doc.Text:
+def name_copies(workload: WorkloadFindings) -> doc.Text:
     """Return that only copies and sets were recorded, and which; empty where kernels were, or nothing."""
     copies = [copy for case_copies in workload.steps.copies.values() for copy in case_copies.items()]
     if not copies or any(case.breakdown for case in workload.cases):
@@ -437,7 +447,7 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
         (doc.label("tool"), lambda row: f"{row[2].tool} {row[2].tool_version}".strip()),
         (doc.label("GPU"), lambda row: row[2].device or "not named"),
         (doc.count("launches"), lambda row: row[2].launches),
-        (doc.Column("total", "kernel time", unit), lambda row: row[2].total_ns),
+        (doc.number("total", "kernel time", unit), lambda row: row[2].total_ns),
     ]
     chart = _chart([(f"{name} ({file.tool})", breakdown) for name, breakdown, file in rows])
     blocks = (doc.table_of("recordings", rows, columns), chart) if len(rows) > 1 else ()

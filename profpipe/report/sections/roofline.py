@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from profpipe.analysis.case_index import OVERHEAD
 from profpipe.analysis.cases import in_words
@@ -39,17 +38,23 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     first = table(part, largest, is_one_shape, title)
-    second = table(part, others, False, "other cases" if first.rows else "")
-    second = replace(second, id="other_limits", placement=doc.Placement.DETAILS)
-    notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
+    second = table(part, others, False, "other cases" if first.rows else "", "other_limits", doc.OnPage.DETAILS)
+    notes = doc.Bullets(tuple(explanations(part)), doc.OnPage.DETAILS)
     rates = f"Rates of the machine: {workload.rates.source}." if workload.rates.source else ""
-    blocks = (first, second, notes, doc.Paragraph(rates, doc.Placement.DETAILS))
+    blocks = (first, second, notes, doc.Paragraph(rates, doc.OnPage.DETAILS))
     shown = blocks if first.rows or second.rows else ()
     return doc.make_section("limits", "What limits it", shown, _definition(workload, largest), workload.name)
 
 
-def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape: bool, title: str = "") -> doc.Table:
-    """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
+def table(
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    is_one_shape: bool,
+    title: str = "",
+    id: str = "limits",
+    placement: doc.OnPage = doc.OnPage.SUMMARY,
+) -> doc.TableBlock:
+    """Return a row per case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
     """
@@ -63,22 +68,22 @@ def table(workload: WorkloadFindings, cases: Sequence[CaseResult], is_one_shape:
     columns = [
         (doc.label("case", workload.compare or "case"),
          lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c)),
-        (doc.Column("gpu", "GPU time", times),
-         lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
-        (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
-        (doc.Column("idle", "GPU idle %"),
+        (doc.number("gpu", "GPU time", times),
+         lambda c: doc.TableCell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
+        (doc.number("issue", "host issues in", times), lambda c: c.limit.issue_ns),
+        (doc.number("idle", "GPU idle %"),
          lambda c: share_cell(c.idle_share, Flag.PROFILER_OVERHEAD if c.id in slowed else None)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
-        (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
-        (doc.Column("tflops", tflops), lambda c: c.tflops_done),
-        (doc.Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
-        (doc.Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
-        (doc.Column("moved", "must move", sizes),
+        (doc.number("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
+        (doc.number("tflops", tflops), lambda c: c.tflops_done),
+        (doc.number("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
+        (doc.number("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
+        (doc.number("moved", "must move", sizes),
          lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None),
-        (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
+        (doc.number("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]  # fmt: skip
-    return doc.table_of("limits", limited, columns, title)
+    return doc.table_of(id, limited, columns, title, placement)
 
 
 def _includes_gaps(case: CaseResult) -> bool:

@@ -238,11 +238,11 @@ def verdicts(changes: Sequence[Change], run: Manifest) -> doc.Section:
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
         (doc.label("case"), lambda case: doc.case_link(doc.Code(readable(case.case)), case.name)),
         (doc.label("verdict"), _verdict_cell),
-        (doc.Column("a", "A", unit), lambda case: case.a_ns),
-        (doc.Column("b", "B", unit), lambda case: case.b_ns),
+        (doc.number("a", "A", unit), lambda case: case.a_ns),
+        (doc.number("b", "B", unit), lambda case: case.b_ns),
         (doc.signed_percent("change", "B - A"), lambda case: case.judgement.ratio - 1),
         (doc.words("interval", "99 % interval"), _interval),
-        (doc.Column("p", "p"), lambda case: case.judgement.p),
+        (doc.number("p", "p"), lambda case: case.judgement.p),
         (doc.count("pairs"), lambda case: case.judgement.pairs),
         (doc.percent("floor"), lambda case: case.judgement.floor),
         (doc.words("more", "pairs that would decide"), _more),
@@ -256,17 +256,17 @@ def verdicts(changes: Sequence[Change], run: Manifest) -> doc.Section:
     return doc.make_section("times", "Verdicts", [table, note, _energies(cases)])
 
 
-def _energies(cases: Sequence[Change]) -> doc.Table:
+def _energies(cases: Sequence[Change]) -> doc.TableBlock:
     """Return the verdicts on the energy of the cases that have one on both sides."""
     columns: doc.Columns[tuple[Change, MetricChange, Judgement]] = [
         (doc.label("case"), lambda row: doc.case_link(doc.Code(row[0].name), row[0].name)),
         (doc.label("verdict", "B draws"), lambda row: _OF_ENERGY[row[2].verdict]),
-        (doc.Column("a", "A, J"), lambda row: row[1].a_ns),
-        (doc.Column("b", "B, J"), lambda row: row[1].b_ns),
+        (doc.number("a", "A, J"), lambda row: row[1].a_ns),
+        (doc.number("b", "B, J"), lambda row: row[1].b_ns),
         (doc.words("of", "energy of"), lambda row: row[1].metric.replace("energy_per_", "a ")),
         (doc.signed_percent("change", "B - A"), lambda row: row[2].ratio - 1),
         (doc.words("interval", "99 % interval"), lambda row: _interval(row[1])),
-        (doc.Column("p", "p"), lambda row: row[2].p),
+        (doc.number("p", "p"), lambda row: row[2].p),
         (doc.count("pairs"), lambda row: row[2].pairs),
     ]
     judged = [(case, case.energy, case.energy.judgement) for case in cases if case.energy and case.energy.judgement]
@@ -321,9 +321,11 @@ def _rank(case: Change) -> tuple[int, float]:
     return list(NAMES).index(case.judgement.verdict), -abs(case.judgement.percent)
 
 
-def _verdict_cell(case: Change) -> doc.Cell:
+def _verdict_cell(case: Change) -> doc.TableCell:
     flags = tuple(flag for flag in json.loads(case.flags or "[]") if flag in _SHOWN_FLAGS)
-    return doc.Cell(text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags)
+    return doc.TableCell(
+        text=doc.Strong(str(case.verdict)) if case.verdict in _CHANGED else str(case.verdict), flags=flags
+    )
 
 
 def _interval(case: MetricChange) -> doc.Text:
@@ -418,7 +420,7 @@ def forest(findings: PairFindings) -> doc.Section:
         {"": tuple(points for points in series if points.marks)},
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
-        doc.Placement.HTML,
+        doc.OnPage.HTML,
         keys=tuple(verdict.value for verdict in NAMES),
         references=(doc.Reference(doc.ReferenceKind.LEVEL, 0.0),),
     )  # fmt: skip
@@ -441,7 +443,7 @@ def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]
 def _page(case: Change, run: Manifest) -> doc.Section:
     parts = (verdicts([case], run), kernel_differences.kernel_differences([case]))
     why = kernel_differences.explain(case)
-    blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
+    blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.OnPage.HTML)] if why else []
     # The sections of an `ab` run belong to no workload.
     return doc.Section(case.name, doc.Code(case.name), (*blocks, *_pairs(case)), sections=tuple(filter(None, parts)))
 
@@ -461,6 +463,6 @@ def _pairs(case: Change) -> Iterator[doc.Chart]:
         doc.Axis("pair"),
         doc.Axis("B - A", quantity="change"),
         {"": (doc.Series("pair", "pair", marks),)},
-        placement=doc.Placement.HTML,
+        placement=doc.OnPage.HTML,
         references=tuple(references),
     )

@@ -48,7 +48,7 @@ def collect(folder: Path, seen: Mapping[int, Task] | None) -> tuple[Tables, Mani
 def tables_of(task_records: Sequence[TaskRecord]) -> Tables:
     """Return the rows of several records in their order."""
     frames: dict[str, Any] = {
-        table.name: (_read_parquet if table.is_picture else _read_rows)(table, task_records) for table in schema.ALL
+        table.name: (_read_parquet if table.parquet_only else _read_rows)(table, task_records) for table in schema.ALL
     }
     return Tables(**frames)
 
@@ -57,7 +57,7 @@ def texts_of(data: Tables) -> dict[str, str]:
     """Return the tables that have rows as a record holds them."""
     rows = [(table, frame) for table in schema.ALL if len(frame := getattr(data, table.name))]
     return {
-        table.name: base64.b64encode(store.as_parquet(frame)).decode() if table.is_picture else store.as_rows(frame)
+        table.name: base64.b64encode(store.as_parquet(frame)).decode() if table.parquet_only else store.as_rows(frame)
         for table, frame in rows
     }
 
