@@ -243,7 +243,7 @@ def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead() -> N
 def test_kernel_times_of_a_profiler_that_slowed_the_case_carry_the_mark() -> None:
     walls = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1.0), ("nsys", 2.0))]
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 9.0)], ranges=[range_row("impl=a", 1)], metrics=walls)
-    assert only(data).cases[0].marks == ("profiler_overhead",)
+    assert only(data).cases[0].flags == ("profiler_overhead",)
 
 
 def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own() -> None:

@@ -71,7 +71,7 @@ def test_each_quantity_of_a_case_is_judged_by_its_own_target():
 def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good():
     found = study({"tflops": {"good": 150}}, plain=20_000, wrong=500)
     wrong = next(case for case in found.cases if case.variant == "wrong")
-    assert "above_peak" in wrong.marks and not wrong.grades
+    assert "above_peak" in wrong.flags and not wrong.grades
 
 
 def test_the_section_of_targets_reads_as_in_the_golden_file(regenerate):

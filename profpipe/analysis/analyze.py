@@ -217,16 +217,16 @@ def _switch_costs(
 ) -> Iterator[SwitchCost]:
     for case in shape_cases:
         base = baseline_of(case, cases, data)
-        is_unlike = Flag.UNLIKE_NODES in case.marks
+        is_unlike = Flag.UNLIKE_NODES in case.flags
         if base is None or case.is_baseline or is_unlike or not are_comparable(base, case):
             continue
         assert base.breakdown and case.breakdown
-        accuracy = {one.accuracy.mark for one in (base, case) if one.accuracy}
+        accuracy = {one.accuracy.flag for one in (base, case) if one.accuracy}
         # Without a check the kernel times are still shown, with the flag.
         if Flag.INACCURATE not in accuracy:
             # Kernels of a whole process are not compared with its steps.
             of_steps = data.basis is not None and data.basis.quantity == "step"
             is_alike = of_steps == (data.iteration is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
-            mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
-            yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)
+            flag = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
+            yield switch_cost(case.variant, base.breakdown, case.breakdown, measured, flag)

@@ -94,36 +94,38 @@ def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> 
         # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was
         # timed. Programs are timed as a whole, by the step or the process.
         for case in (cases[id] for id in beside & cases.keys()):
-            if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.marks) or "issue" not in case.values):
-                cases[case.id] = replace(case, marks=(*case.marks, Flag.SHARED_HOST))
+            if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.flags) or "issue" not in case.values):
+                cases[case.id] = replace(case, flags=(*case.flags, Flag.SHARED_HOST))
     if basis:
         slowed = data.recorded.slowed_cases(basis.profiler)
         cases |= {
-            id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
+            id: replace(cases[id], flags=(*cases[id].flags, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
     if data.nodes.of_cases:
-        cases = {id: _add_node_mark(case, cases, data) for id, case in cases.items()}
-    shared = _shared_marks(cases.values())
-    cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
+        cases = {id: _add_node_flag(case, cases, data) for id, case in cases.items()}
+    shared = _find_shared_flags(cases.values())
+    cases = {
+        id: replace(c, unshared_flags=tuple(flag for flag in c.flags if flag not in shared)) for id, c in cases.items()
+    }
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
         return cases  # a ratio of two single processes says nothing
     return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
-def _add_node_mark(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
+def _add_node_flag(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
     if len(timed) < 2 or len(data.nodes.of(timed)) < 2:
         return case
     flag = Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES
-    return replace(case, marks=(*case.marks, flag))
+    return replace(case, flags=(*case.flags, flag))
 
 
-def _shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
+def _find_shared_flags(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     """Return the flags that every timed case has; none for a single case."""
-    timed = [case.marks for case in cases if case.time]
-    return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
+    timed = [case.flags for case in cases if case.time]
+    return tuple(flag for flag in timed[0] if all(flag in flags for flags in timed)) if len(timed) > 1 else ()
 
 
 def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult | None:
@@ -147,16 +149,16 @@ def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResul
         params=data.params[id],
         variant=data.variant(id),
         shape=data.shape(id),
-        outcome="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
+        status="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
         time=time,
         breakdown=breakdowns.get(data.kernel_profiler or ""),
         values=_values(index, id),
         is_baseline=data.baseline_of(id) == id,
     )
     case = replace(_add_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
-    case = replace(case, marks=_flags(data, case, basis))
-    if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
-        return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
+    case = replace(case, flags=_flags(data, case, basis))
+    if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
+        return replace(case, flags=(*case.flags, Flag.HOST_BOUND))
     return case
 
 
@@ -233,7 +235,7 @@ def _flags(data: WorkloadFindings, case: CaseResult, basis: Basis | None) -> tup
         flags.append(Flag.ABOVE_PEAK)
     if case.accuracy is not None:
         # The tolerance of this run replaces the flag that the process stored.
-        flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.mark] * bool(case.accuracy.mark)
+        flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.flag] * bool(case.accuracy.flag)
     return tuple(dict.fromkeys(flags))
 
 
@@ -253,19 +255,19 @@ def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
-    if is_flagged and not verdict.mark and (nans or not limits):
+    if is_flagged and not verdict.flag and (nans or not limits):
         return Verdict(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
-    return verdict if limits or verdict.mark else None
+    return verdict if limits or verdict.flag else None
 
 
 def _add_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
     """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
     if base is None or case.is_disqualified:
         return case
-    if base is not case and Flag.UNLIKE_NODES in case.marks:
-        return replace(case, baseline_mark=Flag.UNLIKE_NODES)
+    if base is not case and Flag.UNLIKE_NODES in case.flags:
+        return replace(case, baseline_flag=Flag.UNLIKE_NODES)
     if base.is_disqualified:
-        return replace(case, baseline_mark=base.accuracy.mark if base.accuracy else "")
+        return replace(case, baseline_flag=base.accuracy.flag if base.accuracy else "")
     kernel = call = None
     # A table from elsewhere may hold a time of 0.
     if base.time and case.time and case.time.ns > 0:
@@ -300,7 +302,7 @@ def judge_win(
         return None
     eligible = [case for case in timed if not case.is_disqualified]
     if not eligible:
-        flags = tuple(dict.fromkeys(case.accuracy.mark for case in timed if case.accuracy))
+        flags = tuple(dict.fromkeys(case.accuracy.flag for case in timed if case.accuracy))
         cause = DoubtCause.NOT_COMPARED if flags == (Flag.UNCHECKED,) else DoubtCause.INACCURATE
         doubt = Doubt(cause, tuple(case.variant for case in timed), flags[:1])
         return Win(timed[0], next(iter(timed[1:]), None), WinVerdict.INCONCLUSIVE, (doubt,))
@@ -313,7 +315,7 @@ def judge_win(
         return Win(best, second, WinVerdict.INCONCLUSIVE, (refusal,), disqualified)
     if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
         return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
-    usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
+    usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.flags)]
     if tied := tuple(case for case in usable if best.time and case.time and best.time.overlaps(case.time)):
         return Win(best, second, WinVerdict.TIE, disqualified=disqualified, tied=(best, *tied))
     # A slower case may be the fastest at the same clock, where its clock is known.
@@ -340,7 +342,7 @@ def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[st
 
 
 def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
-    if case_flags := tuple(flag for flag in flags if flag in case.marks):
+    if case_flags := tuple(flag for flag in flags if flag in case.flags):
         yield Doubt(cause, (case.variant,), case_flags)
 
 
@@ -351,7 +353,7 @@ def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator
     between the calls cannot explain the difference.
     """
     upper = 2 * best.time.ns if best.time else 0.0
-    waited = [c.variant for c in others if Flag.WAITED in c.marks and c.values.get("loop_wall", 0.0) < upper]
+    waited = [c.variant for c in others if Flag.WAITED in c.flags and c.values.get("loop_wall", 0.0) < upper]
     if waited:
         yield Doubt(DoubtCause.MAY_BE_FASTER, tuple(waited))
 
@@ -361,7 +363,7 @@ def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
     for case in (best, second):
         is_timed = "time" in case.values or PROCESS_WALL in case.values
         lacks_interval = is_timed and (case.time is None or case.time.interval is None)
-        if lacks_interval or set(_SCATTERED) <= set(case.marks):
+        if lacks_interval or set(_SCATTERED) <= set(case.flags):
             yield from _flagged(case, _SCATTERED, DoubtCause.NO_INTERVAL if lacks_interval else DoubtCause.FLAGGED)
 
 
@@ -379,7 +381,7 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
     """Return the median SM clocks in Hz; where clocks moved, the highest of the best and the lowest of the other."""
-    moved = any(Flag.CLOCK_SPREAD in case.marks for case in (best, other))
+    moved = any(Flag.CLOCK_SPREAD in case.flags for case in (best, other))
     high = best.values.get("sm_clock_max" if moved else "sm_clock")
     low = other.values.get("sm_clock_min" if moved else "sm_clock")
     return (high, low) if high and low else None
@@ -401,7 +403,7 @@ def with_grades(
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
     """Return the known quantities of a case in the units of the targets, without rates above the peak."""
-    is_wrong = Flag.ABOVE_PEAK in case.marks
+    is_wrong = Flag.ABOVE_PEAK in case.flags
     bandwidth, sm = case.limit.bandwidth_share, THROUGHPUT["sm"]
     # The mean over the kernels that ncu measured, weighted by their time.
     measured_kernels = [

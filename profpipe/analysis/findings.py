@@ -368,9 +368,9 @@ class CaseResult:
     params: Mapping[str, Any]
     variant: str
     shape: Axes
-    marks: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     #: The status of a case without a time.
-    outcome: str = ""
+    status: str = ""
     time: Measure | None = None
     breakdown: KernelBreakdown | None = None
     values: Mapping[str, float] = field(default_factory=dict)
@@ -381,9 +381,9 @@ class CaseResult:
     speedup: float | None = None
     is_baseline: bool = False
     #: Why there is no speed-up over the baseline: its result is ``inaccurate`` or ``unchecked``.
-    baseline_mark: str = ""
+    baseline_flag: str = ""
     #: The flags that not every timed case of the workload has.
-    unshared_marks: tuple[str, ...] = ()
+    unshared_flags: tuple[str, ...] = ()
     #: The speed-up from the kernel times of one profiler, whatever the basis of ``time``.
     kernel_speedup: float | None = None
     limit: Limit = Limit()
@@ -423,7 +423,7 @@ class CaseResult:
     @property
     def is_disqualified(self) -> bool:
         """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
-        return self.accuracy is not None and bool(self.accuracy.mark)
+        return self.accuracy is not None and bool(self.accuracy.flag)
 
     @property
     def is_sparse(self) -> bool:
@@ -443,7 +443,7 @@ class WinVerdict(str, Enum):
 
     CLEAR = "clear"
     TIE = "tie"  # the 95 % interval of another case overlaps
-    INCONCLUSIVE = "inconclusive"  # a mark could have made the win
+    INCONCLUSIVE = "inconclusive"  # a flag could have made the win
     UNOPPOSED = "unopposed"  # no other case has a time
 
 

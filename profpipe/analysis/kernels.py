@@ -307,7 +307,7 @@ class SwitchCost:
 
     All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
     attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
-    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
+    ``copies`` is in no ratio. ``flag`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
     """
 
     variant: str
@@ -317,7 +317,7 @@ class SwitchCost:
     measured_call: float | None
     amdahl_limit: float | None
     changes: tuple[tuple[str, float, float], ...] = ()
-    mark: str = ""
+    flag: str = ""
 
     @property
     def faster_kernel_slower_call(self) -> bool:
@@ -370,7 +370,7 @@ _category = functools.lru_cache(maxsize=4096)(category)
 
 
 def switch_cost(
-    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, mark: str = ""
+    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, flag: str = ""
 ) -> SwitchCost:
     """Compare ``variant`` with the baseline by one profiler's kernels. ``measured`` is the speed-up of timed calls."""
     attention = with_helpers = limit = None
@@ -382,7 +382,7 @@ def switch_cost(
     if base.is_fused and share < 1:
         limit = 1 / (1 - share)
     call = base.total.ns / other.total.ns
-    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), mark)
+    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), flag)
 
 
 def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, float, float], ...]:

@@ -243,9 +243,9 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     ncu counts another clock than NVML: on an H200 it counts 1.79 GHz in attention kernels of 1 ms and more where NVML
     reports 1.98, and the times are the same within 1 %. So the two are never compared.
     """
-    marks = tuple(mark for mark in (Flag.THROTTLED, Flag.CLOCK_SPREAD) if mark in case.point.marks)
+    flags = tuple(flag for flag in (Flag.THROTTLED, Flag.CLOCK_SPREAD) if flag in case.point.flags)
     numbers = [case.point.values.get(name) for name in ("time", "sm_clock", "sm_clock_min", "sm_clock_max")]
-    if not marks or not all(numbers) or not case.is_compute_bound or len(case.totals.streams) > 1:
+    if not flags or not all(numbers) or not case.is_compute_bound or len(case.totals.streams) > 1:
         return ()
     ns, timed, low, high = (float(number or 0.0) for number in numbers)
     around = case.gaps_ns + case.breakdown.copies.ns
@@ -255,7 +255,7 @@ def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
     clocks = {case.profiler: (timed * (ns - around) / case.ns, timed * ns / case.ns)}
     if profiler != "plain":
         clocks[profiler] = clocks[case.profiler][0] / ratio, clocks[case.profiler][1] / ratio
-    held = " and ".join(marks)
+    held = " and ".join(flags)
     reasons = _reason("throttled clock", hz=timed, low=low, high=high, marks=held, highest_hz=highest)
     for name, (least, most) in clocks.items():
         recorded = case.clocks(name)
@@ -284,13 +284,13 @@ def _spread(case: _ReferenceCase) -> _Reasons:
     The interval is of the median among these samples. Where the clock moved while they were taken, the profiler's calls
     may have met another clock, and the median moves with it: a time that some of the samples had is possible.
     """
-    marks, time = case.point.marks, case.point.time
+    flags, time = case.point.flags, case.point.time
     if time is None or "time" not in case.point.values:
         return ()
-    if Flag.CLOCK_SPREAD in marks and time.p10 and time.p90 and time.p10 <= case.ns <= time.p90:
+    if Flag.CLOCK_SPREAD in flags and time.p10 and time.p90 and time.p10 <= case.ns <= time.p90:
         return _reason("spread", p10=time.p10, p90=time.p90)
     if time.interval is None:
-        return _reason("spread") if Flag.TOO_FEW_SAMPLES in marks else ()
+        return _reason("spread") if Flag.TOO_FEW_SAMPLES in flags else ()
     low, high = time.interval
     return _reason("spread", ci_low=low, ci_high=high) if low <= case.ns <= high else ()
 
@@ -403,16 +403,16 @@ def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
     issue it, and no less than the host takes for the launches that the queue does not hold.
     Runs without a recorded ``issue`` did not queue calls ahead, and the host's time was in theirs.
     """
-    marks, idle = case.point.marks, case.breakdown.idle_share or 0.0
-    synchronises, issue = Flag.SYNCHRONISES in marks, case.point.values.get("issue")
+    flags, idle = case.point.flags, case.breakdown.idle_share or 0.0
+    synchronises, issue = Flag.SYNCHRONISES in flags, case.point.values.get("issue")
     if issue is None:
         if synchronises:
             return _reason("synchronisation")
         if idle > _IDLE:
             return _reason("host-bound", idle=idle)
-        return _reason("host-bound") if Flag.HOST_BOUND in marks else ()
+        return _reason("host-bound") if Flag.HOST_BOUND in flags else ()
     late = 1.0 if synchronises else 1 - QUEUE / max(case.calls, 1.0)
-    varies = _SCATTERED_VARIES if Flag.NOISY in marks else _ISSUE_VARIES
+    varies = _SCATTERED_VARIES if Flag.NOISY in flags else _ISSUE_VARIES
     if late <= 0 or not (1 - varies) * late * issue <= ns <= (1 + varies) * issue:
         return ()
     if synchronises:

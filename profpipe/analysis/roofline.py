@@ -152,12 +152,12 @@ def starves(case: CaseResult) -> bool:
     if breakdown is None or breakdown.kind != "kernel" or not breakdown.iterations or issue is None or time is None:
         return False
     is_slower = min(issue, time) > _SLOWER * breakdown.total.ns
-    return breakdown.total.calls > QUEUE and is_slower and Flag.SYNCHRONISES not in case.marks
+    return breakdown.total.calls > QUEUE and is_slower and Flag.SYNCHRONISES not in case.flags
 
 
 def _is_host_bound(case: CaseResult, issue: float | None, gpu_ns: float | None) -> bool:
     """Return True if launching takes longer than running. The flag of the timed call decides where it is set."""
-    if Flag.HOST_BOUND in case.marks:
+    if Flag.HOST_BOUND in case.flags:
         return True
     if issue is not None and gpu_ns is not None:
         return issue > _SLOWER * gpu_ns

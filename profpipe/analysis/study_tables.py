@@ -391,19 +391,19 @@ class _Reader:
             status = statuses.get(self._profiler or "", "ok")
             if isinstance(kernel_value, NoValue):
                 return Cell(missing=kernel_value)
-            return Cell(kernel_value, "" if kernel_value is not None else status if status != "ok" else result.outcome)
+            return Cell(kernel_value, "" if kernel_value is not None else status if status != "ok" else result.status)
         if value.source is Source.CALL:
             # A table shows the flags of a case once: its further numbers are of the same measurement.
             first = next(other for other in self._request.values if other.source is Source.CALL)
-            flags = result.marks if self._request.is_plot or value == first else ()
+            flags = result.flags if self._request.is_plot or value == first else ()
             number = _call_value(result, value.subject)
-            return Cell(number, _no_value(result, value.subject) if number is None else result.outcome, flags)
+            return Cell(number, _no_value(result, value.subject) if number is None else result.status, flags)
         other: float | str | None = None
         if value.name != "passed":
             metric = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
             other = metric.value if metric else None
-        elif result.accuracy is not None and result.accuracy.mark != Flag.UNCHECKED:
-            other = "fail" if result.accuracy.mark else "pass"
+        elif result.accuracy is not None and result.accuracy.flag != Flag.UNCHECKED:
+            other = "fail" if result.accuracy.flag else "pass"
         # Another profiler may have the time of a case whose own metric is missing.
         plain = statuses.get("plain", "ok")
         stopped = "" if plain == "ok" else plain
@@ -488,7 +488,7 @@ def _call_value(result: CaseResult, name: str) -> float | None:
 def _no_value(result: CaseResult, name: str) -> str:
     """Return why a case has no such value: its status, or that of its comparison with the reference."""
     if name in ("speedup", "passed") and result.is_disqualified and result.accuracy is not None:
-        return result.accuracy.mark
-    if name == "speedup" and result.baseline_mark and not result.outcome:
-        return _BASELINE_REASONS[Flag(result.baseline_mark)]
-    return result.outcome
+        return result.accuracy.flag
+    if name == "speedup" and result.baseline_flag and not result.status:
+        return _BASELINE_REASONS[Flag(result.baseline_flag)]
+    return result.status

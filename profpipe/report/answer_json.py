@@ -275,8 +275,8 @@ def cases(workload: WorkloadFindings, several: bool) -> Iterator[dict[str, Any]]
                 "unit": "ns" if case.time else "",
                 "speedup": number(case.speedup),
                 "fastest": is_fastest,
-                "flags": list(case.marks),
-                "status": "" if case.time else case.outcome,
+                "flags": list(case.flags),
+                "status": "" if case.time else case.status,
             }
             yield {"id": visible_line(case.id), **{name: field for name, field in fields.items() if field}}
 

@@ -117,11 +117,11 @@ def _case(
             if name.startswith(("error_", "cosine"))
         }
         or None,
-        "is_accurate": None if case.accuracy is None else not case.accuracy.mark,
+        "is_accurate": None if case.accuracy is None else not case.accuracy.flag,
         "kernels": _kernels(case),
         "modules": _modules(workload, case.id),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
-        "flags": list(case.marks),
+        "flags": list(case.flags),
         "grades": {name: grade.value for name, grade in case.grades.items()},
     }
 

@@ -72,7 +72,7 @@ def _make_shape_table(
     for variant in workload.variants:
         variant_cases = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
-        if any(case is not None and case.outcome != Status.SKIPPED for case in variant_cases):
+        if any(case is not None and case.status != Status.SKIPPED for case in variant_cases):
             name = "{} (baseline)" if any(case and case.is_baseline for case in variant_cases) else "{}"
             cells = (_time_cell(case, shape, is_time) for case, shape in zip(variant_cases, shapes, strict=True))
             rows.append((doc.Cell(text=fill(name, doc.Code(variant))), *cells))
@@ -84,10 +84,10 @@ def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell
     if case is None:
         return doc.Cell(missing=NO_CASE)
     if case.time is None:
-        return doc.Cell(text=str(case.outcome) or MISSING)
+        return doc.Cell(text=str(case.status) or MISSING)
     is_fastest = shape.fastest is not None and case.id == shape.fastest.id
     value = case.time.ns if is_time else case.tflops
-    return doc.Cell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
+    return doc.Cell(value, flags=case.unshared_flags, is_strong=is_fastest, missing="" if value else MISSING)
 
 
 def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.Table:
@@ -125,7 +125,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     labels = [doc.label(axis) for axis in axes]
     columns = [*labels, *(column for column, _ in quantities), doc.words("flags")]
     rows = [
-        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_marks))
+        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_flags))
         for case in timed
     ]
     return doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
@@ -146,7 +146,7 @@ def _clock(case: CaseResult) -> doc.Cell | None:
     clock, low, high = (case.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
     if clock is None:
         return None
-    moved = low and high and high > low and (Flag.THROTTLED in case.marks or high - low > 0.05 * high)
+    moved = low and high and high > low and (Flag.THROTTLED in case.flags or high - low > 0.05 * high)
     return doc.Cell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
 
 
@@ -187,7 +187,7 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
 
     The short page has them where a case misses the tolerance, or where errors differ between cases.
     """
-    judged = [case.accuracy.mark for case in workload.cases if case.accuracy is not None]
+    judged = [case.accuracy.flag for case in workload.cases if case.accuracy is not None]
     # Where nothing was compared, the flags of the times say so.
     is_unchecked = set(judged) == {Flag.UNCHECKED}
     if is_unchecked or not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
@@ -213,7 +213,7 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     """Return the limits, how many cases are within them, and which are not."""
     judged = [case for case in workload.cases if case.accuracy is not None]
     missed = [case for case in judged if case.is_disqualified]
-    unchecked = [case for case in missed if case.accuracy and case.accuracy.mark == Flag.UNCHECKED]
+    unchecked = [case for case in missed if case.accuracy and case.accuracy.flag == Flag.UNCHECKED]
     outside = [case for case in missed if case not in unchecked]
     if not workload.tolerance:
         wrong = [case for case in judged if case.accuracy and case.accuracy.why]
@@ -330,7 +330,7 @@ def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
     if misses:
         limits = ", ".join(f"{_TITLES[parts(m)[0]]} {bound(m, limit)}" for m, limit in misses)
         return (doc.Strong("no"), f": {limits}")
-    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"
+    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.flag == Flag.UNCHECKED else "yes"
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences. Of parts of the work and the whole, such as a step, they are of the whole."""
     judged = [shape for shape in workload.wholes if shape.win]
     if workload.largest is None or not judged:
-        if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
+        if workload.cases and all(case.status == Status.SKIPPED for case in workload.cases):
             return "Nothing was measured: every case was skipped."
         if only_copies := recording.without_kernels(workload):
             return only_copies
@@ -109,7 +109,7 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
     in_loop = list(_compare_plain_loop(judged))
-    if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.marks:
+    if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.flags:
         yield from roofline.summary(workload)
     yield from _lowest_memory(workload.largest)
     yield from _larger_errors(judged)
@@ -260,10 +260,10 @@ def _lead(win: Win, shape: Shape) -> doc.Text:
     ahead = fill("{} over the next, {}", ratio(win.lead), doc.Code(win.second.variant if win.second else ""))
     if best.is_baseline:
         return fill("the baseline, {}", ahead)
-    if best.baseline_mark == Flag.UNLIKE_NODES:
+    if best.baseline_flag == Flag.UNLIKE_NODES:
         return fill("{}; the baseline ran on an unlike node", ahead)
-    if best.speedup is None and best.baseline_mark:
-        return fill(f"{{}}; the baseline's own result is {best.baseline_mark}", ahead)
+    if best.speedup is None and best.baseline_flag:
+        return fill(f"{{}}; the baseline's own result is {best.baseline_flag}", ahead)
     if best.speedup is None:
         return fill("{}; the baseline has no time here", ahead) if shape.baseline else ahead
     over = fill("{} (baseline)", doc.Code(shape.baseline.variant)) if shape.baseline else "its baseline"
@@ -391,7 +391,7 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
 def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the cases that took less time than the winner but have no accurate result, and the largest miss."""
     missed = [(shape, case) for shape in shapes if shape.win for case in shape.win.disqualified]
-    by_mark = grouped((case.accuracy.mark, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
+    by_mark = grouped((case.accuracy.flag, (case.variant, (shape, case))) for shape, case in missed if case.accuracy)
     for mark, named in by_mark.items():
         by_variant = grouped(named)
         pairs = [pair for variant_pairs in by_variant.values() for pair in variant_pairs]
@@ -550,10 +550,10 @@ def host_bound_win(shape: Shape) -> HostBoundWin | None:
         return None
     best = win.best
     loop_ns = _loop_ns(best)
-    if Flag.HOST_BOUND not in best.marks or loop_ns is None:
+    if Flag.HOST_BOUND not in best.flags or loop_ns is None:
         return None
     other = shape.baseline if best.speedup is not None and not best.is_baseline and shape.baseline else win.second
-    in_loop = [c for c in shape.timed if _loop_ns(c) and not c.is_disqualified and _UNUSABLE.isdisjoint(c.marks)]
+    in_loop = [c for c in shape.timed if _loop_ns(c) and not c.is_disqualified and _UNUSABLE.isdisjoint(c.flags)]
     fastest = min(in_loop, key=lambda case: _loop_ns(case) or 0.0, default=best)
     if not other or not other.time or not best.time:
         return None

@@ -232,7 +232,7 @@ def table(shape: Shape, of: str = "call") -> doc.Table:
     before = base.breakdown if base else None
     columns = [
         (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
-         lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
+         lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.flag])))),
         (doc.ratio("attention", f"attention {noun}"),
          lambda c: doc.Cell(text="unfused") if c.variant in unfused else c.attention),
         (doc.ratio("with_helpers", "with its helpers"),

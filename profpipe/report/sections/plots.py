@@ -127,9 +127,9 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
     for case in workload.cases:
         if value := quantity.value(case):
             low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks, case.id)
+            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_flags, case.id)
             # A speed-up is of accurate cases only.
-            is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
+            is_wrong = Flag.INACCURATE in case.flags and not quantity.needs_accuracy
             points.append(Point(without(case.shape, axis, lines), _name(case, lines), mark, is_wrong))
     # Where nothing is compared, lines are the values of an axis.
     names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
@@ -243,10 +243,10 @@ def _count_missing_speedups(workload: WorkloadFindings, axis: str) -> str:
     drawn = selection.groups(workload, axis)
     for case in workload.cases:
         if case.time and case.speedup is None and without(case.shape, axis) in drawn:
-            reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
-            if case.baseline_mark == Flag.UNLIKE_NODES:
+            reason = f"marked {case.accuracy.flag}" if case.is_disqualified and case.accuracy else ""
+            if case.baseline_flag == Flag.UNLIKE_NODES:
                 reason = reason or "whose baseline ran on an unlike node"
-            reason = reason or (f"whose baseline is {case.baseline_mark}" if case.baseline_mark else "")
+            reason = reason or (f"whose baseline is {case.baseline_flag}" if case.baseline_flag else "")
             missing.setdefault(reason, []).append(case.variant)
     return not_shown({reason: names for reason, names in missing.items() if reason})
 
@@ -463,7 +463,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
 
 def _mark(row: int, case: CaseResult, value: float, quantity: Quantity) -> doc.Mark:
     low, high = case.time.interval or (None, None) if quantity.name == "time" and case.time else (None, None)
-    return doc.Mark(float(row), value, low, high, case.unshared_marks, case.id)
+    return doc.Mark(float(row), value, low, high, case.unshared_flags, case.id)
 
 
 def _row_name(workload: WorkloadFindings, case: CaseResult) -> str:
@@ -485,7 +485,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
-        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id, note=doc.plain(case_text(case)))
+        marks = tuple(doc.Mark(x, y, flags=case.unshared_flags, case=case.id, note=doc.plain(case_text(case)))
                       for case, x, y, *_ in points if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in points if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []

@@ -75,7 +75,7 @@ def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
         is_of_steps = workload.basis is not None and workload.basis.quantity == "step"
-        if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload)):
+        if len(cases) > 1 or (cases and cases[0].flags) or (is_of_steps and not _is_in_headline(workload)):
             yield every_case(workload, cases)
         return
     if grid := winner_grid(workload):
@@ -320,7 +320,7 @@ def _flagged(workloads: Sequence[WorkloadFindings]) -> dict[str, list[tuple[Work
         (flag, (workload, case))
         for workload in workloads
         for case in workload.cases
-        for flag in dict.fromkeys(case.marks if case.time else ())
+        for flag in dict.fromkeys(case.flags if case.time else ())
     )
 
 
@@ -387,5 +387,5 @@ def _own_flags(case: CaseResult) -> doc.Text:
     """Return the flags in bold that not every case has."""
     # The flag of a case without timed calls says how idle the GPU was.
     idle = fill(" (GPU idle {})", percent(case.idle_share)) if case.idle_share and "time" not in case.values else ""
-    flags = [doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in case.unshared_marks]
+    flags = [doc.concat(doc.Strong(mark), idle if mark == Flag.HOST_BOUND else "") for mark in case.unshared_flags]
     return doc.join(flags, last=", ")
