@@ -575,13 +575,13 @@ class Phase:
 class PhaseMemory:
     """The allocated memory of a phase: when it began, and its peak (nested phases included).
 
-    ``course``: us since the iteration began, and the most bytes since the point before.
+    ``trend``: us since the iteration began, and the most bytes since the point before.
     """
 
     phase: str
     start: float | None
     peak: float
-    course: tuple[tuple[float, float], ...] = ()
+    trend: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

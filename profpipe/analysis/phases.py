@@ -119,8 +119,8 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
 def _phase(name: str, metrics: Mapping[str, Number]) -> PhaseMemory:
     start = metrics["allocated_at_start"].value if "allocated_at_start" in metrics else None
     points = ((match, number.value) for metric, number in metrics.items() if (match := _POINT.fullmatch(metric)))
-    course = sorted((float(match[1]), size) for match, size in points)
-    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(course))
+    trend = sorted((float(match[1]), size) for match, size in points)
+    return PhaseMemory(name, start, metrics["peak_allocated"].value, tuple(trend))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:

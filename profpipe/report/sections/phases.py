@@ -288,24 +288,24 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     )
     if any(record.files for _, record in pairs):
         summary += " The records open in the viewer at pytorch.org/memory_viz."
-    blocks = [peaks(pairs), course(workload, pairs), allocations(pairs), files(pairs)]
+    blocks = [peaks(pairs), trend(workload, pairs), allocations(pairs), files(pairs)]
     return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
 
 
-def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
+def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
     """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
-    with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
-    if not with_course:
+    with_trend = [pair for pair in pairs if any(phase.trend for phase in pair[1].phases)]
+    if not with_trend:
         return None
-    highest, compare = max(with_course, key=lambda pair: pair[1].peak)[0], workload.compare
-    shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
+    highest, compare = max(with_trend, key=lambda pair: pair[1].peak)[0], workload.compare
+    shown = [(case, record) for case, record in with_trend if case.shape == highest.shape]
     shown.sort(key=lambda pair: not pair[0].is_baseline)
 
     points = [
         Point(((compare, case.params.get(compare)),) if compare else (), phase.phase, doc.Mark(at / 1000, size))
         for case, record in shown
         for phase in record.phases
-        for at, size in phase.course
+        for at, size in phase.trend
     ]
     chart = line_chart(
         f"{workload.name}-memory-course",
