@@ -22,7 +22,7 @@ from report_study import (
     tables,
 )  # fmt: skip
 
-from profpipe.analysis.case_index import Basis
+from profpipe.analysis.case_index import TimeSource
 from profpipe.analysis.cases import order, parse_id
 from profpipe.analysis.findings import Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
@@ -268,7 +268,7 @@ def two_cases(**b: Any) -> Tables:
 
 def test_timed_calls_come_before_sums_of_kernels() -> None:
     workload = only(analyze(two_cases(metric="time", value=400.0, n=30), declared(baseline={"impl": "a"})))
-    assert workload.basis == Basis("plain", "time")
+    assert workload.time_source == TimeSource("plain", "time")
     assert {p.variant: (p.time.ns if p.time else None, p.speedup) for p in workload.cases} == {
         "a": (200.0, 1.0), "b": (400.0, 0.5),
     }  # fmt: skip
@@ -288,13 +288,13 @@ def test_a_case_without_a_timed_call_never_borrows_its_kernel_time() -> None:
 
 def test_one_timed_call_among_many_captured_cases_is_not_the_basis() -> None:
     workload = only(analyze(two_cases(), declared(baseline={"impl": "a"})))
-    assert workload.basis == Basis("nsys", "kernel")
+    assert workload.time_source == TimeSource("nsys", "kernel")
     assert {p.variant: p.time.ns for p in workload.cases if p.time} == {"a": 100.0, "b": 50.0}
 
 
 def test_the_time_under_a_profiler_is_not_taken_for_the_time_of_a_call() -> None:
     data = tables(metrics=[metric_row("impl=a", "time", 9.0, profiler="torch")])
-    assert only(analyze(data, {})).basis is None
+    assert only(analyze(data, {})).time_source is None
 
 
 def test_without_iterations_everything_is_a_sum_and_gives_no_rate() -> None:
@@ -314,7 +314,7 @@ def test_a_command_is_one_iteration_and_its_time_is_the_wall_time() -> None:
     data = tables(kernels=[kernel_row("default", ATTENTION, 7, 700.0)], metrics=walls)
     workload = only(analyze(data, declared(command=["python", "train.py"], repeats=1)))
     point = workload.cases[0]
-    assert workload.basis == Basis("plain", "wall") and point.flags == ()
+    assert workload.time_source == TimeSource("plain", "wall") and point.flags == ()
     assert point.breakdown is not None and point.breakdown.total.calls == 7
 
 
@@ -391,10 +391,10 @@ def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_th
     kernels = [kernel_row(name, ATTENTION, 10, ns) for name, ns in zip(names, (1e6, 2e6, 3e6), strict=True)]
     data = tables(rows, kernels, [range_row(name, 10) for name in names], metrics)
     (workload,) = analyze(data, declared(baseline={"impl": "b"})).workloads
-    assert workload.basis == Basis("nsys", "kernel") and not workload.recorded.overheads
+    assert workload.time_source == TimeSource("nsys", "kernel") and not workload.recorded.overheads
     assert [point.time and point.time.ns for point in workload.cases] == [1e5, 2e5, 3e5]
     assert not any("issue" in point.values for point in workload.cases)
-    assert all([figure.profiler for figure in each.figures] == ["nsys"] for each in workload.agreements)
+    assert all([figure.profiler for figure in each.times] == ["nsys"] for each in workload.agreements)
 
 
 def test_cases_with_the_same_failure_are_listed_with_the_profilers_under_which_each_failed() -> None:

@@ -24,7 +24,7 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings import Reason, WorkloadFindings
+from profpipe.analysis.findings import Explanation, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, Rule
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
@@ -304,15 +304,15 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operators_ms", "loop_ms", "reasons"),
+    ("operators_ms", "loop_ms", "explanations"),
     [
-        (1.3, 1.1, (Reason("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
-        (3.0, 2.4, (Reason("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
+        (1.3, 1.1, (Explanation("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
+        (3.0, 2.4, (Explanation("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
         (3.0, 1.2, ()),  # the machine may have been busy
     ],
 )
 def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
-    operators_ms: float, loop_ms: float, reasons: tuple[Reason, ...]
+    operators_ms: float, loop_ms: float, explanations: tuple[Explanation, ...]
 ) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch"}
     walls = [metric_row("impl=a", "loop_wall", ms * 1e6, profiler=p) for p, ms in (("plain", 1.1), ("torch", loop_ms))]
@@ -321,8 +321,8 @@ def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
         ranges=[range_row("impl=a", 1, "torch")],
         metrics=[*walls, metric_row("impl=a", "time", 1e6, ci_low=0.99e6, ci_high=1.01e6)],
     )
-    (figure,) = [f for a in only(data).agreements for f in a.figures if f.profiler == "plain"]
-    assert (figure.reasons, figure.is_unexplained) == (reasons, not reasons)
+    (figure,) = [f for a in only(data).agreements for f in a.times if f.profiler == "plain"]
+    assert (figure.explanations, figure.is_unexplained) == (explanations, not explanations)
 
 
 # --- the GPU that waits ----------------------------------------------------------------------------------------------

@@ -31,11 +31,11 @@ from profpipe.analysis.case_results import (
     are_comparable,
     baseline_of,
     case_results,
-    choose_basis,
+    choose_time_source,
     judge_win,
     with_grades,
 )
-from profpipe.analysis.cases import lay_out, order
+from profpipe.analysis.cases import find_axes, order
 from profpipe.analysis.findings import (
     CaseResult,
     DoubtCause,
@@ -99,12 +99,12 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
     # A span of a program is no iteration of it.
     is_whole = not (declared and declared.capture) and not any(job.span for job in jobs)
     breakdowns = index.breakdowns(once=is_command and is_whole)
-    basis = choose_basis(index, breakdowns)
+    source = choose_time_source(index, breakdowns)
     profiler = validity.preferred(workload_tables.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
         with_steps = {name for _, name in index.step_totals}
         profiler = next(iter(by_preference(with_steps)), profiler)
-    layout = vars(lay_out(workload_tables, declared, planned))
+    layout = vars(find_axes(workload_tables, declared, planned))
     peaks, rates = roofline.rates_of(name, run)
     of_profiler = (file for file in run.files if profiler in (file.tool, *Path(file.source).parts[2:3]))
     cpu_rows = next((file.rows for file in of_profiler if file.rows), CPU_ROWS)
@@ -117,9 +117,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
         has_no_gpu=run.machine.gpus == (),
         recorded=index,
         breakdowns=breakdowns,
-        basis=basis and replace(basis, rows=cpu_rows),
+        time_source=source and replace(source, rows=cpu_rows),
         kernel_profiler=profiler,
-        nodes=cluster.read_nodes(workload_tables, run, name, basis.profiler if basis else ""),
+        nodes=cluster.read_nodes(workload_tables, run, name, source.profiler if source else ""),
         peaks=peaks,
         rates=rates,
         cpu_rows=cpu_rows,
@@ -129,10 +129,10 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadFindings
 def _workload(
     data: WorkloadFindings, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
 ) -> WorkloadFindings:
-    name, declared, index, basis = data.name, data.declared, data.recorded, data.basis
+    name, declared, index = data.name, data.declared, data.recorded
     kernels = index.tables.kernels
     counters = roofline.collect_counters(index, data.params, dict(declared.ncu.targets) if declared else {})
-    cases = case_results(data, basis, run)
+    cases = case_results(data, data.time_source, run)
     cases = {id: replace(c, limit=roofline.limit(index, c, data.rates, counters[id])) for id, c in cases.items()}
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
@@ -225,7 +225,7 @@ def _switch_costs(
         # Without a check the kernel times are still shown, with the flag.
         if Flag.INACCURATE not in accuracy:
             # Kernels of a whole process are not compared with its steps.
-            of_steps = data.basis is not None and data.basis.quantity == "step"
+            of_steps = data.timed_quantity == "step"
             is_alike = of_steps == (data.iteration is Iteration.STEP)
             measured = case.speedup if is_alike and "time" in case.values and "time" in base.values else None
             flag = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""

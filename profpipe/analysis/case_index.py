@@ -99,7 +99,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Basis:
+class TimeSource:
     """The quantity that a workload's times are.
 
     ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command

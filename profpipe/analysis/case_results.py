@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Final
 from profpipe.analysis import roofline
 from profpipe.analysis.case_index import (
     OF_ITS_PROCESS,
-    Basis,
     CaseIndex,
     Measure,
     Number,
+    TimeSource,
     has_waited,
     worst_numbers,
 )
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
 
 
-def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> Basis | None:
+def choose_time_source(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> TimeSource | None:
     """Return the first quantity that at least half as many cases have as any other.
 
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
@@ -70,34 +70,36 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     with_steps = {
         name: {case for case, profiler in index.step_times.keys() - repeated if profiler == name} for name in profilers
     }
-    counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
+    counts = {TimeSource(name, "step"): len(cases) for name, cases in with_steps.items()}
     plain = [
         numbers
         for (case, *key), numbers in index.numbers.items()
         if key == ["plain", ""] and case not in with_steps["plain"]
     ]
-    counts |= {Basis("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()}
+    counts |= {
+        TimeSource("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()
+    }
     for profiler in index.profilers:
         seen = [by_profiler[profiler] for by_profiler in breakdowns.values() if profiler in by_profiler]
         if seen:
-            counts[Basis(profiler, seen[0].kind)] = len(seen)
-    return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
+            counts[TimeSource(profiler, seen[0].kind)] = len(seen)
+    return next((source for source, count in counts.items() if count and 2 * count > max(counts.values())), None)
 
 
-def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> dict[str, CaseResult]:
+def case_results(data: WorkloadFindings, source: TimeSource | None, run: Manifest) -> dict[str, CaseResult]:
     """Return every case of the workload by its id."""
-    cases = {id: _measured(data, id, basis) for id in data.params}
-    if basis and basis.is_timed:
+    cases = {id: _measured(data, id, source) for id in data.params}
+    if source and source.is_timed:
         beside = {
-            case for job in run.jobs_of(data.name) if job.lane and job.profiler == basis.profiler for case in job.cases
+            case for job in run.jobs_of(data.name) if job.lane and job.profiler == source.profiler for case in job.cases
         }
         # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was
         # timed. Programs are timed as a whole, by the step or the process.
         for case in (cases[id] for id in beside & cases.keys()):
             if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.flags) or "issue" not in case.values):
                 cases[case.id] = replace(case, flags=(*case.flags, Flag.SHARED_HOST))
-    if basis:
-        slowed = data.recorded.slowed_cases(basis.profiler)
+    if source:
+        slowed = data.recorded.slowed_cases(source.profiler)
         cases |= {
             id: replace(cases[id], flags=(*cases[id].flags, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
@@ -107,7 +109,7 @@ def case_results(data: WorkloadFindings, basis: Basis | None, run: Manifest) -> 
     cases = {
         id: replace(c, unshared_flags=tuple(flag for flag in c.flags if flag not in shared)) for id, c in cases.items()
     }
-    if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
+    if source and source.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
         return cases  # a ratio of two single processes says nothing
     return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
@@ -138,12 +140,12 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResult:
+def _measured(data: WorkloadFindings, id: str, source: TimeSource | None) -> CaseResult:
     """Return one case with its time, rates and flags."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
-    status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
+    status = statuses.get(source.profiler, Status.OK) if source else Status.OK
     # An interrupted case has not failed: its samples count.
-    time = None if basis is None or status in FAILED else _time(index, id, breakdowns, basis)
+    time = None if source is None or status in FAILED else _time(index, id, breakdowns, source)
     case = CaseResult(
         id=id,
         params=data.params[id],
@@ -156,31 +158,31 @@ def _measured(data: WorkloadFindings, id: str, basis: Basis | None) -> CaseResul
         is_baseline=data.baseline_of(id) == id,
     )
     case = replace(_add_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
-    case = replace(case, flags=_flags(data, case, basis))
-    if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
+    case = replace(case, flags=_flags(data, case, source))
+    if source is not None and source.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
         return replace(case, flags=(*case.flags, Flag.HOST_BOUND))
     return case
 
 
-def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], basis: Basis) -> Measure | None:
-    if not basis.is_timed:
-        breakdown = breakdowns.get(basis.profiler)
+def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], source: TimeSource) -> Measure | None:
+    if not source.is_timed:
+        breakdown = breakdowns.get(source.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
-    numbers: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
+    numbers: Mapping[str, Number] = index.numbers.get((case, source.profiler, ""), {})
     time = (
-        index.step_times.get((case, basis.profiler))
-        if basis.quantity == "step"
-        else numbers.get(_TIMED[basis.quantity])
+        index.step_times.get((case, source.profiler))
+        if source.quantity == "step"
+        else numbers.get(_TIMED[source.quantity])
     )
     if time is None:
         return None
     names = ("time_p10", "time_p90", "time_min", "time_max")
     p10, p90, lowest, highest = (numbers[name].value if name in numbers else None for name in names)
-    if basis.quantity == "step":
-        lowest, highest = index.range_of_steps(case, basis.profiler)
-    elif basis.quantity == "wall" and (walls := index.process_walls.get((case, basis.profiler))):
+    if source.quantity == "step":
+        lowest, highest = index.range_of_steps(case, source.profiler)
+    elif source.quantity == "wall" and (walls := index.process_walls.get((case, source.profiler))):
         lowest, highest = min(walls), max(walls)
-    processes = index.process_counts.get((case, basis.profiler), 1)
+    processes = index.process_counts.get((case, source.profiler), 1)
     return replace(time.time, p10=p10, p90=p90, lowest=lowest, highest=highest, processes=processes)
 
 
@@ -218,17 +220,17 @@ def _add_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
     )
 
 
-def _flags(data: WorkloadFindings, case: CaseResult, basis: Basis | None) -> tuple[str, ...]:
+def _flags(data: WorkloadFindings, case: CaseResult, source: TimeSource | None) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
-    if basis is None:
+    if source is None:
         return ()
-    flags = list(data.recorded.flags.get((case.id, basis.profiler), ()))
+    flags = list(data.recorded.flags.get((case.id, source.profiler), ()))
     n, requested = case.time.n if case.time else None, data.declared.repeats if data.declared else 0
-    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=data.is_command):
+    if requested and n is not None and _lacks_samples(case, source, requested, is_command=data.is_command):
         flags.append(Flag.TOO_FEW_SAMPLES)
-    if basis.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
+    if source.quantity == "kernel" and (case.idle_share or 0.0) > roofline.HOST_BOUND:
         flags.append(Flag.HOST_BOUND)
-    if basis.is_timed and has_waited(data.recorded, case.id):
+    if source.is_timed and has_waited(data.recorded, case.id):
         flags.append(Flag.WAITED)
     peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.peaks, case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:
@@ -239,13 +241,13 @@ def _flags(data: WorkloadFindings, case: CaseResult, basis: Basis | None) -> tup
     return tuple(dict.fromkeys(flags))
 
 
-def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command: bool) -> bool:
+def _lacks_samples(case: CaseResult, source: TimeSource, requested: int, *, is_command: bool) -> bool:
     """Return True if there are fewer samples than requested, or several processes of a command without interval."""
     n = (case.time and case.time.n) or 0
     if not is_command:
         return n < requested
     lacks_interval = case.time is None or case.time.interval is None
-    return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
+    return source.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
 def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> Verdict | None:

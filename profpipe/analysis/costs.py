@@ -76,7 +76,10 @@ class Cost:
 
 def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
     """Yield the cost of each case whose steps were timed on a GPU without a profiler."""
-    if workload.basis is None or (workload.basis.profiler, workload.basis.quantity) != ("plain", "step"):
+    if workload.time_source is None or (workload.time_source.profiler, workload.time_source.quantity) != (
+        "plain",
+        "step",
+    ):
         return
     subjects = ((case, subject) for case, _, subject in workload.recorded.numbers)
     requests = {case for case, subject in subjects if subject.startswith(schema.PROMPT_PREFIX)}

@@ -13,8 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from profpipe.analysis.case_index import CPU_ROWS, Basis, CaseIndex, Measure, RankResult
-from profpipe.analysis.cases import Axes, Layout
+from profpipe.analysis.case_index import CPU_ROWS, CaseIndex, Measure, RankResult, TimeSource
+from profpipe.analysis.cases import Axes, CaseAxes
 from profpipe.analysis.kernels import (
     Counters,
     KernelBreakdown,
@@ -43,7 +43,7 @@ CLOSE = 0.03
 
 
 @dataclass(frozen=True)
-class Reason:
+class Explanation:
     """A cause, such as ``launch gaps``, and its numbers by name.
 
     Times are in ns, clocks in Hz, shares between 0 and 1; some numbers are names of profilers, GPUs and ranks.
@@ -54,18 +54,18 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ProfilerTime:
     """One profiler's time per call of a case, and its difference to the reference.
 
     ``difference`` is None for the reference, and where no kernel is common to both. ``covered`` is the share of the
     reference's kernel time that the comparison is over. ``is_unexplained``: the difference is too large to pass and
-    ``reasons`` explain it in part or not at all.
+    ``explanations`` explain it in part or not at all.
     """
 
     profiler: str
     ns: float
     difference: float | None = None
-    reasons: tuple[Reason, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
     is_unexplained: bool = False
     covered: float = 1.0
 
@@ -76,11 +76,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The times of one case by profiler; the first figure is the ``reference`` that the others are compared with."""
+    """The times of one case by profiler; the first is of the ``reference`` for the others."""
 
     case: str
     reference: str
-    figures: tuple[Figure, ...]
+    times: tuple[ProfilerTime, ...]
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Study:
     units: Mapping[str, str] = field(default_factory=dict)
     #: The stored unit of the first axis of the rows where that is a metric: its values were measured.
     row_unit: str | None = None
-    basis: Basis | None = None
+    time_source: TimeSource | None = None
     kernel_profiler: str | None = None
     #: Whether kernel times are per call, and of the operators of a CPU.
     is_per_call: bool = True
@@ -617,7 +617,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class WorkloadFindings(Layout):
+class WorkloadFindings(CaseAxes):
     """One workload or one ingested file: its tables, indexed by case, and what is found in them.
 
     ``kernel_profiler`` names the profiler whose kernel times represent it.
@@ -631,7 +631,7 @@ class WorkloadFindings(Layout):
     recorded: CaseIndex
     #: By case and profiler.
     breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
-    basis: Basis | None
+    time_source: TimeSource | None
     kernel_profiler: str | None
     #: The nodes of a cluster that measured its times.
     nodes: Nodes
@@ -668,6 +668,11 @@ class WorkloadFindings(Layout):
     price: float | None = None
     #: What its rows of kind ``cpu_op`` are.
     cpu_rows: str = CPU_ROWS
+
+    @property
+    def timed_quantity(self) -> str:
+        """What the times of its cases are of: ``step``; empty without times."""
+        return self.time_source.quantity if self.time_source else ""
 
     @property
     def is_command(self) -> bool:
@@ -729,7 +734,7 @@ class WorkloadFindings(Layout):
     @cached_property
     def launch_times(self) -> Mapping[str, Mapping[tuple[str, str, str], Measure]]:
         """Of each case of a command without steps: the median time of a launch by kernel, grid and block, in order."""
-        if self.basis is None or self.basis.quantity != "wall":
+        if self.timed_quantity != "wall":
             return {}
         by_case = {}
         for case in self.cases:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from profpipe.analysis import kernels
-from profpipe.analysis.case_index import OF_ITS_PROCESS, Basis, CaseIndex, Number, worst_numbers
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, TimeSource, worst_numbers
 from profpipe.analysis.cases import is_number
 from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study, WorkloadFindings
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
@@ -45,7 +45,7 @@ _BASELINE_REASONS = {
 }
 
 #: The cases of a workload with their times on a basis.
-ResultsOn = Callable[[WorkloadFindings, Basis | None], Mapping[str, CaseResult]]
+ResultsOn = Callable[[WorkloadFindings, TimeSource | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
@@ -82,15 +82,15 @@ def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) ->
 
 
 def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: ResultsOn) -> Study:
-    basis = _choose_basis(request, workloads)
+    time_source = _choose_time_source(request, workloads)
     profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
     profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
     is_by_profiler = PROFILER in request.placed
     if is_by_profiler:
         readers = [reader for data in workloads for reader in _readers_by_profiler(data, request, results_on)]
-        basis = profiler = None
+        time_source = profiler = None
     else:
-        readers = [_Reader(data, request, results_on(data, basis), profiler) for data in workloads]
+        readers = [_Reader(data, request, results_on(data, time_source), profiler) for data in workloads]
     records = _read_frame(request, readers)
     frame = records[~records[_MISSING_AXES].astype(bool)]
     cases = frame.drop_duplicates(_CASE)
@@ -121,7 +121,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
         is_by_profiler=is_by_profiler,
-        basis=basis,
+        time_source=time_source,
         kernel_profiler=profiler,
         is_per_call=breakdown is None or breakdown.iterations is not None,
         is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
@@ -143,21 +143,21 @@ def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
 def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in numbers for (_, *key), numbers in data.recorded.numbers.items() if key == ["plain", ""]):
-        yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
+        yield _Reader(data, request, results_on(data, TimeSource("plain", "time")), None, "plain")
     for name in data.recorded.profilers:
         if (breakdown := _any_breakdown([data], name)) is not None:
-            yield _Reader(data, request, results_on(data, Basis(name, breakdown.kind)), name, name)
+            yield _Reader(data, request, results_on(data, TimeSource(name, breakdown.kind)), name, name)
 
 
-def _choose_basis(request: Study, workloads: Sequence[WorkloadFindings]) -> Basis | None:
+def _choose_time_source(request: Study, workloads: Sequence[WorkloadFindings]) -> TimeSource | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
     if request.entry.profiler is None:
-        return next((data.basis for data in workloads if data.basis), None)
+        return next((data.time_source for data in workloads if data.time_source), None)
     if request.entry.profiler == "plain":
-        bases = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
-        return next(bases, Basis("plain", "time"))
+        sources = (data.time_source for data in workloads if data.time_source and data.time_source.profiler == "plain")
+        return next(sources, TimeSource("plain", "time"))
     breakdown = _any_breakdown(workloads, request.entry.profiler)
-    return Basis(breakdown.profiler, breakdown.kind) if breakdown else None
+    return TimeSource(breakdown.profiler, breakdown.kind) if breakdown else None
 
 
 def _any_breakdown(workloads: Sequence[WorkloadFindings], profiler: str | None) -> KernelBreakdown | None:

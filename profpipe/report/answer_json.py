@@ -229,12 +229,12 @@ def _rank_findings(
 
 def _answer(workload: WorkloadFindings, best: CaseResult | None, sentence: str, at: str | None) -> dict[str, Any]:
     """Return the answer: the time of the best case of the largest shape, where one is named."""
-    if best is None or best.time is None or workload.basis is None:
+    if best is None or best.time is None or workload.time_source is None:
         return _finding(f"{workload.name}.answer", sentence, at)
     low, high = best.time.interval or (None, None)
     return _finding(
-        f"{workload.name}.time", sentence, at, best.time.ns, "ns", of=workload.basis.quantity,
-        profiler=workload.basis.profiler, case=best.id, ci_low=number(low), ci_high=number(high),
+        f"{workload.name}.time", sentence, at, best.time.ns, "ns", of=workload.time_source.quantity,
+        profiler=workload.time_source.profiler, case=best.id, ci_low=number(low), ci_high=number(high),
         samples=best.time.n, speedup=number(best.speedup), table="metrics",
     )  # fmt: skip
 

@@ -127,11 +127,11 @@ def _case(
 
 
 def _time(workload: WorkloadFindings, time: Measure) -> dict[str, Any]:
-    assert workload.basis is not None
+    assert workload.time_source is not None
     low, high = time.interval or (None, None)
     return {
-        "of": workload.basis.quantity,
-        "profiler": workload.basis.profiler,
+        "of": workload.time_source.quantity,
+        "profiler": workload.time_source.profiler,
         "median": time.ns,
         "ci_low": low,
         "ci_high": high,

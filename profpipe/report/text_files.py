@@ -91,7 +91,7 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:
-    title = f"Every number by case. Time: {labels.quantity(workload.basis)}."
+    title = f"Every number by case. Time: {labels.quantity(workload.time_source)}."
     return write_table(cases.by_case(workload, chosen, title))
 
 

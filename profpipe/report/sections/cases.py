@@ -30,7 +30,7 @@ def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return times and TFLOP/s by shape, then every number of each case of ``part``, the shapes shown in full."""
     tables = list(by_shape(workload))
     timed = [case for shape in part.shapes for case in shape.timed]
-    if timed and (workload.basis is None or workload.basis.is_timed or len(workload.cases) > 1):
+    if timed and (workload.time_source is None or workload.time_source.is_timed or len(workload.cases) > 1):
         shapes = "" if part is workload else f" of {plural(len(part.shapes), 'shape')}"
         tables.append(by_case(workload, timed, f"every number{shapes} by case"))
     has_power = any(column.id == "power" for table in tables for column in table.columns)
@@ -98,7 +98,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     host = size_unit(case.values.get("peak_host") for case in timed)
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
-    counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
+    counted = "samples" if workload.time_source is None or workload.time_source.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
         (doc.Column("time", "time", unit), lambda c: c.ns),
         (doc.Column("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),

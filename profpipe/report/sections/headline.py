@@ -89,7 +89,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return fill("{} {}", kernels, _plain_times(workload))
     if not _has_comparison(workload):
         return _plain_times(workload)
-    is_wall = workload.basis is not None and workload.basis.quantity == "wall"
+    is_wall = workload.timed_quantity == "wall"
     if is_wall and all(case.time.n == 1 for case in workload.cases if case.time):
         advice = "{} One process of each case names no winner; {} starts five of each."
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
@@ -139,7 +139,9 @@ def _describe_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
     yield from steps.remarks(workload, win.best)
     case_steps = workload.steps.of(win.best.id)
     if case_steps and len(workload.cases) > 1:
-        yield from steps.whole_program(case_steps, workload.basis.profiler if workload.basis else case_steps.profiler)
+        yield from steps.whole_program(
+            case_steps, workload.time_source.profiler if workload.time_source else case_steps.profiler
+        )
         why, share = steps.waiting(case_steps)
         if why:
             yield _capitalise(
@@ -169,11 +171,11 @@ def _has_comparison(workload: WorkloadFindings) -> bool:
 def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
-    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.basis)
-    is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
+    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.time_source)
+    is_one, is_timed = len(cases) == 1, workload.time_source is None or workload.time_source.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return recording.answer(workload, first) or recording.sum_of_kernels(workload, first, first.breakdown)
-    if is_one and workload.basis is not None and workload.basis.quantity == "step":
+    if is_one and workload.timed_quantity == "step":
         return _one_program(workload, first)
     if is_one and not first.shape and first.time:
         interval = "" if first.time.margin is None else fill(", 95 % interval {}", margin(first.time.margin))
@@ -187,7 +189,7 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
 
 
 def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
-    is_step = workload.basis is not None and workload.basis.quantity == "step"
+    is_step = workload.timed_quantity == "step"
     return step_unit(times_ns) if is_step else time_unit(times_ns)
 
 
@@ -197,26 +199,26 @@ def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
 
 def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of a steady step of the only case, its interval, the number of steps, and who waits for whom."""
-    assert case.time is not None and workload.basis is not None
+    assert case.time is not None and workload.time_source is not None
     case_steps, n = workload.steps.of(case.id), case.time.n
-    unit, what = steps.name_step(case_steps, workload.basis.profiler) if case_steps else ("step", "A step")
+    unit, what = steps.name_step(case_steps, workload.time_source.profiler) if case_steps else ("step", "A step")
     parts: list[doc.Text] = ["mean"] if case_steps and case_steps.uneven else []
     parts += [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
     of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
     if n:
         # So few steps have no interval.
-        all_steps = case_steps.all_steps(workload.basis.profiler) if case_steps and n < _FEWEST_STEPS else None
+        all_steps = case_steps.all_steps(workload.time_source.profiler) if case_steps and n < _FEWEST_STEPS else None
         parts.append(f"{n} of {plural(all_steps, unit)}{of}" if all_steps else f"{plural(n, f'steady {unit}')}{of}")
     parts += [steps.whose(case_steps)] if case_steps and len(case_steps.ranks) > 1 else []
-    parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
+    parts += [] if workload.time_source.profiler == "plain" else [f"under {workload.time_source.profiler}"]
     parts += ["found by launches that recur"] if case_steps and case_steps.rule is StepRule.PATTERN else []
     if case_steps and case_steps.uneven and (case.time.margin or 0.0) > _NO_MEAN:
-        walls = case_steps.steady_walls(workload.basis.profiler)
+        walls = case_steps.steady_walls(workload.time_source.profiler)
         ends = [doc.Number(ns, step_unit([walls.median()])) for ns in (walls.median(), walls.max())]
         time = fill("Half of the steps take up to {}, the longest {} ({})", *ends, doc.join(parts[2:], last=", "))
     else:
         time = fill("{} takes {} ({})", what, _duration(workload, case.time.ns), doc.join(parts, last=", "))
-    more = [*steps.whole_program(case_steps, workload.basis.profiler)] if case_steps else []
+    more = [*steps.whole_program(case_steps, workload.time_source.profiler)] if case_steps else []
     why, share = steps.waiting(case_steps) if case_steps else ("", "")
     if case_steps and why:
         whole = steps.other_step(workload, case, case_steps) or "the step"
@@ -230,7 +232,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
 def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
     place = f"At {literal(in_words(shape.axes))}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
-    time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
+    time = fill(f"{{}} {of_what(workload.time_source)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
             if len(shape.cases) == 1:
@@ -316,7 +318,7 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     assert at.win is not None
     best = at.win.best
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
-    per = of_what(workload.basis)
+    per = of_what(workload.time_source)
     sentence = f"{{}} is {_fastest(shapes)} in {name_shapes(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
     return fill(
         sentence, who, _leads(shapes), _duration(workload, best.ns), in_words(at.axes), ratio(_over(at, shapes))

@@ -87,13 +87,13 @@ class Quantity:
 
 def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     """Yield the quantities that the workload has."""
-    basis, cases = workload.basis, workload.cases
+    source, cases = workload.time_source, workload.cases
     titles = {
         "time": _CALL,
         "wall": "Process wall time",
         "cpu_op": f"Self time of {workload.cpu_rows} per call",
     }
-    title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
+    title = titles.get(source.quantity, f"Kernel time per call ({source.profiler})") if source else ""
     if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
         bases = {case.variant for case in cases if case.is_baseline}
         name = min(bases) if len(bases) == 1 else "the baseline"
@@ -301,7 +301,11 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     without it, they are shortened alike. Without a time of calls, the bars are of the kernel time.
     """
     shown = [case for case in shape.cases if case.breakdown]
-    timed = [case for case in shown if case.time] if workload.basis and workload.basis.quantity == "time" else []
+    timed = (
+        [case for case in shown if case.time]
+        if workload.time_source and workload.time_source.quantity == "time"
+        else []
+    )
     bars = sorted(((case, case.breakdown, case.ns or 0.0) if timed else (case, case.breakdown, case.breakdown.total.ns)
                    for case in timed or shown if case.breakdown), key=lambda bar: bar[-1])  # fmt: skip
     unit = time_unit(ns for *_, ns in bars)
@@ -378,17 +382,17 @@ def without_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc
 def _views(workload: WorkloadFindings) -> Iterator[_View]:
     """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
-    basis = workload.basis.profiler if workload.basis else ""
+    timed_by = workload.time_source.profiler if workload.time_source else ""
     names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
     for quantity in quantities(workload):
-        yield from _both(workload, axis, quantity, names[quantity.name], basis)
+        yield from _both(workload, axis, quantity, names[quantity.name], timed_by)
     yield from _make_profiler_views(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
             value = functools.partial(_value, metric=metric)
             shown = doc.Axis(title, unit, quantity=stored)
             recorded = Quantity(metric, title.capitalize(), value, shown, metric == "error_max")
-            yield from _both(workload, axis, recorded, title, basis)
+            yield from _both(workload, axis, recorded, title, timed_by)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
         chart = replace(breakdown(workload, shape), placement=doc.Placement.HTML)
@@ -410,10 +414,10 @@ def _make_profiler_views(workload: WorkloadFindings, axis: str | None) -> Iterat
     figures = (
         (figure.profiler, (agreement.case, figure.ns))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
     )
     for profiler, times in grouped(figures).items():
-        if workload.basis is None or profiler != workload.basis.profiler:
+        if workload.time_source is None or profiler != workload.time_source.profiler:
             value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"
             kernel_time = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
             yield from _both(workload, axis, kernel_time, "kernel time", profiler)
@@ -445,8 +449,8 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
     place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in measured]
     # A linear scale would hide the small values.
     spans_decades = min(values) > 0 and max(values) / min(values) >= DECADES
-    is_time = quantity.name == "time" and workload.basis is not None
-    title = time_words(workload.basis).capitalize() if is_time else quantity.title
+    is_time = quantity.name == "time" and workload.time_source is not None
+    title = time_words(workload.time_source).capitalize() if is_time else quantity.title
     return doc.Chart(
         chart_id(workload.name, quantity.name, "cases"),
         ", ".join(filter(None, [title, place])),

@@ -243,7 +243,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if not _is_of_everything(workload):
         return
     if only and only.breakdown and (spent := answer(workload, only)):
-        if workload.basis is None or workload.basis.is_timed:
+        if workload.time_source is None or workload.time_source.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
         yield from _long_launch(workload)

@@ -605,10 +605,10 @@ def other_step(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSte
 
     The time may be one without a profiler, and of other steps, if what the profiler adds is unknown or in no part.
     """
-    parts, basis = case_steps.parts_without_profiler, workload.basis
-    if parts is None or basis is None or basis.quantity != "step" or case.time is None:
+    parts, source = case_steps.parts_without_profiler, workload.time_source
+    if parts is None or source is None or source.quantity != "step" or case.time is None:
         return ""
-    if basis.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
+    if source.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
         return ""
     under = (
         f"under {case_steps.profiler}"

@@ -139,8 +139,8 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:
         return (doc.Code(value.subject), of)
-    is_time = value.name == "time" and study.basis
-    name = quantity(study.basis) if is_time else value_name(study, value)
+    is_time = value.name == "time" and study.time_source
+    name = quantity(study.time_source) if is_time else value_name(study, value)
     return f"{capitalise(name)}{of}"
 
 
@@ -149,9 +149,9 @@ def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
     subjects = {value.subject for value in values if value.source is Source.CALL}
     if study.is_by_profiler and subjects:
         yield "plain: the median time of a call; the others: the sum of its kernels (on a CPU, operators)."
-    if study.basis and subjects:
+    if study.time_source and subjects:
         beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
-        yield f"{beginning} the {quantity(study.basis)}."
+        yield f"{beginning} the {quantity(study.time_source)}."
     if study.has_sparse_cases and "tflops" in subjects:
         yield DENSE_WORK
 

@@ -160,7 +160,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     unexplained = grouped(
         (figure.profiler, (labels[agreement.case], doc.Number(figure.difference, SIGNED_PERCENT)))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
         if figure.is_unexplained
     )
     for profiler, differing in unexplained.items():
