@@ -157,7 +157,7 @@ def _measured(data: WorkloadFindings, id: str, source: TimeSource | None) -> Cas
         values=_values(index, id),
         is_baseline=data.baseline_of(id) == id,
     )
-    case = replace(_add_rates(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
+    case = replace(case, **_peak_shares(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
     case = replace(case, flags=_flags(data, case, source))
     if source is not None and source.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
         return replace(case, flags=(*case.flags, Flag.HOST_BOUND))
@@ -202,22 +202,18 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return values | worst_numbers(index, case)
 
 
-def _add_rates(case: CaseResult, peaks: PeakRates) -> CaseResult:
-    """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
-    if case.time is None or case.time.ns <= 0 or case.time.n is None:
-        return case
-    flops, moved = case.values.get("flops"), case.values.get("bytes_moved")
+def _peak_shares(case: CaseResult, peaks: PeakRates) -> dict[str, float | None]:
+    """Return the shares of the peak rates that a case reaches."""
+    flops, moved, per_s = case.values.get("flops"), case.values.get("bytes_moved"), case.calls_per_s
+    if per_s is None:
+        return {}
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
     done = case.values.get("flops_effective", flops)
     peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
-    per_s = 1e9 / case.time.ns
-    return replace(
-        case,
-        tflops=flops * per_s / 1e12 if flops else None,
-        gbytes_per_s=moved * per_s / 1e9 if moved else None,
-        of_peak_flops=done * per_s / peak_flops if done and peak_flops else None,
-        of_peak_bytes=moved * per_s / peak_bytes if moved and peak_bytes else None,
-    )
+    return {
+        "of_peak_flops": done * per_s / peak_flops if done and peak_flops else None,
+        "of_peak_bytes": moved * per_s / peak_bytes if moved and peak_bytes else None,
+    }
 
 
 def _flags(data: WorkloadFindings, case: CaseResult, source: TimeSource | None) -> tuple[str, ...]:
@@ -396,11 +392,9 @@ def with_grades(
     case: CaseResult, targets: Mapping[str, Target], counters: Iterable[Counters], steps: CaseSteps | None
 ) -> CaseResult:
     """Add what a timed case reaches of the quantities that have a target, and its grades."""
-    quantities = _reached(case, counters, steps) if targets and case.time else {}
-    reached = {name: value for name, value in quantities.items() if name in targets}
-    return replace(
-        case, reached=reached, grades={name: targets[name].judge(reached[name]) for name in targets if name in reached}
-    )
+    reached = _reached(case, counters, steps) if targets and case.time else {}
+    grades = {name: (reached[name], target.judge(reached[name])) for name, target in targets.items() if name in reached}
+    return replace(case, grades=grades)
 
 
 def _reached(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:

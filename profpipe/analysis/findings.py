@@ -139,7 +139,6 @@ class Study:
     column_axes: tuple[str, ...]
     unplaced: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    has_cases: bool = True
     #: The number of grids that are left out because all their cases were skipped.
     skipped_grids: int = 0
     #: The values that no case has though some ran, and why cells lack them. A table leaves them out, a plot does not.
@@ -156,11 +155,8 @@ class Study:
     row_unit: str | None = None
     time_source: TimeSource | None = None
     kernel_profiler: str | None = None
-    #: Whether kernel times are per call, and of the operators of a CPU.
-    is_per_call: bool = True
-    is_cpu: bool = False
-    #: Whether profilers are an axis: then each has its times, plain of calls and the others of their kernels.
-    is_by_profiler: bool = False
+    #: That of any case under ``kernel_profiler``: all of them share their kind.
+    breakdown: KernelBreakdown | None = None
     #: The compared axis, and the values that baselines have on it.
     compare: str | None = None
     baselines: tuple[Any, ...] = ()
@@ -174,6 +170,24 @@ class Study:
     @property
     def is_plot(self) -> bool:
         return "over" in self.entry.axes
+
+    @property
+    def has_cases(self) -> bool:
+        return bool(self.grids or self.skipped_grids or self.absent)
+
+    @property
+    def is_per_call(self) -> bool:
+        """True if kernel times are per call."""
+        return self.breakdown is None or self.breakdown.iterations is not None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.breakdown is not None and self.breakdown.kind == "cpu_op"
+
+    @property
+    def is_by_profiler(self) -> bool:
+        """True if profilers are an axis: then each has its times, plain of calls and the others of their kernels."""
+        return any("profiler" in axes for axes in self.entry.axes.values())
 
     @property
     def placed(self) -> tuple[str, ...]:
@@ -374,9 +388,7 @@ class CaseResult:
     time: Measure | None = None
     breakdown: KernelBreakdown | None = None
     values: Mapping[str, float] = field(default_factory=dict)
-    tflops: float | None = None
     of_peak_flops: float | None = None
-    gbytes_per_s: float | None = None
     of_peak_bytes: float | None = None
     speedup: float | None = None
     is_baseline: bool = False
@@ -389,15 +401,29 @@ class CaseResult:
     limit: Limit = Limit()
     #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
     accuracy: Verdict | None = None
-    #: What a timed case reaches of the quantities that have a target, and its grades. Quantities: ``tflops`` in
-    #: TFLOP/s; ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
-    reached: Mapping[str, float] = field(default_factory=dict)
-    grades: Mapping[str, Grade] = field(default_factory=dict)
+    #: What a timed case reaches of the quantities that have a target, and its grade. Quantities: ``tflops`` in TFLOP/s;
+    #: ``gpu_busy``, ``memory_bandwidth`` and ``sm`` in %; ``speedup`` as a ratio.
+    grades: Mapping[str, tuple[float, Grade]] = field(default_factory=dict)
 
     @property
     def ns(self) -> float | None:
         """The time of the case; None without one."""
         return self.time.ns if self.time else None
+
+    @property
+    def calls_per_s(self) -> float | None:
+        """None also for a sum over an unknown number of calls, which gives no rate."""
+        return None if self.time is None or self.time.ns <= 0 or self.time.n is None else 1e9 / self.time.ns
+
+    @property
+    def tflops(self) -> float | None:
+        flops, per_s = self.values.get("flops"), self.calls_per_s
+        return flops * per_s / 1e12 if flops and per_s else None
+
+    @property
+    def gbytes_per_s(self) -> float | None:
+        moved, per_s = self.values.get("bytes_moved"), self.calls_per_s
+        return moved * per_s / 1e9 if moved and per_s else None
 
     @property
     def tflops_best(self) -> float | None:

@@ -85,8 +85,7 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
     time_source = _choose_time_source(request, workloads)
     profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
     profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
-    is_by_profiler = PROFILER in request.placed
-    if is_by_profiler:
+    if request.is_by_profiler:
         readers = [reader for data in workloads for reader in _readers_by_profiler(data, request, results_on)]
         time_source = profiler = None
     else:
@@ -98,7 +97,6 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
     dividing = _dividing_axes(frame, rows)
     rows = rows[len(dividing) :]
     compare = next((data.compare for data in workloads if data.compare), None)
-    breakdown = _any_breakdown(workloads, profiler)
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
     # The axes with one value: placed ones and those of `where` first, then what the pipeline file fixes.
@@ -113,18 +111,15 @@ def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: Res
         column_axes=columns,
         grids=tuple(grid for grid in grids if grid.rows),
         skipped_grids=sum(not grid.rows for grid in grids),
-        has_cases=not frame.empty,
         absent=absent,
         empty_phases=_empty_phases(frame, (*rows, *columns)),
         shared_flags=_shared_flags(request, frame),
         fixed=tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         row_unit=_unit_of_axis(rows[0], workloads) if rows else None,
-        is_by_profiler=is_by_profiler,
         time_source=time_source,
         kernel_profiler=profiler,
-        is_per_call=breakdown is None or breakdown.iterations is not None,
-        is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
+        breakdown=_any_breakdown(workloads, profiler),
         compare=compare,
         baselines=tuple(dict.fromkeys(baselines)),
         cases_without_axis=Counter(records.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),

@@ -122,7 +122,7 @@ def _case(
         "modules": _modules(workload, case.id),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
         "flags": list(case.flags),
-        "grades": {name: grade.value for name, grade in case.grades.items()},
+        "grades": {name: grade.value for name, (_, grade) in case.grades.items()},
     }
 
 

@@ -370,7 +370,7 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
     timed = [case for case in workload.cases if case.time]
-    grades = [case.grades[name] for case in timed if name in case.grades]
+    grades = [case.grades[name][1] for case in timed if name in case.grades]
     if not grades:
         return fill(f"{{}}: {limits}. No case has a value: it {needs}.", doc.Strong(title))
     counts = ", ".join(f"{grades.count(grade)} {grade.value}" for grade in Grade if grade in grades)
@@ -387,12 +387,12 @@ def grades_by_case(
     def reached(case: CaseResult, name: str) -> doc.Cell | None:
         if name not in case.grades:
             return None
-        grade, unit = case.grades[name], RATIO if name == "speedup" else None
-        return doc.Cell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
+        (reached, grade), unit = case.grades[name], RATIO if name == "speedup" else None
+        return doc.Cell(reached, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
 
     columns: doc.Columns[CaseResult] = [
         (doc.label("case", compare or "case"), variant_text if compare else case_text),
         *((doc.Column(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
-    return doc.table_of("targets", [case for case in cases if case.reached], columns, title)
+    return doc.table_of("targets", [case for case in cases if case.grades], columns, title)
