@@ -262,7 +262,7 @@ def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
     rows += [metric_row("impl=a", "rule:Occupancy", 12.5, "% local", **ncu)]
     rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
     run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
-    (found,) = only(tables(metrics=rows), run).counters
+    (found,) = only(tables(metrics=rows), run).kernels.counters
     assert found.missed == ("sm",) and found.rules == (Rule("Occupancy", 12.5, is_local=True), Rule("SOLBottleneck"))
     assert not [name for name in found.values if name.startswith("rule:")]
 
@@ -271,7 +271,7 @@ def test_a_speed_up_that_ncu_estimates_of_a_part_is_marked_local() -> None:
     def estimates(*rules: tuple[str, float, str]) -> str:
         ncu = {"profiler": "ncu", "subject": ATTENTION}
         workload = only(tables(metrics=[metric_row("impl=a", f"rule:{name}", *rest, **ncu) for name, *rest in rules]))
-        return plain(kernels.rules(workload.counters, workload.cases).rows[0][-1].text)
+        return plain(kernels.rules(workload.kernels.counters, workload.cases).rows[0][-1].text)
 
     stall, nothing = ("CPIStall", 40.0, "% local"), float("nan")
     both = estimates(stall, ("Imbalance", 5.0, "%"), ("Imbalance", 30.0, "% local"), ("SOLBottleneck", nothing, "%"))
@@ -286,7 +286,7 @@ def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
     estimates = rows[rows["value"].notna()]
     names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
     rule_rows = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
-            for c in workload.counters for r in c.rules if r.speedup is not None]  # fmt: skip
+            for c in workload.kernels.counters for r in c.rules if r.speedup is not None]  # fmt: skip
     assert set(rule_rows) == set(names) and {"%", "% local"} == {unit for *_, unit in rule_rows}
 
 
@@ -297,7 +297,7 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
     kernels = [kernel_row("impl=a", ATTENTION, 2, 60.0, phase="forward"),
                kernel_row("impl=a", ADD, 4, 20.0, phase="forward > loss"),
                kernel_row("impl=a", ADD, 2, 20.0, phase="backward")]  # fmt: skip
-    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases
+    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases.kernels
     assert {p.phase: (p.calls, p.ns, p.share) for p in phases} == {
         "forward": (3.0, 40.0, 0.8), "forward > loss": (2.0, 10.0, 0.2), "backward": (1.0, 10.0, 0.2),
     }  # fmt: skip

@@ -159,9 +159,11 @@ class CaseIndex:
     process_counts: Mapping[Key, int]
     #: The wall times of the processes that repeated a command.
     process_walls: Mapping[Key, tuple[float, ...]]
+    #: Whether a case without steps runs one iteration: a command that was recorded as a whole.
+    runs_once: bool
 
     @classmethod
-    def of(cls, tables: Tables, is_command: bool = False) -> CaseIndex:
+    def of(cls, tables: Tables, is_command: bool = False, runs_once: bool = False) -> CaseIndex:
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
@@ -204,7 +206,7 @@ class CaseIndex:
         totals = {key: kernel_totals.divided_by(counts.get(key, 1)) for key, kernel_totals in sums.items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
         ranges = case_ranges(tables.ranges)
-        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
+        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls, runs_once)
 
     @functools.cached_property
     def profilers(self) -> Sequence[str]:
@@ -267,6 +269,11 @@ class CaseIndex:
         whole = {key: totals for key, totals in self.capture_totals.items() if key[1] not in with_steps}
         return {**whole, **self.step_totals}
 
+    def count_launches(self, kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:
+        """Count kernel launches by the columns ``by``; copies and sets are none."""
+        launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
+        return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
+
     @functools.cached_property
     def overheads(self) -> Mapping[Key, float]:
         """What a profiler added to the loop of a case, as a share of its wall time without it."""
@@ -292,14 +299,13 @@ class CaseIndex:
         # The instances of the range, else the count of the harness.
         return self.ranges.get((case, profiler), CaseRange()).instances or (int(counted.value) if counted else 0)
 
-    def breakdowns(self, once: bool) -> dict[str, dict[str, KernelBreakdown]]:
-        """Return the kernel breakdowns by case and profiler: of a steady step, of a call, or of everything.
-
-        ``once``: a command without steps runs one iteration.
-        """
+    @functools.cached_property
+    def breakdowns(self) -> Mapping[str, Mapping[str, KernelBreakdown]]:
+        """The kernel breakdowns by case and profiler: of a steady step, of a call, or of everything."""
         by_case: dict[str, dict[str, KernelBreakdown]] = {}
         for (case, profiler), totals in self.totals.items():
-            count = self.iterations(case, profiler) or (1 if once or (case, profiler) in self.step_totals else None)
+            is_single = self.runs_once or (case, profiler) in self.step_totals
+            count = self.iterations(case, profiler) or (1 if is_single else None)
             if divided := break_down(profiler, totals, count, self.ranges.get((case, profiler), CaseRange())):
                 ranks = self.rank_counts.get((case, profiler), 1)
                 by_case.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)

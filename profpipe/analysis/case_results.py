@@ -39,9 +39,9 @@ from profpipe.analysis.findings import (
     Doubt,
     DoubtCause,
     Nodes,
+    RecordedWorkload,
     Win,
     WinVerdict,
-    WorkloadFindings,
 )
 from profpipe.analysis.kernels import Counters, KernelBreakdown
 from profpipe.analysis.roofline import THROUGHPUT
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
 
 
-def choose_time_source(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> TimeSource | None:
+def choose_time_source(index: CaseIndex) -> TimeSource | None:
     """Return the first quantity that at least half as many cases have as any other.
 
     First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
@@ -80,13 +80,13 @@ def choose_time_source(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, K
         TimeSource("plain", quantity): sum(name in numbers for numbers in plain) for quantity, name in _TIMED.items()
     }
     for profiler in index.profilers:
-        seen = [by_profiler[profiler] for by_profiler in breakdowns.values() if profiler in by_profiler]
+        seen = [by_profiler[profiler] for by_profiler in index.breakdowns.values() if profiler in by_profiler]
         if seen:
             counts[TimeSource(profiler, seen[0].kind)] = len(seen)
     return next((source for source, count in counts.items() if count and 2 * count > max(counts.values())), None)
 
 
-def case_results(data: WorkloadFindings, source: TimeSource | None, run: Manifest) -> dict[str, CaseResult]:
+def case_results(data: RecordedWorkload, source: TimeSource | None, run: Manifest) -> dict[str, CaseResult]:
     """Return every case of the workload by its id."""
     cases = {id: _measured(data, id, source) for id in data.params}
     if source and source.is_timed:
@@ -114,7 +114,7 @@ def case_results(data: WorkloadFindings, source: TimeSource | None, run: Manifes
     return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
-def _add_node_flag(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult:
+def _add_node_flag(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> CaseResult:
     """Add the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
@@ -130,7 +130,7 @@ def _find_shared_flags(cases: Iterable[CaseResult]) -> tuple[str, ...]:
     return tuple(flag for flag in timed[0] if all(flag in flags for flags in timed)) if len(timed) > 1 else ()
 
 
-def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadFindings) -> CaseResult | None:
+def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> CaseResult | None:
     name = data.baseline_of(case.id)
     return None if name is None else cases.get(name)
 
@@ -140,7 +140,7 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: WorkloadFindings, id: str, source: TimeSource | None) -> CaseResult:
+def _measured(data: RecordedWorkload, id: str, source: TimeSource | None) -> CaseResult:
     """Return one case with its time, rates and flags."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
     status = statuses.get(source.profiler, Status.OK) if source else Status.OK
@@ -157,7 +157,9 @@ def _measured(data: WorkloadFindings, id: str, source: TimeSource | None) -> Cas
         values=_values(index, id),
         is_baseline=data.baseline_of(id) == id,
     )
-    case = replace(case, **_peak_shares(case, data.peaks), accuracy=_accuracy(index, case, data.tolerance))
+    of_flops, of_bytes = _peak_shares(case, data.gpu.peaks)
+    accuracy = _accuracy(index, case, data.tolerance)
+    case = replace(case, of_peak_flops=of_flops, of_peak_bytes=of_bytes, accuracy=accuracy)
     case = replace(case, flags=_flags(data, case, source))
     if source is not None and source.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
         return replace(case, flags=(*case.flags, Flag.HOST_BOUND))
@@ -202,21 +204,21 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return values | worst_numbers(index, case)
 
 
-def _peak_shares(case: CaseResult, peaks: PeakRates) -> dict[str, float | None]:
-    """Return the shares of the peak rates that a case reaches."""
+def _peak_shares(case: CaseResult, peaks: PeakRates) -> tuple[float | None, float | None]:
+    """Return the shares of the peak rates that a case reaches: of the FLOP/s, and of the bytes/s."""
     flops, moved, per_s = case.values.get("flops"), case.values.get("bytes_moved"), case.calls_per_s
     if per_s is None:
-        return {}
+        return None, None
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
     done = case.values.get("flops_effective", flops)
     peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
-    return {
-        "of_peak_flops": done * per_s / peak_flops if done and peak_flops else None,
-        "of_peak_bytes": moved * per_s / peak_bytes if moved and peak_bytes else None,
-    }
+    return (
+        done * per_s / peak_flops if done and peak_flops else None,
+        moved * per_s / peak_bytes if moved and peak_bytes else None,
+    )
 
 
-def _flags(data: WorkloadFindings, case: CaseResult, source: TimeSource | None) -> tuple[str, ...]:
+def _flags(data: RecordedWorkload, case: CaseResult, source: TimeSource | None) -> tuple[str, ...]:
     """Return the flags that the harness set under the basis, and those that only the whole run shows."""
     if source is None:
         return ()
@@ -228,7 +230,7 @@ def _flags(data: WorkloadFindings, case: CaseResult, source: TimeSource | None) 
         flags.append(Flag.HOST_BOUND)
     if source.is_timed and has_waited(data.recorded, case.id):
         flags.append(Flag.WAITED)
-    peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.peaks, case.params, case.values)
+    peak_share = (case.of_peak_flops or 0) / roofline.headroom(data.gpu.peaks, case.params, case.values)
     if max(peak_share, case.of_peak_bytes or 0) > 1:
         flags.append(Flag.ABOVE_PEAK)
     if case.accuracy is not None:

@@ -643,85 +643,19 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class WorkloadFindings(CaseAxes):
-    """One workload or one ingested file: its tables, indexed by case, and what is found in them.
+class WorkloadGpu:
+    """The GPU of a workload, and what it costs."""
 
-    ``kernel_profiler`` names the profiler whose kernel times represent it.
-    """
-
-    name: str
-    #: The workload in the pipeline file; None for ingested files.
-    declared: Workload | None
-    jobs: Sequence[JobEntry]
-    has_no_gpu: bool
-    recorded: CaseIndex
-    #: By case and profiler.
-    breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]
-    time_source: TimeSource | None
-    kernel_profiler: str | None
-    #: The nodes of a cluster that measured its times.
-    nodes: Nodes
-    #: The peak rates of its GPU, and the rates for its limits: those that were measured on such a GPU, if any were.
+    #: Its peak rates, and the rates for its limits: those that were measured on such a GPU, if any were.
     peaks: PeakRates
     rates: PeakRates
-    shapes: tuple[Shape, ...] = ()
-    #: Launches by profiler, also of those without a time.
-    launches: Mapping[str, int] = field(default_factory=dict)
-    #: Launches without a time, by case and profiler.
-    untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    #: Values of the compared axis, in the order in which the cases were planned.
-    variants: tuple[str, ...] = ()
-    top: tuple[KernelRow, ...] = ()
-    phases: tuple[Phase, ...] = ()
-    phase_work: tuple[Phase, ...] = ()
-    #: Of cases without kernels.
-    host_phases: tuple[Phase, ...] = ()
-    memory: tuple[Memory, ...] = ()
-    steps: StepFindings = field(default_factory=StepFindings)
-    timelines: tuple[CaseTimeline, ...] = ()
-    ranks: tuple[RankResult, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
-    counters: tuple[Counters, ...] = ()
-    #: How many kernels of a case the report shows; None where the pipeline file does not say.
-    top_kernels: int | None = None
-    #: What the pipeline file expects of a case, by quantity.
-    targets: Mapping[str, Target] = field(default_factory=dict)
-    #: The maximum SM clock of the GPU in Hz.
-    highest_clock: float | None = None
-    #: The name of its GPU, and the dense FLOP/s of the data sheet by data type; empty for several kinds of GPUs.
-    data_sheet: tuple[str, Mapping[str, float]] = ("", {})
-    #: EUR for an hour of a GPU; None where the user does not say.
-    price: float | None = None
-    #: What its rows of kind ``cpu_op`` are.
-    cpu_rows: str = CPU_ROWS
-
-    @property
-    def timed_quantity(self) -> str:
-        """What the times of its cases are of: ``step``; empty without times."""
-        return self.time_source.quantity if self.time_source else ""
-
-    @property
-    def is_command(self) -> bool:
-        return self.declared is not None and self.declared.is_command
-
-    @property
-    def cases(self) -> tuple[CaseResult, ...]:
-        return tuple(point for shape in self.shapes for point in shape.cases)
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """True if a profiler recorded CPU operators of a case and no kernel."""
-        return any(case.is_on_cpu for case in self.cases)
-
-    @property
-    def varying_shape(self) -> tuple[str, ...]:
-        """The names of the shapes' axes."""
-        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
-
-    @property
-    def tolerance(self) -> Mapping[str, float]:
-        """The largest error allowed, by measure; empty without a tolerance."""
-        return self.declared.limits if self.declared else {}
+    #: Its name, and the dense FLOP/s of the data sheet by data type; empty for several kinds of GPUs.
+    data_sheet: tuple[str, Mapping[str, float]]
+    #: The maximum SM clock in Hz.
+    highest_clock: float | None
+    #: EUR for an hour; None where the user does not say.
+    price: float | None
+    is_absent: bool
 
     @property
     def rates_measured(self) -> bool:
@@ -733,6 +667,70 @@ class WorkloadFindings(CaseAxes):
         """The FLOP per byte by data type above which arithmetic is the limit."""
         rates = {name: rate for name, rate in self.rates.flops.items() if rate is not None}
         return {name: rate / self.rates.bytes_per_s for name, rate in rates.items()} if self.rates.bytes_per_s else {}
+
+
+@dataclass(frozen=True)
+class RecordedWorkload(CaseAxes):
+    """One workload or one ingested file: its tables, indexed by case, and what its times are of.
+
+    ``kernel_profiler`` names the profiler whose kernel times represent it.
+    """
+
+    name: str
+    #: The workload in the pipeline file; None for ingested files.
+    declared: Workload | None
+    jobs: Sequence[JobEntry]
+    recorded: CaseIndex
+    time_source: TimeSource | None
+    kernel_profiler: str | None
+    #: The nodes of a cluster that measured its times.
+    nodes: Nodes
+    gpu: WorkloadGpu
+
+    @property
+    def breakdowns(self) -> Mapping[str, Mapping[str, KernelBreakdown]]:
+        """The kernels by case and profiler."""
+        return self.recorded.breakdowns
+
+    @property
+    def is_command(self) -> bool:
+        return self.declared is not None and self.declared.is_command
+
+    @property
+    def cpu_rows(self) -> str:
+        """What its rows of kind ``cpu_op`` are."""
+        return self.time_source.rows if self.time_source else CPU_ROWS
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The values of the compared axis, in the order in which the cases were planned."""
+        return tuple(dict.fromkeys(map(self.variant, self.params)))
+
+    @property
+    def launches(self) -> Mapping[str, int]:
+        """The launches by profiler, also those without a time."""
+        return self.recorded.count_launches(self.recorded.tables.kernels, "profiler")
+
+    @property
+    def untimed(self) -> Mapping[tuple[str, str], int]:
+        """The launches without a time, by case and profiler."""
+        kernels = self.recorded.tables.kernels
+        return self.recorded.count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"])
+
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        """What the pipeline file expects of a case, by quantity."""
+        return {name: target for name, target in (self.declared.targets if self.declared else ()) if target}
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest error allowed, by measure; empty without a tolerance."""
+        return self.declared.limits if self.declared else {}
+
+    @property
+    def timed_quantity(self) -> str:
+        """What the times of its cases are of: ``step``; empty without times."""
+        return self.time_source.quantity if self.time_source else ""
 
     @cached_property
     def iteration(self) -> Iteration:
@@ -756,6 +754,56 @@ class WorkloadFindings(CaseAxes):
     def is_per_call(self) -> bool:
         """True if kernel times are per call, not of a step or of everything."""
         return self.iteration is Iteration.CALL
+
+
+@dataclass(frozen=True)
+class KernelFindings:
+    """The longest kernels of each case, and the counters of ncu."""
+
+    top: tuple[KernelRow, ...]
+    counters: tuple[Counters, ...]
+    #: How many kernels of a case the report shows; None where the pipeline file does not say.
+    shown: int | None
+
+
+@dataclass(frozen=True)
+class PhaseFindings:
+    """The phases of each case, and its memory by phase.
+
+    ``work`` are those with FLOPs or bytes, and ``host`` those of cases without kernels.
+    """
+
+    kernels: tuple[Phase, ...]
+    work: tuple[Phase, ...]
+    host: tuple[Phase, ...]
+    memory: tuple[Memory, ...]
+
+
+@dataclass(frozen=True)
+class WorkloadFindings(RecordedWorkload):
+    """A workload and what is found in its tables."""
+
+    shapes: tuple[Shape, ...]
+    kernels: KernelFindings
+    phases: PhaseFindings
+    steps: StepFindings
+    timelines: tuple[CaseTimeline, ...]
+    ranks: tuple[RankResult, ...]
+    agreements: tuple[Agreement, ...]
+
+    @property
+    def cases(self) -> tuple[CaseResult, ...]:
+        return tuple(point for shape in self.shapes for point in shape.cases)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of a case and no kernel."""
+        return any(case.is_on_cpu for case in self.cases)
+
+    @property
+    def varying_shape(self) -> tuple[str, ...]:
+        """The names of the shapes' axes."""
+        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
 
     @cached_property
     def launch_times(self) -> Mapping[str, Mapping[tuple[str, str, str], Measure]]:

@@ -15,7 +15,7 @@ from profpipe.analysis.findings import (
     Explanation,
     LaunchCounts,
     ProfilerTime,
-    WorkloadFindings,
+    RecordedWorkload,
 )
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import ClassTotal, Counters, KernelBreakdown, KernelTotals, Key, by_preference, rows
@@ -79,10 +79,9 @@ class Conditions:
 
     def __init__(
         self,
-        data: WorkloadFindings,
+        data: RecordedWorkload,
         run: Manifest,
         counters: Mapping[str, Iterable[Counters]],
-        highest_hz: float | None,
     ) -> None:
         """``counters`` are ncu's by case, ``run`` is run.json."""
         jobs, self.is_command = run.jobs_of(data.name), data.is_command
@@ -90,7 +89,7 @@ class Conditions:
         self.ncu_locks_clocks = bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none")
         self.ncu_empties_caches = not _has_flag(ncu_argv, "--cache-control", "none")
         self.flushed = frozenset(() if self.is_command else (job.profiler for job in jobs))
-        self.recorded, self.highest_hz = data.recorded, highest_hz
+        self.recorded, self.highest_hz = data.recorded, data.gpu.highest_clock
         self.longest = self._longest_launches(counters)
 
     def number(self, case: str, profiler: str, metric: str) -> float:
@@ -564,7 +563,7 @@ def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTo
 _Counts = Mapping[str, int]
 
 
-def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
+def compare_launches(data: RecordedWorkload) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
     counts, ncu = _counts(data), data.declared.ncu if data.declared else None
     seen = {profiler for _, profiler in counts}
@@ -576,7 +575,7 @@ def compare_launches(data: WorkloadFindings) -> Iterator[LaunchCounts]:
             yield launch_counts
 
 
-def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
+def _counts(data: RecordedWorkload) -> dict[Key, _Counts]:
     """Return launches by kernel, without cases that have whole graphs: a graph hides the number of its kernels."""
     key, table = ["case", "profiler", "kernel"], data.recorded.tables.kernels
     table = table[table["case"] != ""]
@@ -587,7 +586,7 @@ def _counts(data: WorkloadFindings) -> dict[Key, _Counts]:
 
 
 def _compare_pair(
-    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadFindings, excluded: str
+    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: RecordedWorkload, excluded: str
 ) -> LaunchCounts | None:
     """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
     runs: dict[str, tuple[int, int]] = {}

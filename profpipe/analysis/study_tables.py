@@ -18,7 +18,7 @@ import pandas as pd
 from profpipe.analysis import kernels
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, TimeSource, worst_numbers
 from profpipe.analysis.cases import is_number
-from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, Study, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, RecordedWorkload, Study
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.job import as_text
@@ -45,11 +45,11 @@ _BASELINE_REASONS = {
 }
 
 #: The cases of a workload with their times on a basis.
-ResultsOn = Callable[[WorkloadFindings, TimeSource | None], Mapping[str, CaseResult]]
+ResultsOn = Callable[[RecordedWorkload, TimeSource | None], Mapping[str, CaseResult]]
 
 
 def fill_studies(
-    entries: Iterable[Table | Plot], workloads: Sequence[WorkloadFindings], results_on: ResultsOn
+    entries: Iterable[Table | Plot], workloads: Sequence[RecordedWorkload], results_on: ResultsOn
 ) -> tuple[Study, ...]:
     """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
     studies = []
@@ -59,7 +59,7 @@ def fill_studies(
     return tuple(studies)
 
 
-def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) -> Study:
+def _read_request(entry: Table | Plot, workloads: Sequence[RecordedWorkload]) -> Study:
     """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
 
     A plot that names no lines has one for each value of the compared axis, in each workload.
@@ -81,7 +81,7 @@ def _read_request(entry: Table | Plot, workloads: Sequence[WorkloadFindings]) ->
     )
 
 
-def _fill(request: Study, workloads: Sequence[WorkloadFindings], results_on: ResultsOn) -> Study:
+def _fill(request: Study, workloads: Sequence[RecordedWorkload], results_on: ResultsOn) -> Study:
     time_source = _choose_time_source(request, workloads)
     profiler: str | None = request.entry.profiler if request.entry.profiler != "plain" else None
     profiler = profiler or next((data.kernel_profiler for data in workloads if data.kernel_profiler), None)
@@ -135,7 +135,7 @@ def _shared_flags(request: Study, frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(flag for flag in ran[0] if all(flag in flags for flags in ran)) if len(ran) > 1 else ()
 
 
-def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
+def _readers_by_profiler(data: RecordedWorkload, request: Study, results_on: ResultsOn) -> Iterator[_Reader]:
     """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
     if any("time" in numbers for (_, *key), numbers in data.recorded.numbers.items() if key == ["plain", ""]):
         yield _Reader(data, request, results_on(data, TimeSource("plain", "time")), None, "plain")
@@ -144,7 +144,7 @@ def _readers_by_profiler(data: WorkloadFindings, request: Study, results_on: Res
             yield _Reader(data, request, results_on(data, TimeSource(name, breakdown.kind)), name, name)
 
 
-def _choose_time_source(request: Study, workloads: Sequence[WorkloadFindings]) -> TimeSource | None:
+def _choose_time_source(request: Study, workloads: Sequence[RecordedWorkload]) -> TimeSource | None:
     """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
     if request.entry.profiler is None:
         return next((data.time_source for data in workloads if data.time_source), None)
@@ -155,25 +155,25 @@ def _choose_time_source(request: Study, workloads: Sequence[WorkloadFindings]) -
     return TimeSource(breakdown.profiler, breakdown.kind) if breakdown else None
 
 
-def _any_breakdown(workloads: Sequence[WorkloadFindings], profiler: str | None) -> KernelBreakdown | None:
+def _any_breakdown(workloads: Sequence[RecordedWorkload], profiler: str | None) -> KernelBreakdown | None:
     """Return the breakdown of any case under ``profiler``: all of them share their kind."""
     breakdowns = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.params)
     return next(filter(None, breakdowns), None)
 
 
-def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadFindings]) -> str:
+def _stored_unit(value: StudyValue, workloads: Sequence[RecordedWorkload]) -> str:
     """Return the stored unit of a value; of a metric the unit in its rows."""
     return _unit_of_metric(value.subject, workloads) if value.source is Source.METRIC else value.unit
 
 
-def _unit_of_axis(axis: str, workloads: Sequence[WorkloadFindings]) -> str | None:
+def _unit_of_axis(axis: str, workloads: Sequence[RecordedWorkload]) -> str | None:
     """Return the unit of a metric that is an axis; None for a parameter, and for what no case has."""
     if any(axis in params for data in workloads for params in data.params.values()):
         return None
     return _unit_of_metric(axis.removeprefix("metric."), workloads) or None
 
 
-def _unit_of_metric(name: str, workloads: Sequence[WorkloadFindings]) -> str:
+def _unit_of_metric(name: str, workloads: Sequence[RecordedWorkload]) -> str:
     """Return the unit in the rows of a metric; empty where no case has it."""
     numbers = (_find_number(data.recorded, case, name) for data in workloads for case in data.params)
     return next((number.unit for number in numbers if number), "")
@@ -294,7 +294,7 @@ def _order_places(
 # --- one value of one case -------------------------------------------------------------------------------------------
 
 
-def _read_totals(data: WorkloadFindings, phase: str) -> Mapping[Key, KernelTotals]:
+def _read_totals(data: RecordedWorkload, phase: str) -> Mapping[Key, KernelTotals]:
     """Return the kernel totals of a workload inside one phase; without one, of everything."""
     if not phase:
         return data.recorded.totals
@@ -303,7 +303,7 @@ def _read_totals(data: WorkloadFindings, phase: str) -> Mapping[Key, KernelTotal
     return sum_kernels(kernels[kernels["phase"].isin(inside)])
 
 
-def _read_ranges(data: WorkloadFindings, phase: str) -> dict[Key, dict[str, float]]:
+def _read_ranges(data: RecordedWorkload, phase: str) -> dict[Key, dict[str, float]]:
     """Return how often the ranges of one phase were entered, and their ns on the host and with a busy GPU, in all."""
     ranges = data.recorded.tables.ranges
     # The range itself, not one nested in it: its time would count twice.
@@ -330,7 +330,7 @@ class _Reader:
 
     def __init__(
         self,
-        data: WorkloadFindings,
+        data: RecordedWorkload,
         request: Study,
         results: Mapping[str, CaseResult],
         profiler: str | None,

@@ -13,7 +13,7 @@ import pandas as pd
 
 from profpipe.analysis import cluster
 from profpipe.analysis.case_index import Number, has_waited
-from profpipe.analysis.findings import Coverage, Expectation, NotRun, TimedCase, Unattributed, WorkloadFindings
+from profpipe.analysis.findings import Coverage, Expectation, NotRun, RecordedWorkload, TimedCase, Unattributed
 from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernels import by_preference, device_rows, rows, unclassified
 from profpipe.job import Status
@@ -207,7 +207,7 @@ def unseen(tables: Tables) -> dict[tuple[str, str], tuple[str, ...]]:
 _LEAST_RATIO = 1.15
 
 
-def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedCase, TimedCase], ...]:
+def find_duplicates(workloads: Sequence[RecordedWorkload]) -> tuple[tuple[TimedCase, TimedCase], ...]:
     """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
     several = workloads if len(workloads) > 1 else ()
     unlike = []
@@ -220,7 +220,7 @@ def find_duplicates(workloads: Sequence[WorkloadFindings]) -> tuple[tuple[TimedC
     return tuple(sorted(unlike, key=lambda pair: -pair[0].ns / pair[1].ns))
 
 
-def _timed(data: WorkloadFindings) -> Iterator[tuple[str, TimedCase, Number]]:
+def _timed(data: RecordedWorkload) -> Iterator[tuple[str, TimedCase, Number]]:
     """Yield each timed case with a key that equal cases of other workloads share.
 
     A run records the names of environment variables without values, so a workload with variables equals no other.

@@ -257,8 +257,8 @@ def _kernels(workload: WorkloadFindings, case: CaseResult, at: str | None) -> It
     of, total = workload.iteration.value, case.breakdown.total
     yield _finding(f"{workload.name}.kernels", "", at, total.ns, "ns", of=of, calls=number(total.calls),
                    profiler=case.breakdown.profiler, table="kernels")  # fmt: skip
-    short = short_names(row.kernel for row in workload.top)
-    for i, row in enumerate([row for row in workload.top if row.case == case.id][:_KERNELS], start=1):
+    short = short_names(row.kernel for row in workload.kernels.top)
+    for i, row in enumerate([row for row in workload.kernels.top if row.case == case.id][:_KERNELS], start=1):
         yield _finding(f"{workload.name}.kernel.{i}", "", None, row.ns, "ns", kernel=visible_line(short[row.kernel]),
                        share=_share(row.share), calls=number(row.calls), kernel_class=row.kernel_class)  # fmt: skip
 

@@ -147,5 +147,5 @@ def _nsys(tables: Tables) -> str:
 
 
 def _ncu(workload: WorkloadFindings, figures: kernels.Figures) -> str:
-    table = kernels.ncu_table(workload.counters, workload.cases, figures)
+    table = kernels.ncu_table(workload.kernels.counters, workload.cases, figures)
     return write_table(table) if len(table.columns) > 3 else ""

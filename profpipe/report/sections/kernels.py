@@ -80,7 +80,7 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     """Return the kernels with the most time, and what ncu measured of the first ones."""
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
-    limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
+    limit = workload.kernels.shown or (_LONE_CASE if is_lone else _FIRST)
     noun = workload.cpu_rows.removeprefix("CPU ") if workload.is_on_cpu else "kernels"
     first = top_kernels(workload, largest, limit)
     first = replace(first, placement=doc.Placement.SUMMARY) if is_lone else first
@@ -102,7 +102,7 @@ def _fold(table: doc.Table, note: str = "") -> doc.Details | None:
 
 
 def _ncu_note(workload: WorkloadFindings) -> str:
-    if not workload.counters:
+    if not workload.kernels.counters:
         return ""
     wanted = dict(workload.declared.ncu.targets) if workload.declared else {}
     targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in wanted.items())
@@ -119,11 +119,11 @@ def top_kernels(
     workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int, least_share: float = 0.0
 ) -> doc.Table:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
-    first_rows = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
+    first_rows = {case.id: [row for row in workload.kernels.top if row.case == case.id][:limit] for case in cases}
     listed = [(case, [row for row in first_rows[case.id] if row.share >= least_share]) for case in cases]
     rows = [(case_text(case) if i == 0 else "", row) for case, kept in listed for i, row in enumerate(kept)]
-    short = short_names(row.kernel for row in workload.top)
-    counters = {(row.case, row.kernel): row for row in workload.counters}
+    short = short_names(row.kernel for row in workload.kernels.top)
+    counters = {(row.case, row.kernel): row for row in workload.kernels.counters}
     is_cpu, per = any(case.is_on_cpu for case in cases), per_iteration(workload)
     columns = [
         (doc.label("case"), lambda row: row[0]),
@@ -166,7 +166,7 @@ def _figures(row: Counters, figures: Figures) -> list[doc.Content]:
 def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.Table:
     """Return the full names of the shortened kernels that ``tables`` show."""
     shown = {cell.text for table in tables for row in table.rows for cell in row}
-    short = short_names(row.kernel for row in workload.top)
+    short = short_names(row.kernel for row in workload.kernels.top)
     columns = [doc.label("short"), doc.label("full")]
     rows = [[doc.Code(s), doc.Code(name)] for name, s in short.items() if s != name and doc.Code(s) in shown]
     return doc.make_table("full_names", columns, rows, "Full names", doc.Placement.DETAILS)
@@ -178,8 +178,8 @@ def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.T
 def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Details | None]:
     """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
     position = {case.id: i for i, case in enumerate(cases)}
-    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
-    rows = sorted((r for r in workload.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
+    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.kernels.top if r.case == c.id][:limit]}
+    rows = sorted((r for r in workload.kernels.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
     further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
     is_local = any(_LOCAL in doc.plain(row[-1].text) for row in own_rules.rows)
     has_clock = any(column.id == "GPC GHz" for column in further.columns)

@@ -531,6 +531,6 @@ def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
 def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:
     """Return the FLOP per byte of the ridge of a case, and its peak in TFLOP/s."""
     dtype = str(case.params.get("dtype") or case.params.get("precision") or "")
-    ridge = case.limit.ridge or workload.ridges.get(dtype)
+    ridge = case.limit.ridge or workload.gpu.ridges.get(dtype)
     share = case.limit.flops_share
     return ridge, case.tflops_done / share if share and case.tflops_done else None

@@ -212,9 +212,8 @@ def _variants_table(workload: WorkloadFindings) -> doc.Table:
     """Return a row for each variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
-    moved = {
-        counter.kernel: counter.values[_BANDWIDTH][0] for counter in workload.counters if _BANDWIDTH in counter.values
-    }
+    counters = [counter for counter in workload.kernels.counters if _BANDWIDTH in counter.values]
+    moved = {counter.kernel: counter.values[_BANDWIDTH][0] for counter in counters}
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
@@ -290,7 +289,7 @@ def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
     # The runner skips torch where no process imported it.
     is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns
-    is_without_gpu = workload.has_no_gpu or ended.get("nsys", (None,))[0] is Status.OK
+    is_without_gpu = workload.gpu.is_absent or ended.get("nsys", (None,))[0] is Status.OK
     if is_without_torch and is_without_gpu and not (case.breakdown or workload.launches or workload.steps.copies):
         yield "profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf."
 
@@ -350,7 +349,8 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
     if not named and breakdown.kind == "kernel":
-        short, rows = short_names(row.kernel for row in workload.top), [r for r in workload.top if r.case == case.id]
+        top = workload.kernels.top
+        short, rows = short_names(row.kernel for row in top), [row for row in top if row.case == case.id]
         named = [
             fill("{} {} ({} a launch)", doc.Code(short[row.kernel]), percent(row.share), duration(row.ns / row.calls))
             for row in rows[:_NAMED]

@@ -110,7 +110,7 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     table = doc.table_of("step_costs", step_costs, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in step_costs) else "What a step costs"
     note = doc.join(
-        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.price)], separator=" ", last=" "
+        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.gpu.price)], separator=" ", last=" "
     )
     if all(column.id in ("case", "gpus") for column in table.columns):
         # Only the reasons are known.
@@ -148,7 +148,7 @@ def _explain_work(workload: WorkloadFindings, step_costs: Sequence[Cost]) -> lis
             " under torch by the formulas of its flop counter."
         )
     peaks = {(cost.dtype, cost.peak) for cost in step_costs if cost.mfu}
-    name = workload.data_sheet[0]
+    name = workload.gpu.data_sheet[0]
     sentences += [
         f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
         for dtype, peak in sorted(peaks)
@@ -235,7 +235,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
     ]
     prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
-    if workload.price:
+    if workload.gpu.price:
         columns.append((
             doc.Column("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),

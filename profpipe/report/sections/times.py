@@ -43,7 +43,7 @@ def _context(workload: WorkloadFindings) -> str:
     if workload.is_on_cpu:
         recorder = "torch.profiler" if workload.kernel_profiler == "torch" else workload.kernel_profiler
         parts.append(f"Measured on a CPU: shares are the self time of {workload.cpu_rows}, as {recorder} records it.")
-    elif workload.has_no_gpu and workload.time_source is not None and workload.time_source.is_timed:
+    elif workload.gpu.is_absent and workload.time_source is not None and workload.time_source.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
 
@@ -60,7 +60,7 @@ def _name_processes(workload: WorkloadFindings) -> str:
 def _is_in_headline(workload: WorkloadFindings) -> bool:
     """Return True if the section can be left out: the headline has the time and the steps of a single program."""
     is_single = workload.timed_quantity == "step" and len(workload.cases) == 1
-    return is_single and not (workload.is_on_cpu or workload.has_no_gpu or _found_steps(workload))
+    return is_single and not (workload.is_on_cpu or workload.gpu.is_absent or _found_steps(workload))
 
 
 def _found_steps(workload: WorkloadFindings) -> doc.Text:
@@ -365,7 +365,7 @@ def _clocks(flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
 
     Of several GPUs that ran a case, the slowest counts.
     """
-    highest = flagged[0][0].highest_clock
+    highest = flagged[0][0].gpu.highest_clock
     medians, lows = (
         [case.values[name] / 1e6 for _, case in flagged if name in case.values] for name in ("sm_clock", "sm_clock_min")
     )
