@@ -25,7 +25,7 @@ from report_study import (
 )
 
 from profpipe.analysis.findings import Explanation, WorkloadFindings
-from profpipe.analysis.kernels import CaseRange, Rule
+from profpipe.analysis.kernels import CaseRange
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
 from profpipe.report.pages import paginate
@@ -263,7 +263,7 @@ def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
     rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
     run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
     (found,) = only(tables(metrics=rows), run).kernels.counters
-    assert found.missed == ("sm",) and found.rules == (Rule("Occupancy", 12.5, is_local=True), Rule("SOLBottleneck"))
+    assert found.missed == ("sm",) and found.rules == (("Occupancy", 12.5, True), ("SOLBottleneck", None, False))
     assert not [name for name in found.values if name.startswith("rule:")]
 
 
@@ -285,8 +285,8 @@ def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
     workload, rows = only(data, run), data.metrics[data.metrics["metric"].str.startswith("rule:")]
     estimates = rows[rows["value"].notna()]
     names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
-    rule_rows = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
-            for c in workload.kernels.counters for r in c.rules if r.speedup is not None]  # fmt: skip
+    rule_rows = [(c.case, c.kernel, f"rule:{name}", "% local" if is_local else "%")
+            for c in workload.kernels.counters for name, rate, is_local in c.rules if rate is not None]  # fmt: skip
     assert set(rule_rows) == set(names) and {"%", "% local"} == {unit for *_, unit in rule_rows}
 
 

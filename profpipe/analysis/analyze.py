@@ -151,7 +151,7 @@ def _analyze_workload(
         id: find_phases(whole[id], id, count, joins_steps=workload_steps.of(id) is not None) for id, count, _ in divided
     }
     without_steps = [id for id in cases if workload_steps.of(id) is None]
-    conditions = profiler_agreement.Conditions(data, run, counters)
+    conditions = profiler_agreement.ProfilerConditions(data, run, counters)
     agreements = (
         profiler_agreement.compare_profilers(cases[id], data.breakdowns.get(id, {}), conditions, counters[id])
         for id in without_steps

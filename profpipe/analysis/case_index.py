@@ -118,7 +118,7 @@ class TimeSource:
 
 
 @dataclass(frozen=True)
-class Number:
+class MetricRow:
     """A row of `metrics`; ``n`` and the interval may be missing."""
 
     value: float
@@ -146,13 +146,13 @@ class CaseIndex:
     capture_totals: Mapping[Key, KernelTotals]
     ranges: Mapping[Key, CaseRange]
     #: (case, profiler, subject) -> metric -> its row; of a number recorded twice by a resumed run, the last.
-    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
+    numbers: Mapping[tuple[str, str, str], Mapping[str, MetricRow]]
     #: (case, profiler) -> subject -> metric -> its row, for one rank or one GPU of several.
-    by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
+    by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, MetricRow]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
     #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps, and of recordings.
-    step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
+    step_numbers: Mapping[Key, Mapping[str, Mapping[str, MetricRow]]]
     #: The GPUs, or processes without one, whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
     #: The processes behind the times of a case that several processes repeated.
@@ -169,9 +169,9 @@ class CaseIndex:
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
             statuses.setdefault(case, {})[profiler] = status
             flags[case, profiler] = tuple(json.loads(text or "[]"))
-        numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
-        by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
-        steps: dict[Key, dict[str, dict[str, Number]]] = {}
+        numbers: dict[tuple[str, str, str], dict[str, MetricRow]] = {}
+        by_rank: dict[tuple[str, str], dict[str, dict[str, MetricRow]]] = {}
+        steps: dict[Key, dict[str, dict[str, MetricRow]]] = {}
         processes: dict[Key, set[str]] = {}
         walls: dict[Key, tuple[float, ...]] = {}
         # A rule of ncu counts also without an estimate.
@@ -186,16 +186,16 @@ class CaseIndex:
                 if metric in _TIMES:
                     processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
                 if metric == PROCESS_WALL:
-                    walls[case, profiler] = (*walls.get((case, profiler), ()), Number(*row).value)
+                    walls[case, profiler] = (*walls.get((case, profiler), ()), MetricRow(*row).value)
                 continue
             if metric.startswith((_STEP, _CAPTURE, _CHECK)):
-                steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
+                steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = MetricRow(*row)
                 continue
             if subject.startswith(_APART):
                 subject_numbers = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
                 subject_numbers = numbers.setdefault((case, profiler, subject), {})
-            number = Number(*row)
+            number = MetricRow(*row)
             # A rule may have both a global and a local estimate.
             subject_numbers[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
         counts = count_ranks(tables.kernels) if is_command else {}
@@ -214,7 +214,7 @@ class CaseIndex:
         return by_preference(key[1] for part in (self.capture_totals, self.numbers, self.step_numbers) for key in part)
 
     @functools.cached_property
-    def step_times(self) -> Mapping[Key, Number]:
+    def step_times(self) -> Mapping[Key, MetricRow]:
         """The time of a steady step, as the mean over ranks."""
         times = ((key, numbers.get("step_time", {})) for key, numbers in self.step_numbers.items())
         return {key: subjects[""] for key, subjects in times if "" in subjects}
@@ -241,7 +241,7 @@ class CaseIndex:
             if "step_kernel_time" in numbers and key in self.capture_totals
         }
 
-    def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, Number]]) -> KernelTotals:
+    def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, MetricRow]]) -> KernelTotals:
         launches = numbers.get("step_launches", {})
         times = {
             name: ClassTotal(launches[name].value if name in launches else 0.0, number.value)
@@ -386,7 +386,7 @@ def has_waited(recorded: CaseIndex, case: str) -> bool:
     return numbers["time"].value > _LONGER * numbers["loop_wall"].value
 
 
-def _select_numbers(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, Number]]:
+def _select_numbers(recorded: CaseIndex, case: str, profiler: str, prefix: str) -> dict[str, Mapping[str, MetricRow]]:
     subjects = recorded.by_rank.get((case, profiler), {})
     return {
         subject.removeprefix(prefix): numbers for subject, numbers in subjects.items() if subject.startswith(prefix)

@@ -29,7 +29,7 @@ from profpipe.analysis.case_index import (
     OF_ITS_PROCESS,
     CaseIndex,
     Measure,
-    Number,
+    MetricRow,
     TimeSource,
     has_waited,
     worst_numbers,
@@ -170,7 +170,7 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
     if not source.is_timed:
         breakdown = breakdowns.get(source.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
-    numbers: Mapping[str, Number] = index.numbers.get((case, source.profiler, ""), {})
+    numbers: Mapping[str, MetricRow] = index.numbers.get((case, source.profiler, ""), {})
     time = (
         index.step_times.get((case, source.profiler))
         if source.quantity == "step"

@@ -101,7 +101,7 @@ class NoValue(str, Enum):
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """A number in its stored unit, or a word; without either, ``missing`` is a status or a ``NoValue``."""
 
     value: float | str | None = None
@@ -120,7 +120,7 @@ class Grid:
     others: Axes
     rows: tuple[tuple[Any, ...], ...]
     columns: tuple[tuple[Any, ...], ...]
-    cells: tuple[tuple[Cell | None, ...], ...]
+    cells: tuple[tuple[StudyCell | None, ...], ...]
     skipped: tuple[int, int] = (0, 0)
 
 
@@ -130,14 +130,13 @@ class Study:
 
     Requested are ``row_axes``, those of a plot being what it runs over, and ``column_axes``, those of a plot being its
     lines; filled, a study has those of them that vary. Among its axes are ``value`` and ``phase`` where several were
-    requested. ``unplaced`` are axes that name no row or column: those of ``where``, and those that are fixed.
+    requested.
     """
 
     entry: Table | Plot
     values: tuple[StudyValue, ...]
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
-    unplaced: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
     #: The number of grids that are left out because all their cases were skipped.
     skipped_grids: int = 0
@@ -194,7 +193,9 @@ class Study:
         """The axes of the rows and columns, ``value`` and ``phase`` among them."""
         return (*self.row_axes, *self.column_axes)
 
-    def cells(self, grids: Sequence[Grid] | None = None) -> Iterator[tuple[Mapping[str, Any], StudyValue, Cell | None]]:
+    def cells(
+        self, grids: Sequence[Grid] | None = None
+    ) -> Iterator[tuple[Mapping[str, Any], StudyValue, StudyCell | None]]:
         """Yield each cell of ``grids`` (default: all) with its place on the axes and its value."""
         for grid in self.grids if grids is None else grids:
             for row, cells in zip(grid.rows, grid.cells, strict=True):
@@ -254,7 +255,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ClassCoverage:
     """The share of kernel time that a rule classifies, and the largest names without a class: (name, share).
 
     ``kind`` is ``kernel`` or ``cpu_op``; ``minimum`` the share that the pipeline file requires; ``attention`` the share
@@ -320,7 +321,7 @@ class LaunchCounts:
 
 
 @dataclass(frozen=True)
-class TimedCase:
+class DuplicateCase:
     """A timed case of a workload: its parameters that vary there, and its median time."""
 
     workload: str
@@ -872,13 +873,13 @@ class Findings:
     pending: tuple[NotRun, ...] = ()
     has_ended: bool = True
     expectations: tuple[Expectation, ...] = ()
-    coverage: tuple[Coverage, ...] = ()
+    coverage: tuple[ClassCoverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     #: By workload and profiler, the cases that ended well and of which the profiler recorded no kernel.
     unseen: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     launch_counts: tuple[LaunchCounts, ...] = ()
     #: Cases of two workloads whose times differ by more than intervals and clocks explain; the longer comes first.
-    duplicates: tuple[tuple[TimedCase, TimedCase], ...] = ()
+    duplicates: tuple[tuple[DuplicateCase, DuplicateCase], ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -499,17 +499,10 @@ class KernelRow:
     share: float
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule of ncu that applies to a kernel, and the speed-up in % that ncu estimates, if any.
-
-    ``SpeedupType`` of the NvRules API: a global estimate is the reduction of the run time. An ``is_local`` estimate is
-    the increase of one unit's efficiency.
-    """
-
-    name: str
-    speedup: float | None = None
-    is_local: bool = False
+#: A rule of ncu that applies to a kernel, the speed-up in % that ncu estimates, if any, and whether it is local.
+#: ``SpeedupType`` of the NvRules API: a global estimate is the reduction of the run time, a local one the increase of
+#: one unit's efficiency.
+Rule: TypeAlias = "tuple[str, float | None, bool]"
 
 
 @dataclass(frozen=True)
@@ -584,14 +577,8 @@ class PhaseMemory:
     trend: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """The allocations of one size from one line of source. ``held``: how many of them were alive at the peak."""
-
-    place: str
-    size: float
-    count: int
-    held: int = 0
+#: A line of source, and the size and number of its allocations: in all, and alive at the peak.
+Allocation: TypeAlias = "tuple[str, float, int, int]"
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ _COMMUNICATION = "communication_busy"
 _CLOCK_STEP_HZ = 15e6
 
 
-class Conditions:
+class ProfilerConditions:
     """How the profilers of a workload ran.
 
     ``longest`` holds, by kernel, ncu's mean (ns) and clock (Hz) in its longest launch that agrees with the reference.
@@ -134,7 +134,7 @@ def _first_of(row: Counters, names: Iterable[str]) -> float | None:
 def compare_profilers(
     point: CaseResult,
     breakdowns: Mapping[str, KernelBreakdown],
-    conditions: Conditions,
+    conditions: ProfilerConditions,
     counters: Sequence[Counters] = (),
 ) -> Agreement | None:
     """Compare the times of one case; ``breakdowns`` by profiler, ``counters`` of ncu. None for fewer than two times.
@@ -168,7 +168,7 @@ def compare_profilers(
 class _ReferenceCase:
     """A case under the profiler that the others are compared with."""
 
-    def __init__(self, point: CaseResult, breakdown: KernelBreakdown, conditions: Conditions) -> None:
+    def __init__(self, point: CaseResult, breakdown: KernelBreakdown, conditions: ProfilerConditions) -> None:
         self.point, self.breakdown, self.conditions = point, breakdown, conditions
         self.profiler, self.ns, self.calls = breakdown.profiler, breakdown.total.ns, breakdown.total.calls
         self.totals = conditions.recorded.totals[point.id, breakdown.profiler]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from profpipe.analysis import kernels
-from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number, TimeSource, worst_numbers
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, MetricRow, TimeSource, worst_numbers
 from profpipe.analysis.cases import is_number
-from profpipe.analysis.findings import CaseResult, Cell, Grid, NoValue, RecordedWorkload, Study
+from profpipe.analysis.findings import CaseResult, Grid, NoValue, RecordedWorkload, Study, StudyCell
 from profpipe.analysis.kernels import CaseRange, ClassTotal, KernelBreakdown, KernelTotals, Key, rows, sum_kernels
 from profpipe.config.quantities import BY_NAME, CATEGORIES, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.job import as_text
@@ -77,7 +77,6 @@ def _read_request(entry: Table | Plot, workloads: Sequence[RecordedWorkload]) ->
         tuple(map(parse_value, entry.value)),
         tuple(rows),
         tuple(columns),
-        unplaced=(*entry.where, *(axis for data in workloads for axis, _ in data.fixed)),
     )
 
 
@@ -90,7 +89,9 @@ def _fill(request: Study, workloads: Sequence[RecordedWorkload], results_on: Res
         time_source = profiler = None
     else:
         readers = [_Reader(data, request, results_on(data, time_source), profiler) for data in workloads]
-    records = _read_frame(request, readers)
+    # Axes that name no row or column: those of `where`, and those that are fixed.
+    unplaced = (*request.entry.where, *(axis for data in workloads for axis, _ in data.fixed))
+    records = _read_frame(readers, (*request.placed, *unplaced))
     frame = records[~records[_MISSING_AXES].astype(bool)]
     cases = frame.drop_duplicates(_CASE)
     rows, columns = _varying(frame, request.row_axes) or request.row_axes[:1], _varying(frame, request.column_axes)
@@ -100,7 +101,7 @@ def _fill(request: Study, workloads: Sequence[RecordedWorkload], results_on: Res
     absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
     grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
     # The axes with one value: placed ones and those of `where` first, then what the pipeline file fixes.
-    named = dict.fromkeys((*request.placed, *request.unplaced))
+    named = dict.fromkeys((*request.placed, *unplaced))
     others = [axis for axis in named if axis not in (*dividing, *rows, *columns, VALUE, PHASE, WORKLOAD)]
     compared = cases[compare] if compare in cases else [None] * len(cases)
     baselines = [at for at, result in zip(compared, cases[_RESULT], strict=True) if result.is_baseline]
@@ -182,10 +183,10 @@ def _unit_of_metric(name: str, workloads: Sequence[RecordedWorkload]) -> str:
 # --- the frame -------------------------------------------------------------------------------------------------------
 
 
-def _read_frame(request: Study, readers: Iterable[_Reader]) -> pd.DataFrame:
+def _read_frame(readers: Iterable[_Reader], axes: Iterable[str]) -> pd.DataFrame:
     """Return a row for each case, phase and value, with the axes of the case and the cell."""
     records = [{**record, _CASE: i} for i, case in enumerate(c for r in readers for c in r.read()) for record in case]
-    named = dict.fromkeys([WORKLOAD, *request.placed, *request.unplaced, *itertools.chain(*records)])
+    named = dict.fromkeys([WORKLOAD, *axes, *itertools.chain(*records)])
     columns = [*(axis for axis in named if axis not in _NO_AXES), *_NO_AXES]
     # pandas would write NaN where a case does not have an axis.
     return pd.DataFrame([{**dict.fromkeys(columns), **record} for record in records], columns=columns, dtype=object)
@@ -379,20 +380,22 @@ class _Reader:
             return axes
         return {**axes, compare: " ".join([as_text(axes[compare]), *extra])}
 
-    def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> Cell:
+    def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> StudyCell:
         statuses = self._data.recorded.statuses.get(result.id, {})
         if value.source is Source.KERNELS:
             kernel_value = self._kernel_value(result, value, phase)
             status = statuses.get(self._profiler or "", "ok")
             if isinstance(kernel_value, NoValue):
-                return Cell(missing=kernel_value)
-            return Cell(kernel_value, "" if kernel_value is not None else status if status != "ok" else result.status)
+                return StudyCell(missing=kernel_value)
+            return StudyCell(
+                kernel_value, "" if kernel_value is not None else status if status != "ok" else result.status
+            )
         if value.source is Source.CALL:
             # A table shows the flags of a case once: its further numbers are of the same measurement.
             first = next(other for other in self._request.values if other.source is Source.CALL)
             flags = result.flags if self._request.is_plot or value == first else ()
             number = _call_value(result, value.subject)
-            return Cell(number, _no_value(result, value.subject) if number is None else result.status, flags)
+            return StudyCell(number, _no_value(result, value.subject) if number is None else result.status, flags)
         other: float | str | None = None
         if value.name != "passed":
             metric = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
@@ -402,9 +405,9 @@ class _Reader:
         # Another profiler may have the time of a case whose own metric is missing.
         plain = statuses.get("plain", "ok")
         stopped = "" if plain == "ok" else plain
-        return Cell(other, "" if other is not None else _no_value(result, value.name) or stopped)
+        return StudyCell(other, "" if other is not None else _no_value(result, value.name) or stopped)
 
-    def _number(self, result: CaseResult, metric: str) -> Number | None:
+    def _number(self, result: CaseResult, metric: str) -> MetricRow | None:
         return _find_number(self._data.recorded, result.id, metric.removeprefix("metric."))
 
     def _kernel_value(self, result: CaseResult, value: StudyValue, phase: str) -> float | str | NoValue | None:
@@ -442,7 +445,7 @@ class _Reader:
         return {"time": part.ns, "calls": part.calls, "share": part.ns / breakdown.total.ns}[value.figure]
 
 
-def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
+def _find_number(index: CaseIndex, case: str, metric: str) -> MetricRow | None:
     """Return what `plain`, else another profiler's process, recorded for the case itself.
 
     Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
-from profpipe.analysis.kernels import Counters, KernelRow, Rule
+from profpipe.analysis.findings import CaseResult, ClassCoverage, Expectation, Findings, WorkloadFindings
+from profpipe.analysis.kernels import Counters, KernelRow
 from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, means_note, per_iteration, short_names
@@ -207,16 +207,15 @@ def _labels(rows: Sequence[Counters], cases: Collection[CaseResult]) -> list[tup
 def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
     """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
 
-    def text(rule: Rule) -> doc.Text:
-        if rule.speedup is None:
-            return doc.Code(rule.name)
-        return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")
+    def text(name: str, speedup: float | None, is_local: bool) -> doc.Text:
+        estimate = "" if speedup is None else f" {number(speedup)} %{f' {_LOCAL}' if is_local else ''}"
+        return (doc.Code(name), estimate) if estimate else doc.Code(name)
 
     cells = []
     for names, row in zip(_labels(rows, cases), rows, strict=True):
-        ordered = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
+        ordered = sorted(row.rules, key=lambda rule: (rule[1] is None, rule[2], -(rule[1] or 0.0)))
         if ordered:
-            cells.append([*names, doc.join(map(text, ordered), last=", ")])
+            cells.append([*names, doc.join([text(*rule) for rule in ordered], last=", ")])
     title = "rules of ncu, and the speed-up that they estimate"
     columns = [doc.label("case"), doc.label("kernel"), doc.label("rules", title)]
     return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)
@@ -256,7 +255,7 @@ def low_coverage(findings: Findings) -> Iterator[doc.Text]:
     return (_coverage(coverage, findings) for coverage in findings.coverage if not _is_enough(coverage))
 
 
-def _is_enough(coverage: Coverage) -> bool:
+def _is_enough(coverage: ClassCoverage) -> bool:
     return not (coverage.is_too_low or coverage.blurs_attention)
 
 
@@ -272,7 +271,7 @@ def _covered(findings: Findings) -> Iterator[doc.Text]:
     yield f"Classified: {share} % of the kernel time of each of {len(enough)}{others} workloads."
 
 
-def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
+def _coverage(coverage: ClassCoverage, findings: Findings) -> doc.Text:
     cpu_rows = next(
         (workload.cpu_rows for workload in findings.workloads if workload.name == coverage.workload), CPU_ROWS
     )
@@ -293,7 +292,7 @@ def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     )
 
 
-def _name_unclassified(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
+def _name_unclassified(coverage: ClassCoverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
     """Yield the largest kernels of the program itself, then those of libraries, and operators, that no rule knows."""
     named = coverage.largest[:_NAMED]
     for words, is_theirs in (("own kernels", True), ("without a class", False)):

@@ -339,16 +339,16 @@ def allocations(pairs: Sequence[_Pair]) -> doc.Table:
     """Return the allocations that hold most of the peak of each case."""
     rows = []
     for case, record in pairs:
-        held = sorted((one for one in record.allocations if one.held), key=lambda one: -one.held * one.size)
-        rows += [(case_text(case) if i == 0 else "", one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
-    unit = size_unit(one.size for _, one, _ in rows)
+        held = sorted((one for one in record.allocations if one[-1]), key=lambda one: -one[-1] * one[1])
+        rows += [(case_text(case) if i == 0 else "", *one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
+    unit = size_unit(size for _, _, size, *_ in rows)
     columns = [
         (doc.label("case"), lambda row: row[0]),
-        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),
-        (doc.Column("size", "each", unit), lambda row: row[1].size),
-        (doc.count("count", "times"), lambda row: row[1].count),
-        (doc.Column("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
-        (doc.percent("share", "of the peak"), lambda row: row[1].held * row[1].size / row[2]),
+        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1])),
+        (doc.Column("size", "each", unit), lambda row: row[2]),
+        (doc.count("count", "times"), lambda row: row[3]),
+        (doc.Column("held", "held at the peak", unit), lambda row: row[4] * row[2]),
+        (doc.percent("share", "of the peak"), lambda row: row[4] * row[2] / row[5]),
     ]
     return doc.table_of("allocations", rows, columns, "Largest allocations", doc.Placement.DETAILS)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.case_index import Number
+from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -72,8 +72,8 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
         note = signed_percent(added)
         if case_steps.uneven:
             # The times of the columns are of all steps, and the median where steps are even under one profiler.
-            same = case_steps.same_steps[name]
-            note += f": {number(same.ns / unit.size)} over {number(same.without_ns / unit.size)}"
+            ns, without_ns, _ = case_steps.same_steps[name]
+            note += f": {number(ns / unit.size)} over {number(without_ns / unit.size)}"
         return doc.Cell(time, note=f"({note})")
 
     columns = [doc.label("case")]
@@ -194,7 +194,7 @@ def _singular(items: str) -> str:
 
 
 #: A case, the length of a prompt, and the figures of its requests by metric.
-_Requests = tuple[CaseResult, int, Mapping[str, Number]]
+_Requests = tuple[CaseResult, int, Mapping[str, MetricRow]]
 
 
 _PROMPT = re.compile(rf"{PROMPT_PREFIX}(\d{{1,9}})")

@@ -163,7 +163,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
         (case_steps for case_steps in all_steps if case_steps.case in added),
         key=lambda case_steps: added[case_steps.case],
     )
-    wall_ns = most.same_steps[profiler].ns if most.uneven else most.times[profiler].ns
+    wall_ns = most.same_steps[profiler][0] if most.uneven else most.times[profiler].ns
     longer = f"{percent_text(added[most.case])} % longer than without a profiler"
     name = doc.join(
         [fill(" of {}", case_text(case)) for case, case_steps, _ in cases if case_steps is most and len(cases) > 1]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number
-from profpipe.analysis.findings import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import Grid, NoValue, Study, StudyCell
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import as_text, count_cases
@@ -268,7 +268,7 @@ class _TableWriter:
             return (code, " (baseline)") if value in self._study.baselines else code
         return in_words(((axis, value),)) if isinstance(value, bool) else as_text(value)
 
-    def _cell(self, cell: Cell | None, value: StudyValue) -> doc.Cell:
+    def _cell(self, cell: StudyCell | None, value: StudyValue) -> doc.Cell:
         if cell is None:
             return doc.Cell(missing=NO_CASE)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
@@ -369,7 +369,7 @@ def _points(study: Study, value: StudyValue) -> Iterator[Point]:
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], Cell | None]]:
+def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], StudyCell | None]]:
     """Yield the cells of ``value`` with their grid and their place on the axes."""
     for grid in study.grids:
         yield from ((grid, place, cell) for place, at, cell in study.cells([grid]) if at == value)
