@@ -80,6 +80,11 @@ class Measure:
     processes: int = 1
 
     @property
+    def calls_per_s(self) -> float | None:
+        """None for a sum over an unknown number of calls, which gives no rate."""
+        return None if self.ns <= 0 or self.n is None else 1e9 / self.ns
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval in ns."""
         return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)

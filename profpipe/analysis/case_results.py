@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from profpipe.analysis import roofline
 from profpipe.analysis.case_index import (
@@ -88,40 +88,30 @@ def choose_time_source(index: CaseIndex) -> TimeSource | None:
 
 def case_results(data: RecordedWorkload, source: TimeSource | None, run: Manifest) -> dict[str, CaseResult]:
     """Return every case of the workload by its id."""
-    cases = {id: _measured(data, id, source) for id in data.params}
-    if source and source.is_timed:
-        beside = {
-            case for job in run.jobs_of(data.name) if job.lane and job.profiler == source.profiler for case in job.cases
-        }
-        # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was
-        # timed. Programs are timed as a whole, by the step or the process.
-        for case in (cases[id] for id in beside & cases.keys()):
-            if case.time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(case.flags) or "issue" not in case.values):
-                cases[case.id] = replace(case, flags=(*case.flags, Flag.SHARED_HOST))
-    if source:
-        slowed = data.recorded.slowed_cases(source.profiler)
-        cases |= {
-            id: replace(cases[id], flags=(*cases[id].flags, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
-        }
+    jobs = run.jobs_of(data.name) if source and source.is_timed else []
+    beside = {case for job in jobs if source and job.lane and job.profiler == source.profiler for case in job.cases}
+    slowed = data.recorded.slowed_cases(source.profiler) if source else set()
+    cases = {id: _read_case(data, id, source, id in beside, id in slowed) for id in data.params}
     if data.nodes.of_cases:
-        cases = {id: _add_node_flag(case, cases, data) for id, case in cases.items()}
+        cases = {id: replace(case, flags=(*case.flags, *_node_flags(case, cases, data))) for id, case in cases.items()}
     shared = _find_shared_flags(cases.values())
-    cases = {
-        id: replace(c, unshared_flags=tuple(flag for flag in c.flags if flag not in shared)) for id, c in cases.items()
-    }
-    if source and source.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
-        return cases  # a ratio of two single processes says nothing
-    return {id: _add_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
+    # A ratio of two single processes says nothing.
+    is_single = bool(source and source.quantity == "wall") and any(c.time and c.time.n == 1 for c in cases.values())
+    results = {}
+    for id, case in cases.items():
+        call, kernel, mark = _NO_SPEEDUP if is_single else _compare(case, baseline_of(case, cases, data))
+        unshared = tuple(flag for flag in case.flags if flag not in shared)
+        results[id] = replace(case, unshared_flags=unshared, speedup=call, kernel_speedup=kernel, baseline_flag=mark)
+    return results
 
 
-def _add_node_flag(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> CaseResult:
-    """Add the flag of a case that the report compares with cases of other nodes."""
+def _node_flags(case: CaseResult, cases: Mapping[str, CaseResult], data: RecordedWorkload) -> list[Flag]:
+    """Return the flag of a case that the report compares with cases of other nodes."""
     base = baseline_of(case, cases, data)
     timed = [other for other in cases.values() if other.time and (other.shape == case.shape or other is base)]
     if len(timed) < 2 or len(data.nodes.of(timed)) < 2:
-        return case
-    flag = Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES
-    return replace(case, flags=(*case.flags, flag))
+        return []
+    return [Flag.UNLIKE_NODES if data.nodes.differences(timed) else Flag.SEVERAL_NODES]
 
 
 def _find_shared_flags(cases: Iterable[CaseResult]) -> tuple[str, ...]:
@@ -140,30 +130,39 @@ def are_comparable(base: CaseResult, case: CaseResult) -> bool:
     return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
 
 
-def _measured(data: RecordedWorkload, id: str, source: TimeSource | None) -> CaseResult:
-    """Return one case with its time, rates and flags."""
+def _read_case(
+    data: RecordedWorkload, id: str, source: TimeSource | None, is_beside: bool, is_slowed: bool
+) -> CaseResult:
+    """Return one case with its time, rates and flags; it ran beside others, or a profiler made its loop far slower."""
     index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
     status = statuses.get(source.profiler, Status.OK) if source else Status.OK
     # An interrupted case has not failed: its samples count.
     time = None if source is None or status in FAILED else _time(index, id, breakdowns, source)
+    values, params = _values(index, id), data.params[id]
+    of_flops, of_bytes = _peak_shares(time, values, params, data.gpu.peaks)
     case = CaseResult(
         id=id,
-        params=data.params[id],
+        params=params,
         variant=data.variant(id),
         shape=data.shape(id),
         status="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
         time=time,
         breakdown=breakdowns.get(data.kernel_profiler or ""),
-        values=_values(index, id),
+        values=values,
+        of_peak_flops=of_flops,
+        of_peak_bytes=of_bytes,
         is_baseline=data.baseline_of(id) == id,
+        accuracy=_accuracy(index, id, values, data.tolerance) if time else None,
     )
-    of_flops, of_bytes = _peak_shares(case, data.gpu.peaks)
-    accuracy = _accuracy(index, case, data.tolerance)
-    case = replace(case, of_peak_flops=of_flops, of_peak_bytes=of_bytes, accuracy=accuracy)
     case = replace(case, flags=_flags(data, case, source))
-    if source is not None and source.is_timed and Flag.HOST_BOUND not in case.flags and roofline.starves(case):
-        return replace(case, flags=(*case.flags, Flag.HOST_BOUND))
-    return case
+    flags = list(case.flags)
+    if source is not None and source.is_timed and Flag.HOST_BOUND not in flags and roofline.starves(case):
+        flags.append(Flag.HOST_BOUND)
+    # The time of a case that ran beside others has a flag where the host sets it. Only on a GPU the launch was timed.
+    # Programs are timed as a whole, by the step or the process.
+    if is_beside and time and ({Flag.HOST_BOUND, Flag.SYNCHRONISES} & set(flags) or "issue" not in values):
+        flags.append(Flag.SHARED_HOST)
+    return replace(case, flags=(*flags, *([Flag.PROFILER_OVERHEAD] if is_slowed else [])))
 
 
 def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], source: TimeSource) -> Measure | None:
@@ -204,14 +203,15 @@ def _values(index: CaseIndex, case: str) -> dict[str, float]:
     return values | worst_numbers(index, case)
 
 
-def _peak_shares(case: CaseResult, peaks: PeakRates) -> tuple[float | None, float | None]:
+def _peak_shares(
+    time: Measure | None, values: Mapping[str, float], params: Mapping[str, Any], peaks: PeakRates
+) -> tuple[float | None, float | None]:
     """Return the shares of the peak rates that a case reaches: of the FLOP/s, and of the bytes/s."""
-    flops, moved, per_s = case.values.get("flops"), case.values.get("bytes_moved"), case.calls_per_s
-    if per_s is None:
+    if time is None or time.calls_per_s is None:
         return None, None
     # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
-    done = case.values.get("flops_effective", flops)
-    peak_flops, peak_bytes = roofline.flops_rate(peaks, case.params, case.values), peaks.bytes_per_s
+    done, moved, per_s = values.get("flops_effective", values.get("flops")), values.get("bytes_moved"), time.calls_per_s
+    peak_flops, peak_bytes = roofline.flops_rate(peaks, params, values), peaks.bytes_per_s
     return (
         done * per_s / peak_flops if done and peak_flops else None,
         moved * per_s / peak_bytes if moved and peak_bytes else None,
@@ -248,33 +248,36 @@ def _lacks_samples(case: CaseResult, source: TimeSource, requested: int, *, is_c
     return source.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
-def _accuracy(index: CaseIndex, case: CaseResult, limits: Mapping[str, float]) -> Verdict | None:
+def _accuracy(index: CaseIndex, case: str, values: Mapping[str, float], limits: Mapping[str, float]) -> Verdict | None:
     """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
-    if case.time is None:
-        return None
-    verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
+    verdict, is_flagged = judge(values, limits), Flag.INACCURATE in index.flags.get((case, "plain"), ())
     # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
-    nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
+    nans = [m for m, value in values.items() if value == worst(m) and limit_of(m, limits) is None]
     if is_flagged and not verdict.flag and (nans or not limits):
         return Verdict(Flag.INACCURATE, f"not a number: {', '.join(nans)}" if nans else "")
     return verdict if limits or verdict.flag else None
 
 
-def _add_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
-    """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
+#: The speed-up of the time, that of the kernels, and why there is none because of the baseline.
+_Speedup: TypeAlias = "tuple[float | None, float | None, str]"
+_NO_SPEEDUP: Final[_Speedup] = (None, None, "")
+
+
+def _compare(case: CaseResult, base: CaseResult | None) -> _Speedup:
+    """Return the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
     if base is None or case.is_disqualified:
-        return case
+        return _NO_SPEEDUP
     if base is not case and Flag.UNLIKE_NODES in case.flags:
-        return replace(case, baseline_flag=Flag.UNLIKE_NODES)
+        return None, None, Flag.UNLIKE_NODES
     if base.is_disqualified:
-        return replace(case, baseline_flag=base.accuracy.flag if base.accuracy else "")
+        return None, None, base.accuracy.flag if base.accuracy else ""
     kernel = call = None
     # A table from elsewhere may hold a time of 0.
     if base.time and case.time and case.time.ns > 0:
         call = base.time.ns / case.time.ns
     if are_comparable(base, case) and base.breakdown and case.breakdown and case.breakdown.total.ns > 0:
         kernel = base.breakdown.total.ns / case.breakdown.total.ns
-    return replace(case, speedup=call, kernel_speedup=kernel)
+    return call, kernel, ""
 
 
 # --- winner -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from profpipe.analysis import roofline
+from profpipe.analysis.case_index import TimeSource
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.results import schema
 
@@ -76,10 +77,7 @@ class Cost:
 
 def find_costs(workload: WorkloadFindings) -> Iterator[Cost]:
     """Yield the cost of each case whose steps were timed on a GPU without a profiler."""
-    if workload.time_source is None or (workload.time_source.profiler, workload.time_source.quantity) != (
-        "plain",
-        "step",
-    ):
+    if workload.time_source != TimeSource("plain", "step"):
         return
     subjects = ((case, subject) for case, _, subject in workload.recorded.numbers)
     requests = {case for case, subject in subjects if subject.startswith(schema.PROMPT_PREFIX)}

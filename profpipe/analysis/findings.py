@@ -412,18 +412,13 @@ class CaseResult:
         return self.time.ns if self.time else None
 
     @property
-    def calls_per_s(self) -> float | None:
-        """None also for a sum over an unknown number of calls, which gives no rate."""
-        return None if self.time is None or self.time.ns <= 0 or self.time.n is None else 1e9 / self.time.ns
-
-    @property
     def tflops(self) -> float | None:
-        flops, per_s = self.values.get("flops"), self.calls_per_s
+        flops, per_s = self.values.get("flops"), self.time and self.time.calls_per_s
         return flops * per_s / 1e12 if flops and per_s else None
 
     @property
     def gbytes_per_s(self) -> float | None:
-        moved, per_s = self.values.get("bytes_moved"), self.calls_per_s
+        moved, per_s = self.values.get("bytes_moved"), self.time and self.time.calls_per_s
         return moved * per_s / 1e9 if moved and per_s else None
 
     @property
