@@ -123,7 +123,7 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
         *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
           for name in _pairs(workload)),
     ]  # fmt: skip
-    return doc.table_of("times", workload.agreements, columns, "Every figure", doc.Placement.DETAILS)
+    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.Placement.DETAILS)
 
 
 def overheads(workload: WorkloadFindings) -> doc.Table:
