@@ -447,16 +447,9 @@ class CaseSteps:
         return by_profiler
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """What the recording of a profiler contradicts itself in: a number, of how many, and of which kernel or process."""
-
-    case: str
-    profiler: str
-    check: Check
-    subject: str
-    value: float
-    n: int
+#: What the recording of a profiler contradicts itself in: case, profiler, check, kernel or process, a number, of how
+#: many.
+Contradiction: TypeAlias = "tuple[str, str, Check, str, float, int]"
 
 
 @dataclass(frozen=True)
@@ -538,7 +531,7 @@ def find_steps(
             for case, recorder in recorders.items()
         },
         contradictions=tuple(
-            Contradiction(case, name, check, subject, number.value, int(number.n))
+            (case, name, check, subject, number.value, int(number.n))
             for (case, name), numbers in index.step_numbers.items()
             if case in cases
             for check in Check
