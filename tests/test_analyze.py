@@ -22,7 +22,7 @@ from report_study import (
     tables,
 )  # fmt: skip
 
-from profpipe.analysis.case_index import Basis
+from profpipe.analysis.case_index import TimeSource
 from profpipe.analysis.cases import order, parse_id
 from profpipe.analysis.findings import Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
@@ -115,10 +115,10 @@ def test_a_cost_that_is_large_for_the_shorter_call_alone_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "marks"), [({}, ["unchecked"]), ({"a": 0.01, "b": 0.02}, [""]), ({"a": 0.01, "b": 0.2}, [])]
+    ("errors", "flags"), [({}, ["unchecked"]), ({"a": 0.01, "b": 0.02}, [""]), ({"a": 0.01, "b": 0.2}, [])]
 )
 def test_an_unchecked_case_has_a_flag_in_the_switch_costs_and_an_inaccurate_case_is_left_out(
-    errors: dict[str, float], marks: list[str]
+    errors: dict[str, float], flags: list[str]
 ) -> None:
     """A video of CogVideoX runs under nsys only, which compares no results."""
     kernels = [kernel_row("impl=a", ATTENTION, 10, 50e6), kernel_row("impl=b", ATTENTION, 10, 7e6)]
@@ -126,9 +126,9 @@ def test_an_unchecked_case_has_a_flag_in_the_switch_costs_and_an_inaccurate_case
     found = [metric_row(f"impl={impl}", "error_max", error, "1") for impl, error in errors.items()]
     run = declared(baseline={"impl": "a"}, tolerance={"error_max": 0.05})
     (seen,) = only(analyze(tables(kernels=kernels, ranges=ranges, metrics=found), run)).shapes
-    assert [swap.mark for swap in seen.switch_costs] == marks
+    assert [swap.flag for swap in seen.switch_costs] == flags
     rows = kernel_share.table(seen).rows
-    assert [row[0].flags for row in rows] == [(mark,) if mark else () for mark in marks]
+    assert [row[0].flags for row in rows] == [(flag,) if flag else () for flag in flags]
 
 
 def test_no_swap_gives_more_than_the_share_of_attention_allows(h200: WorkloadFindings) -> None:
@@ -143,13 +143,13 @@ def test_unfused_attention_has_no_attention_kernel_to_compare(h200: WorkloadFind
 
 def test_a_gpu_that_waits_for_launches_is_marked_host_bound(h200: WorkloadFindings) -> None:
     fastest = {dict(s.axes)["seqlen"]: s.fastest for s in h200.shapes}
-    assert fastest[512] is not None and "host_bound" in fastest[512].marks
-    assert fastest[2048] is not None and "host_bound" not in fastest[2048].marks
+    assert fastest[512] is not None and "host_bound" in fastest[512].flags
+    assert fastest[2048] is not None and "host_bound" not in fastest[2048].flags
 
 
 def test_five_iterations_of_thirty_are_too_few_in_every_case(h200: WorkloadFindings) -> None:
-    assert all(case.marks[:1] == ("too_few_samples",) for case in h200.cases)
-    assert not any("too_few_samples" in case.unshared_marks for case in h200.cases)
+    assert all(case.flags[:1] == ("too_few_samples",) for case in h200.cases)
+    assert not any("too_few_samples" in case.unshared_flags for case in h200.cases)
 
 
 def test_flash_in_pytorch_meets_the_expectation_of_fa2() -> None:
@@ -268,7 +268,7 @@ def two_cases(**b: Any) -> Tables:
 
 def test_timed_calls_come_before_sums_of_kernels() -> None:
     workload = only(analyze(two_cases(metric="time", value=400.0, n=30), declared(baseline={"impl": "a"})))
-    assert workload.basis == Basis("plain", "time")
+    assert workload.time_source == TimeSource("plain", "time")
     assert {p.variant: (p.time.ns if p.time else None, p.speedup) for p in workload.cases} == {
         "a": (200.0, 1.0), "b": (400.0, 0.5),
     }  # fmt: skip
@@ -288,13 +288,13 @@ def test_a_case_without_a_timed_call_never_borrows_its_kernel_time() -> None:
 
 def test_one_timed_call_among_many_captured_cases_is_not_the_basis() -> None:
     workload = only(analyze(two_cases(), declared(baseline={"impl": "a"})))
-    assert workload.basis == Basis("nsys", "kernel")
+    assert workload.time_source == TimeSource("nsys", "kernel")
     assert {p.variant: p.time.ns for p in workload.cases if p.time} == {"a": 100.0, "b": 50.0}
 
 
 def test_the_time_under_a_profiler_is_not_taken_for_the_time_of_a_call() -> None:
     data = tables(metrics=[metric_row("impl=a", "time", 9.0, profiler="torch")])
-    assert only(analyze(data, {})).basis is None
+    assert only(analyze(data, {})).time_source is None
 
 
 def test_without_iterations_everything_is_a_sum_and_gives_no_rate() -> None:
@@ -314,7 +314,7 @@ def test_a_command_is_one_iteration_and_its_time_is_the_wall_time() -> None:
     data = tables(kernels=[kernel_row("default", ATTENTION, 7, 700.0)], metrics=walls)
     workload = only(analyze(data, declared(command=["python", "train.py"], repeats=1)))
     point = workload.cases[0]
-    assert workload.basis == Basis("plain", "wall") and point.marks == ()
+    assert workload.time_source == TimeSource("plain", "wall") and point.flags == ()
     assert point.breakdown is not None and point.breakdown.total.calls == 7
 
 
@@ -330,19 +330,19 @@ def test_rates_come_from_the_flops_and_bytes_of_one_call() -> None:
     run = {"machine": {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 1e12}}}
     point = only(analyze(tables(cases, metrics=numbers), run)).cases[0]
     assert (point.tflops, point.of_peak_flops, point.gbytes_per_s, point.of_peak_bytes) == (500.0, 0.5, 2000.0, 2.0)
-    assert point.marks == ("above_peak",)
+    assert point.flags == ("above_peak",)
 
 
 def test_a_geforce_may_reach_more_than_its_peak_where_sums_are_kept_in_16_bits() -> None:
     # SageAttention's published 340 TOPS on an RTX 4090, half of it in int8 and half in fp16.
     peaks = {"flops": {"int8": 814e12, "fp16": 203.5e12}, "flops_in_16_bits": {"fp16": 407e12}, "bytes_per_s": 1e12}
 
-    def marks(tflops: float) -> tuple[str, ...]:
+    def flags(tflops: float) -> tuple[str, ...]:
         numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", tflops * 1e9, "flop")]
         numbers += [metric_row("impl=a", f"flops.{name}", tflops * 0.5e9, "flop") for name in ("int8", "fp16")]
-        return only(analyze(tables(metrics=numbers), {"machine": {"peaks": peaks}})).cases[0].marks
+        return only(analyze(tables(metrics=numbers), {"machine": {"peaks": peaks}})).cases[0].flags
 
-    assert (marks(340), marks(560)) == ((), ("above_peak",))
+    assert (flags(340), flags(560)) == ((), ("above_peak",))
 
 
 @pytest.mark.parametrize("zero", ["time", "sm_clock", "kernels"])
@@ -361,7 +361,7 @@ def test_a_table_that_was_corrected_by_hand_may_hold_zeros(zero: str) -> None:
 def test_marks_of_the_harness_are_those_of_the_process_that_gave_the_time() -> None:
     cases = [case_row("impl=a", flags=["noisy"]), case_row("impl=a", "nsys", flags=["profiler_overhead"])]
     workload = only(analyze(tables(cases, metrics=[metric_row("impl=a", "time", 1.0)]), {}))
-    assert workload.cases[0].marks == ("noisy",)
+    assert workload.cases[0].flags == ("noisy",)
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_what_was_measured_of_a_case_that_failed_then_wins_nothing(status: str) 
     rows = [case_row("impl=a", status=status), case_row("impl=b"), case_row("impl=c", status="skipped")]
     metrics = [metric_row(f"impl={i}", "time", ns) for i, ns in (("a", 1e6), ("b", 3e6), ("c", 2e6))]
     (workload,) = analyze(tables(rows, metrics=metrics), declared(baseline={"impl": "b"})).workloads
-    times = {point.id: (point.time and point.time.ns, point.outcome) for point in workload.cases}
+    times = {point.id: (point.time and point.time.ns, point.status) for point in workload.cases}
     assert times == {"impl=a": (None, status), "impl=b": (3e6, ""), "impl=c": (2e6, "")}
     (shape,) = workload.shapes
     assert shape.win is not None and shape.win.best.id == "impl=c"
@@ -391,10 +391,10 @@ def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_th
     kernels = [kernel_row(name, ATTENTION, 10, ns) for name, ns in zip(names, (1e6, 2e6, 3e6), strict=True)]
     data = tables(rows, kernels, [range_row(name, 10) for name in names], metrics)
     (workload,) = analyze(data, declared(baseline={"impl": "b"})).workloads
-    assert workload.basis == Basis("nsys", "kernel") and not workload.recorded.overheads
+    assert workload.time_source == TimeSource("nsys", "kernel") and not workload.recorded.overheads
     assert [point.time and point.time.ns for point in workload.cases] == [1e5, 2e5, 3e5]
     assert not any("issue" in point.values for point in workload.cases)
-    assert all([figure.profiler for figure in each.figures] == ["nsys"] for each in workload.agreements)
+    assert all([figure.profiler for figure in each.times] == ["nsys"] for each in workload.agreements)
 
 
 def test_cases_with_the_same_failure_are_listed_with_the_profilers_under_which_each_failed() -> None:
@@ -568,14 +568,14 @@ def test_of_errors_and_memory_of_several_processes_the_worst_is_the_cases() -> N
     assert values == {**own, "error_rel_l1": 0.002, "cosine": 0.99, "peak_allocated": 9.0, "time": 1.0}
 
 
-@pytest.mark.parametrize(("time", "processes", "marks"), [(1.14, 2, ("waited",)), (1.05, 2, ()), (1.14, 1, ())])
+@pytest.mark.parametrize(("time", "processes", "flags"), [(1.14, 2, ("waited",)), (1.05, 2, ()), (1.14, 1, ())])
 def test_samples_that_are_longer_than_the_loop_around_them_hold_waiting_for_another_process(
-    time: float, processes: int, marks: tuple[str, ...]
+    time: float, processes: int, flags: tuple[str, ...]
 ) -> None:
     """The loop includes the flush. A single process never waits for another, so the clock or the host has changed."""
     rows = [metric_row("impl=a", "time", time), metric_row("impl=a", "loop_wall", 1.0)]
     rows += [metric_row("impl=a", "time_own", time, subject=f"rank {rank}") for rank in range(1, processes)]
-    assert only(analyze(tables([case_row("impl=a")], metrics=rows), {})).cases[0].marks == marks
+    assert only(analyze(tables([case_row("impl=a")], metrics=rows), {})).cases[0].flags == flags
 
 
 def test_the_data_type_is_shown_where_only_the_default_of_the_workload_sets_it() -> None:
@@ -585,13 +585,13 @@ def test_the_data_type_is_shown_where_only_the_default_of_the_workload_sets_it()
 
 
 @pytest.mark.parametrize(
-    ("launches", "issue", "marks"), [(1500, 80e6, ("host_bound",)), (900, 80e6, ()), (1500, 28e6, ())]
+    ("launches", "issue", "flags"), [(1500, 80e6, ("host_bound",)), (900, 80e6, ()), (1500, 28e6, ())]
 )
 def test_a_call_that_waits_for_launches_which_no_queue_holds_is_host_bound(
-    launches: int, issue: float, marks: tuple[str, ...]
+    launches: int, issue: float, flags: tuple[str, ...]
 ) -> None:
     """The harness compares the time to issue a call with the time of the call, which the host limits here."""
     kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 27e6)]
     metrics = [metric_row("impl=a", "time", 70e6), metric_row("impl=a", "issue", issue)]
     found = only(analyze(tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], metrics), {}))
-    assert found.cases[0].marks == marks
+    assert found.cases[0].flags == flags

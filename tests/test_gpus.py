@@ -153,7 +153,7 @@ def share_of_peak(**run):
     data.cases["params"] = '{"dtype": "fp16"}'
     machine = {"gpus": [{"name": "A"}, {"name": "B"}], "peaks": {"flops": {"fp16": 1e15}, "source": "of A"}}
     (workload,) = analyze(data, {"machine": machine, **run}).workloads
-    return workload.cases[0].of_peak_flops, workload.rates.source
+    return workload.cases[0].of_peak_flops, workload.gpu.rates.source
 
 
 def job(**entry):

@@ -500,7 +500,7 @@ def test_a_job_that_another_job_has_replaced_is_removed_from_the_record(guided_r
     """As where a case had no capture for want of room, and a run that went on made it."""
     folder, _, record, _ = guided_run()
     (job,) = [job for job in record.jobs if job.profiler == "ncu"]
-    stood = change(job, folder=f"{Path(job.folder).parent}/unguided", status=Status.SKIPPED, reason="no capture")
+    stood = replace(job, folder=f"{Path(job.folder).parent}/unguided", status=Status.SKIPPED, reason="no capture")
     shutil.rmtree(folder / Path(job.folder))
     left = [entry for entry in record.jobs if entry != job]
     replace(record, jobs=(*left, stood), ended=None).save(folder)

@@ -1,4 +1,4 @@
-"""The history: the course of each case with its noise, the chart and the command."""
+"""The history: the trend of each case with its noise, the chart and the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_noise import on_gpu, tables
 
 from profpipe import cli
 from profpipe.analysis import history
-from profpipe.analysis.history import Course
+from profpipe.analysis.history import Trend
 from profpipe.commands.rendering import find_templates
 from profpipe.report import html_page
 from profpipe.report.sections import history as history_section
@@ -34,7 +34,7 @@ def logs(*levels: tuple[int, float]) -> list[float]:
     return [math.log1p((level + CALM[i % len(CALM)]) / 100) for i, level in enumerate(steps)]
 
 
-# --- courses ---------------------------------------------------------------------------------------------------------
+# --- trends ----------------------------------------------------------------------------------------------------------
 
 
 def row(number: int, value: float, **more: Any) -> dict[str, Any]:
@@ -47,12 +47,12 @@ def entry(number: int, name: str = "study") -> dict[str, Any]:
             "ok": 1}  # fmt: skip
 
 
-def course_of(times: Sequence[dict[str, Any]], known: Noise | None = None) -> Course:
+def read_trend(times: Sequence[dict[str, Any]], known: Noise | None = None) -> Trend:
     runs = [entry(number) for number in range(len(times), 0, -1)]
     model = {("w", "n=1"): known} if known else {}
     (pipeline,) = history.analyze(runs, times, lambda *_: model)
-    (course,) = pipeline.courses
-    return course
+    (trend,) = pipeline.trends
+    return trend
 
 
 def changed(**more: Any) -> list[dict[str, Any]]:
@@ -62,15 +62,13 @@ def changed(**more: Any) -> list[dict[str, Any]]:
 
 
 def test_the_level_is_the_median_of_the_runs_and_runs_outside_the_band_are_marked() -> None:
-    course = course_of(changed(), Noise(between=Spread(0.006, 9.0, {SpreadSource.RUNS: 8})))
-    assert course.level_ns == statistics.median(point["time_ns"] for point in course.points)
-    assert all(point["is_outside"] for point in course.points), (
-        "the two halves lie 5 % apart, the level is between them"
-    )
-    assert not any(point["is_outside"] for point in course_of(changed()[:6]).points)
+    trend = read_trend(changed(), Noise(between=Spread(0.006, 9.0, {SpreadSource.RUNS: 8})))
+    assert trend.level_ns == statistics.median(point["time_ns"] for point in trend.points)
+    assert all(point["is_outside"] for point in trend.points), "the two halves lie 5 % apart, the level is between them"
+    assert not any(point["is_outside"] for point in read_trend(changed()[:6]).points)
 
 
-def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
+def test_the_noise_of_a_trend_is_that_of_its_neighbours_whatever_its_changes() -> None:
     rng = random.Random(1)
     values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]
     assert history.estimate_sigma(values) == pytest.approx(0.01, rel=0.25)
@@ -81,22 +79,22 @@ def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() 
 def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known() -> None:
     within, between = Spread(0.02, 9.0, {SpreadSource.PAIRS: 8}), Spread(0.06, 4.0, {SpreadSource.RUNS: 5})
     times = changed()
-    assert course_of(times, Noise(within, between)).sources == {SpreadSource.RUNS: 5}
-    assert course_of(times, Noise(within, None)).sources == {SpreadSource.PAIRS: 8}
-    assert course_of(times).sources == {} and course_of(times[:3]).band is None
+    assert read_trend(times, Noise(within, between)).sources == {SpreadSource.RUNS: 5}
+    assert read_trend(times, Noise(within, None)).sources == {SpreadSource.PAIRS: 8}
+    assert read_trend(times).sources == {} and read_trend(times[:3]).band is None
     calm = Noise(within=Spread(0.0001, 9.0, {SpreadSource.PAIRS: 8}))
-    assert course_of(times, calm).sources == {}, "neighbouring runs differ by more than processes of one session"
-    assert course_of(times[:3], calm).sources == {SpreadSource.PAIRS: 8}
-    wide = course_of(times, Noise(between=between))
+    assert read_trend(times, calm).sources == {}, "neighbouring runs differ by more than processes of one session"
+    assert read_trend(times[:3], calm).sources == {SpreadSource.PAIRS: 8}
+    wide = read_trend(times, Noise(between=between))
     assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
     assert not any(point["is_outside"] for point in wide.points), "5 % are less than runs of the same code differ"
 
 
 def test_a_last_run_outside_the_band_is_marked() -> None:
     times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
-    course = course_of(times)
-    assert [point["is_outside"] for point in course.points] == [False] * 8 + [True]
-    (line,) = list(history_section.lines([course], is_ascii=True))[2:]
+    trend = read_trend(times)
+    assert [point["is_outside"] for point in trend.points] == [False] * 8 + [True]
+    (line,) = list(history_section.lines([trend], is_ascii=True))[2:]
     assert line.endswith("+5.9 %, outside the band")
 
 
@@ -104,7 +102,7 @@ def test_pipelines_and_devices_are_not_mixed() -> None:
     runs = [entry(3, "other"), entry(2), entry(1)]
     times = [row(1, 100.0), row(2, 200.0, device="A100"), row(3, 300.0)]
     found = history.analyze(runs, times, lambda *_: {})
-    assert [(each.name, [(c.device, len(c.points)) for c in each.courses]) for each in found] == [
+    assert [(each.name, [(c.device, len(c.points)) for c in each.trends]) for each in found] == [
         ("other", [("H200", 1)]), ("study", [("H200", 1), ("A100", 1)]),
     ]  # fmt: skip
 
@@ -122,13 +120,13 @@ def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_mid
     assert sparkline([5.0, 5.0], ascii=True) == "=="
 
 
-def test_the_lines_and_the_page_of_a_course() -> None:
-    course = course_of(changed())
-    head, _, line = history_section.lines([course], is_ascii=True)
+def test_the_lines_and_the_page_of_a_trend() -> None:
+    trend = read_trend(changed())
+    head, _, line = history_section.lines([trend], is_ascii=True)
     assert head.startswith("course of each case, the oldest run first")
     assert line.split()[0] == "w/n=1" and line.isascii() and "+-1.0 %" in line
     assert line.endswith("+2.2 %, outside the band")
-    page = history_section.markdown([history.PipelineHistory("study", (), (course,))])
+    page = history_section.markdown([history.PipelineHistory("study", (), (trend,))])
     assert "## History of study" in page and "outside the band" in page and "neighbouring runs" in page
 
 
@@ -149,7 +147,7 @@ def results(tmp_path: Path) -> Path:
     return out
 
 
-def test_history_prints_courses_over_more_runs_than_it_lists(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_prints_trends_over_more_runs_than_it_lists(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "-n", "2", "--out", str(results)]) == 0
     printed = capsys.readouterr().out
     assert "run12" in printed and "run10" not in printed and "outside the band" in printed
@@ -174,8 +172,8 @@ def test_a_terminal_without_utf8_gets_ascii(results: Path) -> None:
 def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "--json", "--out", str(results)]) == 0
     (pipeline,) = json.loads(capsys.readouterr().out)["pipelines"]
-    (course,) = pipeline["courses"]
-    assert pipeline["name"] == "study" and len(course["points"]) == 12 and course["sources"] == {"runs": 12}
+    (trend,) = pipeline["courses"]
+    assert pipeline["name"] == "study" and len(trend["points"]) == 12 and trend["sources"] == {"runs": 12}
     page = tmp_path / "history.md"
     assert cli.main(["history", "--page", str(page), "--out", str(results)]) == 0
     assert "12 runs of the same code" in page.read_text(encoding="utf-8")
@@ -184,7 +182,7 @@ def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: py
 # --- the page of a results folder ------------------------------------------------------------------------------------
 
 
-def test_the_page_lists_runs_with_links_and_draws_courses_with_their_band(
+def test_the_page_lists_runs_with_links_and_draws_trends_with_their_band(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (results / "run12").mkdir()

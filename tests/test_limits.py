@@ -24,8 +24,8 @@ from report_study import (
     with_ceilings,
 )
 
-from profpipe.analysis.findings import Reason, WorkloadFindings
-from profpipe.analysis.kernels import CaseRange, Rule
+from profpipe.analysis.findings import Explanation, WorkloadFindings
+from profpipe.analysis.kernels import CaseRange
 from profpipe.measure import workload_metrics
 from profpipe.report.document import Chart, Document, plain
 from profpipe.report.pages import paginate
@@ -243,7 +243,7 @@ def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead() -> N
 def test_kernel_times_of_a_profiler_that_slowed_the_case_carry_the_mark() -> None:
     walls = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1.0), ("nsys", 2.0))]
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 9.0)], ranges=[range_row("impl=a", 1)], metrics=walls)
-    assert only(data).cases[0].marks == ("profiler_overhead",)
+    assert only(data).cases[0].flags == ("profiler_overhead",)
 
 
 def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own() -> None:
@@ -262,8 +262,8 @@ def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
     rows += [metric_row("impl=a", "rule:Occupancy", 12.5, "% local", **ncu)]
     rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
     run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
-    (found,) = only(tables(metrics=rows), run).counters
-    assert found.missed == ("sm",) and found.rules == (Rule("Occupancy", 12.5, is_local=True), Rule("SOLBottleneck"))
+    (found,) = only(tables(metrics=rows), run).kernels.counters
+    assert found.missed == ("sm",) and found.rules == (("Occupancy", 12.5, True), ("SOLBottleneck", None, False))
     assert not [name for name in found.values if name.startswith("rule:")]
 
 
@@ -271,7 +271,7 @@ def test_a_speed_up_that_ncu_estimates_of_a_part_is_marked_local() -> None:
     def estimates(*rules: tuple[str, float, str]) -> str:
         ncu = {"profiler": "ncu", "subject": ATTENTION}
         workload = only(tables(metrics=[metric_row("impl=a", f"rule:{name}", *rest, **ncu) for name, *rest in rules]))
-        return plain(kernels.rules(workload.counters, workload.cases).rows[0][-1].text)
+        return plain(kernels.rules(workload.kernels.counters, workload.cases).rows[0][-1].text)
 
     stall, nothing = ("CPIStall", 40.0, "% local"), float("nan")
     both = estimates(stall, ("Imbalance", 5.0, "%"), ("Imbalance", 30.0, "% local"), ("SOLBottleneck", nothing, "%"))
@@ -285,8 +285,8 @@ def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
     workload, rows = only(data, run), data.metrics[data.metrics["metric"].str.startswith("rule:")]
     estimates = rows[rows["value"].notna()]
     names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
-    rule_rows = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
-            for c in workload.counters for r in c.rules if r.speedup is not None]  # fmt: skip
+    rule_rows = [(c.case, c.kernel, f"rule:{name}", "% local" if is_local else "%")
+            for c in workload.kernels.counters for name, rate, is_local in c.rules if rate is not None]  # fmt: skip
     assert set(rule_rows) == set(names) and {"%", "% local"} == {unit for *_, unit in rule_rows}
 
 
@@ -297,22 +297,22 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
     kernels = [kernel_row("impl=a", ATTENTION, 2, 60.0, phase="forward"),
                kernel_row("impl=a", ADD, 4, 20.0, phase="forward > loss"),
                kernel_row("impl=a", ADD, 2, 20.0, phase="backward")]  # fmt: skip
-    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases
+    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases.kernels
     assert {p.phase: (p.calls, p.ns, p.share) for p in phases} == {
         "forward": (3.0, 40.0, 0.8), "forward > loss": (2.0, 10.0, 0.2), "backward": (1.0, 10.0, 0.2),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("operators_ms", "loop_ms", "reasons"),
+    ("operators_ms", "loop_ms", "explanations"),
     [
-        (1.3, 1.1, (Reason("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
-        (3.0, 2.4, (Reason("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
+        (1.3, 1.1, (Explanation("profiler overhead", {"profiler": "torch"}),)),  # 30 operators, 10 us each
+        (3.0, 2.4, (Explanation("profiler overhead", {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),)),
         (3.0, 1.2, ()),  # the machine may have been busy
     ],
 )
 def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
-    operators_ms: float, loop_ms: float, reasons: tuple[Reason, ...]
+    operators_ms: float, loop_ms: float, explanations: tuple[Explanation, ...]
 ) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch"}
     walls = [metric_row("impl=a", "loop_wall", ms * 1e6, profiler=p) for p, ms in (("plain", 1.1), ("torch", loop_ms))]
@@ -321,8 +321,8 @@ def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
         ranges=[range_row("impl=a", 1, "torch")],
         metrics=[*walls, metric_row("impl=a", "time", 1e6, ci_low=0.99e6, ci_high=1.01e6)],
     )
-    (figure,) = [f for a in only(data).agreements for f in a.figures if f.profiler == "plain"]
-    assert (figure.reasons, figure.is_unexplained) == (reasons, not reasons)
+    (figure,) = [f for a in only(data).agreements for f in a.times if f.profiler == "plain"]
+    assert (figure.explanations, figure.is_unexplained) == (explanations, not explanations)
 
 
 # --- the GPU that waits ----------------------------------------------------------------------------------------------

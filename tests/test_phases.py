@@ -103,7 +103,7 @@ def _two_passes() -> WorkloadFindings:
     )
 
 
-def _with_a_course() -> WorkloadFindings:
+def _with_a_trend() -> WorkloadFindings:
     step = _memory("what=step", {"forward": 300, "backward": 400}, [])
     points = {"forward": {2000: 120, 4000: 300}, "backward": {6000: 400, 8000: 100}}
     step["metrics"] += [
@@ -188,8 +188,8 @@ def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case() -> None:
     assert point.tflops == 1e9 / 50e-6 / 1e12
 
 
-def test_the_course_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() -> None:
-    (chart,) = (block for block in phases.memory(_with_a_course()).blocks if isinstance(block, Chart))
+def test_the_trend_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() -> None:
+    (chart,) = (block for block in phases.memory(_with_a_trend()).blocks if isinstance(block, Chart))
     assert (chart.subtitle, len(chart.panels)) == ("step", 1)
     drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.series}
     assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}

@@ -299,7 +299,7 @@ def test_a_roofline_names_its_points_and_no_name_is_on_another_or_on_a_point() -
 @pytest.mark.parametrize(
     "name", ["a", "<script>alert(1)</script>", "\"' onload='x' data-x=\"y\"", "</style>&]]>", "漢字"]
 )
-@pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS, ChartKind.INTERVALS, ChartKind.COURSE])
+@pytest.mark.parametrize("kind", [ChartKind.LINES, ChartKind.STACKED_BARS, ChartKind.INTERVALS, ChartKind.TREND])
 def test_a_file_needs_no_other_and_shows_names_as_text(kind: ChartKind, name: str) -> None:
     marks = (Mark(0, 1e6, 0.9e6, 1.2e6, case=name), Mark(1, 4e6, 3e6, 5e6, ("noisy",), name))
     axis = Axis(name, labels=(name, name), cases=(name, name))

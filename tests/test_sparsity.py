@@ -173,10 +173,10 @@ def test_only_work_that_is_done_is_compared_with_the_peak() -> None:
     cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
     run = {"machine": {"peaks": {"flops": {"fp16": 5e14}}}}
     sparse = [*numbers, metric_row("impl=a", "flops_effective", 9e10, "flop")]
-    for metrics, share, marks in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
+    for metrics, share, flags in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
         (workload,) = analyze(tables(cases, metrics=metrics), run).workloads
         (point,) = workload.cases
         assert point.tflops == 900
         assert point.of_peak_flops == pytest.approx(share)
         assert point.limit.flops_share == pytest.approx(share)
-        assert point.marks == marks
+        assert point.flags == flags

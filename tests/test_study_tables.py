@@ -485,7 +485,7 @@ def python_calls(work: Callable[[], None]) -> int:
 
 def test_each_profiler_has_a_column_with_its_own_times(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
     study = only(*example, where={"mode": "fwd", "impl": "fa2"}, rows="seqlen", columns="profiler", value="time")
-    assert study.grids[0].columns == (("plain",), ("nsys",), ("torch",), ("ncu",)) and study.basis is None
+    assert study.grids[0].columns == (("plain",), ("nsys",), ("torch",), ("ncu",)) and study.time_source is None
     case = CASE.format(impl="fa2", mode="fwd", seqlen=2048)
     assert cell(study, (2048,), ("plain",)) == metric_by_hand(by_hand, case, "time")
     for profiler, iterations in (("nsys", 30), ("torch", 30), ("ncu", 1)):

@@ -41,15 +41,15 @@ from profpipe.results.schema import Tables
 
 def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits() -> None:
     limits = {"error_max": 0.5, "cosine": 0.99}
-    assert judge({"error_max": 0.5, "cosine": 0.99}, limits).mark == ""
-    assert judge({"error_max": 0.51, "cosine": 0.99}, limits).mark == "inaccurate"
-    assert judge({"error_max": 0.5, "cosine": 0.98}, limits).mark == "inaccurate"
+    assert judge({"error_max": 0.5, "cosine": 0.99}, limits).flag == ""
+    assert judge({"error_max": 0.51, "cosine": 0.99}, limits).flag == "inaccurate"
+    assert judge({"error_max": 0.5, "cosine": 0.98}, limits).flag == "inaccurate"
 
 
 def test_a_limit_applies_to_gradients_without_a_limit() -> None:
     checked = {"error_max": 0.1, "error_max_dq": 0.3, "error_max_dk": 0.1}
     assert judge(checked, {"error_max": 0.2}).why == "error_max_dq is 0.3, at most 0.2"
-    assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).mark == ""
+    assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).flag == ""
 
 
 def test_the_worst_misses_are_named_first_and_the_rest_counted() -> None:
@@ -66,25 +66,25 @@ def test_a_limit_is_shown_as_written() -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_nan_is_outside_every_limit(wrong: float) -> None:
-    assert judge({"error_max": wrong}, {"error_max": 1e9}).mark == "inaccurate"
-    assert judge({"cosine": -1.0}, {"cosine": 0.0}).mark == "inaccurate"
-    assert judge({"cosine": math.nan}, {"cosine": 0.0}).mark == "inaccurate"
+    assert judge({"error_max": wrong}, {"error_max": 1e9}).flag == "inaccurate"
+    assert judge({"cosine": -1.0}, {"cosine": 0.0}).flag == "inaccurate"
+    assert judge({"cosine": math.nan}, {"cosine": 0.0}).flag == "inaccurate"
 
 
 def test_a_case_passes_only_limits_that_were_compared() -> None:
     assert judge({"flops": 1.0}, {"error_max": 1}).why == "nothing was compared for error_max"
-    assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).mark == "unchecked"
-    assert judge({}, {"error_max_dq": 1}).mark == "unchecked"
+    assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).flag == "unchecked"
+    assert judge({}, {"error_max_dq": 1}).flag == "unchecked"
 
 
 def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass() -> None:
-    assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).mark == ""
-    assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).mark == "inaccurate"
-    assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
+    assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).flag == ""
+    assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).flag == "inaccurate"
+    assert judge({"error_max_dq": 0.5}, {"error_max": 1}).flag == ""
 
 
 def test_without_limits_everything_passes_that_is_a_number() -> None:
-    assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).mark == judge({}, {}).mark == ""
+    assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).flag == judge({}, {}).flag == ""
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_p
     assert (recorded["error_max"], recorded["cosine_dq"], recorded["error_max_dq"]) == (math.inf, -1.0, 0.01)
     assert math.isnan(recorded["loss"]) and recorded["note"].startswith("inaccurate: error_max is nan, at most 0.05")
     numbers = {name: value for name, value in recorded.items() if name != "note"}
-    assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged again when the run is analysed"
+    assert judge(numbers, {"error_max": 0.05}).flag == "inaccurate", "judged again when the run is analysed"
 
 
 def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:

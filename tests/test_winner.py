@@ -137,7 +137,7 @@ def test_a_case_behind_the_second_counts_on_another_node(ratio: float, is_doubte
     _, cases = judged(A, B, case("c", 160))
     spread = NodeSpread("impl=a", ratio, 2)
     nodes = Nodes({"impl=a": ("node1",), "impl=b": ("node1",), "impl=c": ("node2",)}, spread=spread)
-    found = judge_win((*cases[:2], replace(cases[2], marks=())), {}, nodes=nodes)
+    found = judge_win((*cases[:2], replace(cases[2], flags=())), {}, nodes=nodes)
     assert found and found.doubts == (Doubt(DoubtCause.NODE_SPREAD, ("a", "c"), spread=spread),) * is_doubted
 
 

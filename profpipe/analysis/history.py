@@ -1,4 +1,4 @@
-"""The runs of a results folder to the course of each case, and what runs show of the noise between processes."""
+"""The runs of a results folder to the trend of each case, and what runs show of the noise between processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Row: TypeAlias = "Mapping[str, Any]"
 
 
 @dataclass(frozen=True)
-class Course:
+class Trend:
     """A case on one device over the runs, the oldest first.
 
     A row of ``points`` is the time ``time_ns`` of one run, and ``is_outside`` if it is outside the noise band. Its
@@ -44,7 +44,7 @@ class Course:
 
     ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around the level, the
     median of the runs. It is None where it is not known. ``sources`` says what it comes from; empty: from the
-    neighbours of this course alone.
+    neighbours of this trend alone.
     """
 
     workload: str
@@ -62,14 +62,14 @@ class Course:
 
 @dataclass(frozen=True)
 class PipelineHistory:
-    """The runs of one pipeline, the newest first, and the courses of its cases.
+    """The runs of one pipeline, the newest first, and the trends of its cases.
 
     In a row of ``runs``, ``ok`` of ``cases`` rows of its cases ended well.
     """
 
     name: str
     runs: tuple[Row, ...]
-    courses: tuple[Course, ...]
+    trends: tuple[Trend, ...]
 
 
 #: The noise of a pipeline on a device with a driver.
@@ -77,10 +77,10 @@ FindNoise = Callable[[str, str, str], Model]
 
 
 def analyze(runs: Sequence[Row], times: Sequence[Row], find_noise: FindNoise) -> tuple[PipelineHistory, ...]:
-    """Return the courses of the cases of each pipeline.
+    """Return the trends of the cases of each pipeline.
 
     ``runs`` are the newest first; ``times`` are sorted by case and within a case the oldest first. Times on different
-    devices are different courses; a driver or a torch may change within a course.
+    devices are different trends; a driver or a torch may change within a trend.
     """
     names = dict.fromkeys(str(row["name"]) for row in runs)
     return tuple(_pipeline(name, runs, times, find_noise) for name in names)
@@ -92,7 +92,7 @@ def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: 
     timed = (row for row in times if row["run"] in ids and POSSIBLE_NS[0] <= (row["value"] or 0) <= POSSIBLE_NS[1])
     groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
     models: dict[tuple[str, str], Model] = {}
-    courses = []
+    trends = []
     for (workload, case, device), rows in groups.items():
         driver = rows[-1].get("driver") or ""
         model = models.setdefault((device, driver), find_noise(name, device, driver))
@@ -102,8 +102,8 @@ def _pipeline(name: str, runs: Sequence[Row], times: Sequence[Row], find_noise: 
         level = statistics.median(row["value"] for row in rows)
         band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
         points = tuple(_point(row, level, band) for row in rows)
-        courses.append(Course(workload, case, device, points, level, band, sources))
-    return PipelineHistory(name, pipeline_runs, tuple(courses))
+        trends.append(Trend(workload, case, device, points, level, band, sources))
+    return PipelineHistory(name, pipeline_runs, tuple(trends))
 
 
 def _run(row: Row) -> Row:
@@ -133,7 +133,7 @@ def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[S
     """Return the standard deviation of one run around its level, and what it comes from.
 
     The spread between runs of the same code comes first. Without it the larger one of the spread within a session,
-    which holds no change from day to day, and of the distances of neighbours in the course.
+    which holds no change from day to day, and of the distances of neighbours in the trend.
     """
     if noise.between:
         return math.log1p(noise.between.spread) / math.sqrt(2), noise.between.counts

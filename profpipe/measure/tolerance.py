@@ -38,12 +38,12 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class ToleranceResult:
-    """A case under a tolerance: ``mark`` is empty where the case passes, and ``why`` says why it does not.
+    """A case under a tolerance: ``flag`` is empty where the case passes, and ``why`` says why it does not.
 
     ``misses`` are the measures outside their limits, with their values and their limits.
     """
 
-    mark: Flag | Literal[""] = ""
+    flag: Flag | Literal[""] = ""
     why: str = ""
     misses: tuple[tuple[str, float, float], ...] = ()
 

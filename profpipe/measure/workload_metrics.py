@@ -55,10 +55,10 @@ def write(
     if checked is None:
         return [Flag.UNCHECKED]
     verdict = tolerance.judge(checked, limits)
-    if not verdict.mark:
+    if not verdict.flag:
         return []
-    events("note", text=f"{verdict.mark}: {verdict.why}")
-    return [verdict.mark]
+    events("note", text=f"{verdict.flag}: {verdict.why}")
+    return [verdict.flag]
 
 
 class _CaseMetrics:

@@ -241,7 +241,7 @@ def _answer(
     workload: WorkloadFindings, best: CaseResult | None, full: dict[str, Any], sentence: str, at: str | None
 ) -> dict[str, Any]:
     """Return the answer: the time of the best case of the largest shape, where one is named."""
-    if best is None or best.time is None or workload.basis is None:
+    if best is None or best.time is None or workload.time_source is None:
         return _finding(f"{workload.name}.answer", sentence, at)
     figures = _select(_find_records(workload, full)[best.id], _TIME)
     return _finding(f"{workload.name}.time", sentence, at, unit="ns", **figures, table="metrics")
@@ -265,8 +265,8 @@ def _kernels(workload: WorkloadFindings, case: CaseResult, at: str | None) -> It
     of, total = workload.iteration.value, case.breakdown.total
     yield _finding(f"{workload.name}.kernels", "", at, total.ns, "ns", of=of, calls=number(total.calls),
                    profiler=case.breakdown.profiler, table="kernels")  # fmt: skip
-    short = short_names(row.kernel for row in workload.top)
-    for i, row in enumerate([row for row in workload.top if row.case == case.id][:_KERNELS], start=1):
+    short = short_names(row.kernel for row in workload.kernels.top)
+    for i, row in enumerate([row for row in workload.kernels.top if row.case == case.id][:_KERNELS], start=1):
         yield _finding(f"{workload.name}.kernel.{i}", "", None, row.ns, "ns", kernel=visible_line(short[row.kernel]),
                        share=_share(row.share), calls=number(row.calls), kernel_class=row.kernel_class)  # fmt: skip
 
@@ -305,7 +305,7 @@ def cases(workload: WorkloadFindings, full: dict[str, Any], several: bool) -> It
                 "speedup": None,
                 "fastest": is_fastest,
                 **_select(records[case.id], _CASE),
-                "status": "" if case.time else case.outcome,
+                "status": "" if case.time else case.status,
             }
             yield {"id": visible_line(case.id), **{name: field for name, field in fields.items() if field}}
 

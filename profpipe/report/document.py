@@ -134,7 +134,7 @@ class ChartKind(str, Enum):
     #: Points over FLOP per byte, below the machine's rates.
     ROOFLINE = "roofline"
     #: Times over runs, each with the band of the noise around its level; in it ``low`` and ``high`` are its ends.
-    COURSE = "course"
+    TREND = "course"
     #: Ratios with their intervals, and the difference that counts.
     FOREST = "forest"
 
@@ -211,8 +211,8 @@ class Reference:
     ridge: float | None = None
 
 
-#: Positions of a course.
-_COURSE = 30
+#: Positions of a trend, at least.
+_TREND = 30
 
 
 #: Stacked bars up to which the legend has the shares of each.
@@ -255,14 +255,14 @@ class Chart:
         return tuple(mark for series in self.series for mark in series.marks)
 
     @property
-    def is_course(self) -> bool:
+    def is_trend(self) -> bool:
         """True with so many positions that a mark at each would hide the line."""
-        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _COURSE
+        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _TREND
 
     @property
     def has_round_ticks(self) -> bool:
         """True where the ticks of x are round numbers, and not the positions of marks."""
-        return self.is_course or (self.x.is_measured and not self.x.is_log)
+        return self.is_trend or (self.x.is_measured and not self.x.is_log)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
-from profpipe.analysis.case_index import CPU_ROWS, Basis
+from profpipe.analysis.case_index import CPU_ROWS, TimeSource
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings import CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report import document as doc
@@ -92,24 +92,24 @@ _TIMES: Mapping[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
-def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
+def quantity(source: TimeSource | None, are_uneven: bool = False) -> str:
     """What the times of a workload are, in words. ``are_uneven``: steps of a case are, and their time is the mean."""
-    if basis is None:
+    if source is None:
         return ""
-    words = _TIMES[basis.quantity][0].replace(CPU_ROWS, basis.rows)
-    if basis.quantity == "step" and are_uneven:
+    words = _TIMES[source.quantity][0].replace(CPU_ROWS, source.rows)
+    if source.quantity == "step" and are_uneven:
         words += ", of uneven steps the mean"
-    return words if basis.profiler == "plain" else f"{words} ({basis.profiler})"
+    return words if source.profiler == "plain" else f"{words} ({source.profiler})"
 
 
-def write_what(basis: Basis | None) -> str:
+def write_what(source: TimeSource | None) -> str:
     """``per call``: what follows a time in a sentence."""
-    return _TIMES[basis.quantity][1].replace(CPU_ROWS, basis.rows) if basis else ""
+    return _TIMES[source.quantity][1].replace(CPU_ROWS, source.rows) if source else ""
 
 
-def samples(basis: Basis, counts: Iterable[int]) -> str:
+def samples(source: TimeSource, counts: Iterable[int]) -> str:
     """Return ``30 samples`` or ``3 to 5 steps``: what times are measured over, of each case so many."""
-    one, several = _TIMES[basis.quantity][2:]
+    one, several = _TIMES[source.quantity][2:]
     over = span(counts)
     return f"{over} {one if over == '1' else several}"
 

@@ -117,21 +117,21 @@ def _case(
             if name.startswith(("error_", "cosine"))
         }
         or None,
-        "is_accurate": None if case.accuracy is None else not case.accuracy.mark,
+        "is_accurate": None if case.accuracy is None else not case.accuracy.flag,
         "kernels": _kernels(case),
         "modules": _modules(workload, case.id),
         "limited_by": case.limit.limited_by.value if case.limit.limited_by else None,
-        "flags": list(case.marks),
-        "grades": {name: grade.value for name, grade in case.grades.items()},
+        "flags": list(case.flags),
+        "grades": {name: grade.value for name, (_, grade) in case.grades.items()},
     }
 
 
 def _time(workload: WorkloadFindings, time: Measure) -> dict[str, Any]:
-    assert workload.basis is not None
+    assert workload.time_source is not None
     low, high = time.interval or (None, None)
     return {
-        "of": workload.basis.quantity,
-        "profiler": workload.basis.profiler,
+        "of": workload.time_source.quantity,
+        "profiler": workload.time_source.profiler,
         "median": time.ns,
         "ci_low": low,
         "ci_high": high,

@@ -140,7 +140,7 @@ def tip(mark: doc.Mark, chart: doc.Chart) -> str:
     lines = [cut(flat(where), 200), quantity(mark.y, chart.y)]
     if mark.low is not None and mark.high is not None:
         is_interval = chart.kind in (doc.ChartKind.INTERVALS, doc.ChartKind.FOREST)
-        words = "interval" if is_interval else "band" if chart.kind is doc.ChartKind.COURSE else "10 to 90 %"
+        words = "interval" if is_interval else "band" if chart.kind is doc.ChartKind.TREND else "10 to 90 %"
         lines.append(f"{words}: {quantity(mark.low, chart.y)} to {quantity(mark.high, chart.y)}")
     lines += [", ".join(mark.flags), cut(flat(mark.note), 300)]
     return "\n".join(dict.fromkeys(filter(None, lines)))

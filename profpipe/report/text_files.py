@@ -90,7 +90,7 @@ def _rates(rates: PeakRates) -> Iterator[str]:
 
 
 def _cases(workload: WorkloadFindings, chosen: Sequence[CaseResult]) -> str:
-    title = f"Every number by case. Time: {labels.quantity(workload.basis)}."
+    title = f"Every number by case. Time: {labels.quantity(workload.time_source)}."
     return write_table(cases.make_case_table(workload, chosen, title))
 
 
@@ -146,5 +146,5 @@ def _nsys(tables: Tables) -> str:
 
 
 def _ncu(workload: WorkloadFindings, figures: kernels.Figures) -> str:
-    table = kernels.ncu_table(workload.counters, workload.cases, figures)
+    table = kernels.ncu_table(workload.kernels.counters, workload.cases, figures)
     return write_table(table) if len(table.columns) > 3 else ""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.case_index import OVERHEAD
-from profpipe.analysis.findings import CLOSE, Agreement, Figure, Reason, WorkloadFindings
+from profpipe.analysis.findings import CLOSE, Agreement, Explanation, ProfilerTime, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.labels import case_texts, means_note
@@ -24,7 +24,7 @@ _WHOLE = 0.995
 _UNKNOWN = doc.Strong("no known reason")
 
 #: A profiler's time of a case, and the times of the case that it belongs to.
-_Pair = tuple[Agreement, Figure]
+_Pair = tuple[Agreement, ProfilerTime]
 
 
 def agreement(workload: WorkloadFindings) -> doc.Section:
@@ -58,7 +58,7 @@ def make_profiler_table(workload: WorkloadFindings) -> doc.TableBlock:
 
     def largest(pairs: Sequence[_Pair]) -> doc.TableCell | None:
         case_differences = [
-            (agreement.case, figure.difference) for agreement, figure in pairs if figure.difference is not None
+            (agreement.case, time.difference) for agreement, time in pairs if time.difference is not None
         ]
         case, difference = max(case_differences, key=lambda pair: abs(pair[1]), default=("", None))
         return None if difference is None else doc.TableCell(difference, note=doc.concat("(", names[case], ")"))
@@ -94,9 +94,9 @@ def differences(workload: WorkloadFindings) -> doc.TableBlock:
 
 
 def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
-    """Return a row a case: the reference's kernels, and how far each other figure is off."""
+    """Return a row a case: the reference's kernels, and how far each other time is off."""
     names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
-    unit = time_unit(agreement.figures[0].ns for agreement in workload.agreements)
+    unit = time_unit(agreement.times[0].ns for agreement in workload.agreements)
     reference = workload.agreements[0].reference if workload.agreements else ""
 
     def busy_ns(agreement: Agreement) -> float | None:
@@ -105,16 +105,16 @@ def all_figures(workload: WorkloadFindings) -> doc.TableBlock:
         return split.busy_ns if split and split.busy_ns and abs(split.busy_ns / split.total.ns - 1) >= 0.001 else None
 
     def difference(agreement: Agreement, name: str) -> doc.TableCell | None:
-        figure = next((figure for figure in agreement.figures[1:] if figure.profiler == name), None)
-        if figure is None:
+        time = next((time for time in agreement.times[1:] if time.profiler == name), None)
+        if time is None:
             return None
-        covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
+        covered = f"over {percent(time.covered)} %" if time.covered < _WHOLE else ""
         unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
-        return doc.TableCell(figure.difference, note=unknown if figure.is_unexplained else covered)
+        return doc.TableCell(time.difference, note=unknown if time.is_unexplained else covered)
 
     columns: doc.Columns[Agreement] = [
         (doc.label("case"), lambda agreement: names[agreement.case]),
-        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.figures[0].ns),
+        (doc.number("ns", reference, unit.per("/call")), lambda agreement: agreement.times[0].ns),
         (doc.number("busy_ns", "some kernel runs", unit), busy_ns),
         (doc.number("span_ns", "first to last kernel", unit),
          lambda agreement: split.span_ns if (split := splits[agreement.case]) else None),
@@ -156,18 +156,18 @@ def overheads(workload: WorkloadFindings) -> doc.TableBlock:
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
-    """Return by profiler every figure but the reference's own."""
+    """Return by profiler every time but the reference's own."""
     return grouped(
-        (figure.profiler, (agreement, figure)) for agreement in workload.agreements for figure in agreement.figures[1:]
+        (time.profiler, (agreement, time)) for agreement in workload.agreements for time in agreement.times[1:]
     )
 
 
 def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
-    return [pair for pair in pairs if pair[0].figures[0].ns >= _LONG_NS]
+    return [pair for pair in pairs if pair[0].times[0].ns >= _LONG_NS]
 
 
 def _within(pairs: Sequence[_Pair]) -> str:
-    return f"{sum(figure.is_close for _, figure in pairs)} of {len(pairs)}" if pairs else ""
+    return f"{sum(time.is_close for _, time in pairs)} of {len(pairs)}" if pairs else ""
 
 
 def _quantity(profiler: str, workload: WorkloadFindings) -> str:
@@ -186,29 +186,27 @@ def _title(profiler: str, workload: WorkloadFindings) -> str:
 
 def _causes(far: Sequence[_Pair]) -> doc.Text:
     """Return ``launch gaps 12 and no known reason 1``: the number of differences by cause."""
-    counts = Counter("" if figure.is_unexplained else figure.reasons[0].cause for _, figure in far)
+    counts = Counter("" if time.is_unexplained else time.explanations[0].cause for _, time in far)
     return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
-def _why(agreement: Agreement, figure: Figure) -> doc.Text:
-    """Return why a figure differs, or that nothing explains it and what may help to find out.
+def _why(agreement: Agreement, time: ProfilerTime) -> doc.Text:
+    """Return why a time differs, or that nothing explains it and what may help to find out.
 
     Other profilers whose kernels take as long without a reason are none, but show where to look for one. The time of a
     call may agree by chance.
     """
-    parts: list[doc.Text] = [describe(reason) for reason in figure.reasons]
-    if figure.difference is None:
+    parts: list[doc.Text] = [describe(explanation) for explanation in time.explanations]
+    if time.difference is None:
         parts = ["no kernel name in common"]
-    elif figure.is_unexplained:
+    elif time.is_unexplained:
         parts = [(_UNKNOWN, " beyond this: ", *doc.join(parts, "; ", "; ")) if parts else _UNKNOWN]
-        kernels = [
-            f for f in agreement.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"
-        ]
-        same = [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
-        if figure in kernels and same:
+        kernels = [f for f in agreement.times[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
+        same = [f.profiler for f in kernels if f is not time and abs(f.ns / time.ns - 1) <= CLOSE]
+        if time in kernels and same:
             parts.append((*doc.join(same), f" within 3 % of it: {agreement.reference} is the outlier"))
-    if figure.covered < _WHOLE:
-        parts.append(f"over the kernels that both profiled, {percent(figure.covered)} % of the time")
+    if time.covered < _WHOLE:
+        parts.append(f"over the kernels that both profiled, {percent(time.covered)} % of the time")
     return doc.join(parts, "; ", "; ")
 
 
@@ -283,14 +281,14 @@ class _Quantity(float):
         return f"{self / {'us': 1e3, 'ms': 1e6}[unit]:.4g} {unit}"
 
 
-def describe(reason: Reason) -> doc.Text:
+def describe(explanation: Explanation) -> doc.Text:
     """Return a cause and its numbers in words."""
-    numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in reason.numbers.items()}
+    numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in explanation.numbers.items()}
 
     def is_known(wording: doc.Text) -> bool:
         fields = string.Formatter().parse(wording) if isinstance(wording, str) else ()
         return {name for _, name, *_ in fields if name} <= numbers.keys()
 
-    wording = next(text for text in WORDING[reason.cause] if is_known(text))
+    wording = next(text for text in WORDING[explanation.cause] if is_known(text))
     detail = wording.format(**numbers) if isinstance(wording, str) else wording
-    return (f"{reason.cause}: ", *doc.inlines(detail)) if detail else reason.cause
+    return (f"{explanation.cause}: ", *doc.inlines(detail)) if detail else explanation.cause

@@ -100,8 +100,8 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
 def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of the case and its speed-up; why it has none."""
     if case.time is None:
-        return fill("No time: {}.", case.outcome or "not measured")
-    text: doc.Text = fill(f"{{}} {write_what(workload.basis)}", doc.Strong(duration(case.time.ns)))
+        return fill("No time: {}.", case.status or "not measured")
+    text: doc.Text = fill(f"{{}} {write_what(workload.time_source)}", doc.Strong(duration(case.time.ns)))
     if case.time.margin is not None:
         text = fill("{} (95 % interval {})", text, margin(case.time.margin))
     if case.is_baseline:

@@ -29,7 +29,7 @@ def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return times and TFLOP/s by shape, then every number of each case of ``part``, the shapes shown in full."""
     tables = list(make_shape_tables(workload))
     timed = [case for shape in part.shapes for case in shape.timed]
-    if timed and (workload.basis is None or workload.basis.is_timed or len(workload.cases) > 1):
+    if timed and (workload.time_source is None or workload.time_source.is_timed or len(workload.cases) > 1):
         shapes = "" if part is workload else f" of {plural(len(part.shapes), 'shape')}"
         tables.append(make_case_table(workload, timed, f"every number{shapes} by case"))
     has_power = any(column.id == "power" for table in tables for column in table.columns)
@@ -71,7 +71,7 @@ def _make_shape_table(
     for variant in workload.variants:
         variant_cases = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
-        if any(case is not None and case.outcome != Status.SKIPPED for case in variant_cases):
+        if any(case is not None and case.status != Status.SKIPPED for case in variant_cases):
             name = "{} (baseline)" if any(case and case.is_baseline for case in variant_cases) else "{}"
             cells = (_time_cell(case, shape, is_time) for case, shape in zip(variant_cases, shapes, strict=True))
             rows.append((doc.TableCell(text=fill(name, doc.Code(variant))), *cells))
@@ -83,10 +83,10 @@ def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Tabl
     if case is None:
         return doc.TableCell(missing=NO_CASE)
     if case.time is None:
-        return doc.TableCell(text=str(case.outcome) or MISSING)
+        return doc.TableCell(text=str(case.status) or MISSING)
     is_fastest = shape.fastest is not None and case.id == shape.fastest.id
     value = case.time.ns if is_time else case.tflops
-    return doc.TableCell(value, flags=case.unshared_marks, is_strong=is_fastest, missing="" if value else MISSING)
+    return doc.TableCell(value, flags=case.unshared_flags, is_strong=is_fastest, missing="" if value else MISSING)
 
 
 def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.TableBlock:
@@ -97,7 +97,7 @@ def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], tit
     host = size_unit(case.values.get("peak_host") for case in timed)
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
-    counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
+    counted = "samples" if workload.time_source is None or workload.time_source.is_timed else "iterations"
     quantities: doc.Columns[CaseResult] = [
         (doc.number("time", "time", unit), lambda c: c.ns),
         (doc.number("interval", "95 % interval"), lambda c: _range(c, unit, "ci_low", "ci_high")),
@@ -124,7 +124,7 @@ def make_case_table(workload: WorkloadFindings, cases: Sequence[CaseResult], tit
     labels = [doc.label(axis) for axis in axes]
     columns = [*labels, *(column for column, _ in quantities), doc.words("flags")]
     rows = [
-        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_marks))
+        (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_flags))
         for case in timed
     ]
     return doc.make_table("cases", columns, rows, title, doc.OnPage.DETAILS)
@@ -145,7 +145,7 @@ def _clock(case: CaseResult) -> doc.TableCell | None:
     clock, low, high = (case.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
     if clock is None:
         return None
-    moved = low and high and high > low and (Flag.THROTTLED in case.marks or high - low > 0.05 * high)
+    moved = low and high and high > low and (Flag.THROTTLED in case.flags or high - low > 0.05 * high)
     return doc.TableCell(clock, note=f"({low / 1e6:.0f} to {high / 1e6:.0f})" if moved and low and high else "")
 
 
@@ -186,7 +186,7 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
 
     The short page has them where a case misses the tolerance, or where errors differ between cases.
     """
-    judged = [case.accuracy.mark for case in workload.cases if case.accuracy is not None]
+    judged = [case.accuracy.flag for case in workload.cases if case.accuracy is not None]
     # Where nothing was compared, the flags of the times say so.
     is_unchecked = set(judged) == {Flag.UNCHECKED}
     if is_unchecked or not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
@@ -214,7 +214,7 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     """Return the limits, how many cases are within them, and which are not."""
     judged = [case for case in workload.cases if case.accuracy is not None]
     missed = [case for case in judged if case.is_disqualified]
-    unchecked = [case for case in missed if case.accuracy and case.accuracy.mark == Flag.UNCHECKED]
+    unchecked = [case for case in missed if case.accuracy and case.accuracy.flag == Flag.UNCHECKED]
     outside = [case for case in missed if case not in unchecked]
     if not workload.tolerance:
         wrong = [case for case in judged if case.accuracy and case.accuracy.why]
@@ -338,7 +338,7 @@ def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
     if misses:
         limits = ", ".join(f"{_TITLES[parts(m)[0]]} {bound(m, limit)}" for m, limit in misses)
         return (doc.Strong("no"), f": {limits}")
-    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"
+    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.flag == Flag.UNCHECKED else "yes"
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def _counts(workload: WorkloadFindings, name: str) -> doc.Text:
     limits = f"good from {target.good:g}{unit}"
     limits += "" if target.poor is None else f", poor below {target.poor:g}{unit}"
     timed = [case for case in workload.cases if case.time]
-    grades = [case.grades[name] for case in timed if name in case.grades]
+    grades = [case.grades[name][1] for case in timed if name in case.grades]
     if not grades:
         return fill(f"{{}}: {limits}. No case has a value: it {needs}.", doc.Strong(title))
     counts = ", ".join(f"{grades.count(grade)} {grade.value}" for grade in Grade if grade in grades)
@@ -400,12 +400,12 @@ def make_grade_table(
     def reached(case: CaseResult, name: str) -> doc.TableCell | None:
         if name not in case.grades:
             return None
-        grade, unit = case.grades[name], RATIO if name == "speedup" else None
-        return doc.TableCell(case.reached[name], is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
+        (reached, grade), unit = case.grades[name], RATIO if name == "speedup" else None
+        return doc.TableCell(reached, is_strong=grade is Grade.GOOD, unit=unit, note=grade.value)
 
     columns: doc.Columns[CaseResult] = [
         (doc.label("case", compare or "case"), variant_text if compare else case_text),
         *((doc.number(name, _QUANTITIES[name][0] + _QUANTITIES[name][1].replace("x", "")),
            functools.partial(reached, name=name)) for name in workload.targets),
     ]  # fmt: skip
-    return doc.table_of(id, [case for case in cases if case.reached], columns, title, placement)
+    return doc.table_of(id, [case for case in cases if case.grades], columns, title, placement)

@@ -238,7 +238,7 @@ def table(shape: Shape, of: str = "call", title: doc.Text | None = None) -> doc.
     before = base.breakdown if base else None
     columns = [
         (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
-         lambda c: doc.TableCell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
+         lambda c: doc.TableCell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.flag])))),
         (doc.ratio("attention", f"attention {noun}"),
          lambda c: doc.TableCell(text="unfused") if c.variant in unfused else c.attention),
         (doc.ratio("with_helpers", "with its helpers"),

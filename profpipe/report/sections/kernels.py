@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from profpipe.analysis.case_index import CPU_ROWS
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings import CaseResult, Coverage, Expectation, Findings, WorkloadFindings
-from profpipe.analysis.kernels import Counters, KernelRow, Rule
+from profpipe.analysis.findings import CaseResult, ClassCoverage, Expectation, Findings, WorkloadFindings
+from profpipe.analysis.kernels import Counters, KernelRow
 from profpipe.config.quantities import is_own
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, means_note, per_iteration, short_names
@@ -83,7 +83,7 @@ def kernels(workload: WorkloadFindings, names_shape: bool = True) -> doc.Section
     """
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
-    limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
+    limit = workload.kernels.shown or (_LONE_CASE if is_lone else _FIRST)
     noun = workload.cpu_rows.removeprefix("CPU ") if workload.is_on_cpu else "kernels"
     first = top_kernels(workload, largest, limit, placement=doc.OnPage.SUMMARY if is_lone else doc.OnPage.DETAILS)
     if not first.rows:
@@ -104,7 +104,7 @@ def _fold(table: doc.TableBlock, note: str = "") -> doc.Details | None:
 
 
 def _ncu_note(workload: WorkloadFindings) -> str:
-    if not workload.counters:
+    if not workload.kernels.counters:
         return ""
     wanted = dict(workload.declared.ncu.targets) if workload.declared else {}
     targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in wanted.items())
@@ -126,11 +126,11 @@ def top_kernels(
     placement: doc.OnPage = doc.OnPage.DETAILS,
 ) -> doc.TableBlock:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
-    first_rows = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
+    first_rows = {case.id: [row for row in workload.kernels.top if row.case == case.id][:limit] for case in cases}
     listed = [(case, [row for row in first_rows[case.id] if row.share >= least_share]) for case in cases]
     rows = [(case_text(case) if i == 0 else "", row) for case, kept in listed for i, row in enumerate(kept)]
-    short = short_names(row.kernel for row in workload.top)
-    counters = {(row.case, row.kernel): row for row in workload.counters}
+    short = short_names(row.kernel for row in workload.kernels.top)
+    counters = {(row.case, row.kernel): row for row in workload.kernels.counters}
     is_cpu, per = any(case.is_on_cpu for case in cases), per_iteration(workload)
     columns = [
         (doc.label("case"), lambda row: row[0]),
@@ -173,7 +173,7 @@ def _figures(row: Counters, figures: Figures) -> list[doc.Content]:
 def full_names(workload: WorkloadFindings, tables: Sequence[doc.TableBlock]) -> doc.TableBlock:
     """Return the full names of the shortened kernels that ``tables`` show."""
     shown = {cell.text for table in tables for row in table.rows for cell in row}
-    short = short_names(row.kernel for row in workload.top)
+    short = short_names(row.kernel for row in workload.kernels.top)
     columns = [doc.label("short"), doc.label("full")]
     rows = [[doc.Code(s), doc.Code(name)] for name, s in short.items() if s != name and doc.Code(s) in shown]
     return doc.make_table("full_names", columns, rows, "Full names", doc.OnPage.DETAILS)
@@ -185,8 +185,8 @@ def full_names(workload: WorkloadFindings, tables: Sequence[doc.TableBlock]) -> 
 def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Details | None]:
     """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
     position = {case.id: i for i, case in enumerate(cases)}
-    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
-    rows = sorted((r for r in workload.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
+    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.kernels.top if r.case == c.id][:limit]}
+    rows = sorted((r for r in workload.kernels.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
     further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
     is_local = any(_LOCAL in doc.plain(row[-1].text) for row in own_rules.rows)
     has_clock = any(column.id == "GPC GHz" for column in further.columns)
@@ -214,16 +214,15 @@ def _labels(rows: Sequence[Counters], cases: Collection[CaseResult]) -> list[tup
 def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.TableBlock:
     """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
 
-    def text(rule: Rule) -> doc.Text:
-        if rule.speedup is None:
-            return doc.Code(rule.name)
-        return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")
+    def text(name: str, speedup: float | None, is_local: bool) -> doc.Text:
+        estimate = "" if speedup is None else f" {number(speedup)} %{f' {_LOCAL}' if is_local else ''}"
+        return (doc.Code(name), estimate) if estimate else doc.Code(name)
 
     cells = []
     for names, row in zip(_labels(rows, cases), rows, strict=True):
-        ordered = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
+        ordered = sorted(row.rules, key=lambda rule: (rule[1] is None, rule[2], -(rule[1] or 0.0)))
         if ordered:
-            cells.append([*names, doc.join(map(text, ordered), last=", ")])
+            cells.append([*names, doc.join([text(*rule) for rule in ordered], last=", ")])
     title = "rules of ncu, and the speed-up that they estimate"
     columns = [doc.label("case"), doc.label("kernel"), doc.label("rules", title)]
     return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.OnPage.DETAILS)
@@ -263,7 +262,7 @@ def low_coverage(findings: Findings) -> Iterator[doc.Text]:
     return (_coverage(coverage, findings) for coverage in findings.coverage if not _is_enough(coverage))
 
 
-def _is_enough(coverage: Coverage) -> bool:
+def _is_enough(coverage: ClassCoverage) -> bool:
     return not (coverage.is_too_low or coverage.blurs_attention)
 
 
@@ -279,7 +278,7 @@ def _covered(findings: Findings) -> Iterator[doc.Text]:
     yield f"Classified: {share} % of the kernel time of each of {len(enough)}{others} workloads."
 
 
-def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
+def _coverage(coverage: ClassCoverage, findings: Findings) -> doc.Text:
     cpu_rows = next(
         (workload.cpu_rows for workload in findings.workloads if workload.name == coverage.workload), CPU_ROWS
     )
@@ -300,7 +299,7 @@ def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     )
 
 
-def _name_unclassified(coverage: Coverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
+def _name_unclassified(coverage: ClassCoverage, short: Mapping[str, str]) -> Iterator[doc.Text]:
     """Yield the largest kernels of the program itself, then those of libraries, and operators, that no rule knows."""
     named = coverage.largest[:_NAMED]
     for words, is_theirs in (("own kernels", True), ("without a class", False)):

@@ -33,7 +33,7 @@ _BINDS = {"compute": "arithmetic", "memory": "memory"}
 def phases(workload: WorkloadFindings) -> doc.Section:
     """Return the kernel time of each range."""
     largest, others = main_cases(workload)
-    has_phases = {case for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1}
+    has_phases = {case for case, case_phases in _group_by_case(workload.phases.kernels).items() if len(case_phases) > 1}
     if workload.compare and not any(case.id in has_phases for case in largest):
         shapes = [shape for shape in workload.shapes if any(case.id in has_phases for case in shape.cases)]
         largest = list(max(shapes, key=lambda shape: shape.size).cases) if shapes else []
@@ -52,7 +52,7 @@ def phases(workload: WorkloadFindings) -> doc.Section:
 def host_phases(workload: WorkloadFindings) -> doc.Section:
     """Return the host's time in each range of the cases without kernels."""
     largest, others = main_cases(workload)
-    profilers = doc.plain(doc.join(list(dict.fromkeys(phase.profiler for phase in workload.host_phases))))
+    profilers = doc.plain(doc.join(list(dict.fromkeys(phase.profiler for phase in workload.phases.host))))
     summary = (
         f"Time on the host's clock in each range, nested ranges included ({profilers}). No kernel was recorded, so this"
         " is not the time of a GPU's work."
@@ -68,9 +68,9 @@ def phase_work(workload: WorkloadFindings) -> doc.Section:
     tables = [_moved(work(workload, largest), "Work by phase"), _moved(work(workload, others))]
     blocks: list[doc.Block] = [doc.Bullets(tuple(disproportions(workload))), *tables]
     note = "FLOPs and bytes are those that the workload declares: each operand read once, each result written once."
-    if any(phase.limited_by for phase in workload.phase_work):
+    if any(phase.limited_by for phase in workload.phases.work):
         note += " Limited by: the nearer of the two limits of the roofline."
-    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phase_work):
+    if any((phase.of_bandwidth or 0) > 1 for phase in workload.phases.work):
         note += " Bytes above the memory's rate came from a cache."
     return doc.make_section("phase_work", "Work by phase", blocks, note, workload.name, folds_long_tables=True)
 
@@ -102,9 +102,8 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title
     A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
     more than fit side by side, are listed.
     """
-    phases_by_case = {
-        case: case_phases for case, case_phases in _group_by_case(workload.phases).items() if len(case_phases) > 1
-    }
+    by_case = _group_by_case(workload.phases.kernels)
+    phases_by_case = {case: case_phases for case, case_phases in by_case.items() if len(case_phases) > 1}
     points = [case for case in among if case.id in phases_by_case]
     is_one_case, per = len(workload.cases) == 1, "/call" if workload.is_per_call else ""
     names = list(dict.fromkeys(name for case in points for name in phases_by_case[case.id]))
@@ -133,7 +132,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult], title
 
 def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
     """Return a row a phase of the cases without kernels: how often the host entered it, and its time inside."""
-    rows = _rows(among, workload.host_phases)
+    rows = _rows(among, workload.phases.host)
     per = "/call" if any(phase.is_per_call for _, phase in rows) else ""
     columns = [
         (doc.label("case"), lambda row: row[0]),
@@ -160,8 +159,8 @@ def _rows(among: Iterable[CaseResult], phases: Sequence[Phase]) -> list[tuple[do
 
 def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.TableBlock:
     """Return a row a phase: its time and shares, its work, the rates that it reaches, and which of them limits it."""
-    rows, names = _rows(among, workload.phase_work), _short_names({p.phase for p in workload.phase_work})
-    rate, tera = "ceiling" if workload.rates_measured else "peak", Unit("", 1e12)
+    rows, names = _rows(among, workload.phases.work), _short_names({p.phase for p in workload.phases.work})
+    rate, tera = "ceiling" if workload.gpu.rates_measured else "peak", Unit("", 1e12)
 
     def write_share(share: float | None) -> doc.TableCell | float | None:
         return doc.TableCell(share, is_strong=True, note="above") if share is not None and share > 1 else share
@@ -196,8 +195,8 @@ def _short_names(paths: Collection[str]) -> dict[str, str]:
 
 
 def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
-    """Return a sentence per phase that takes far more of the time than of the FLOPs."""
-    by_phase = grouped((phase.phase, phase) for phase in workload.phase_work)
+    """Return a sentence for each phase that takes far more of the time than of the FLOPs."""
+    by_phase = grouped((phase.phase, phase) for phase in workload.phases.work)
     names, points = _short_names(by_phase), {case.id: case for case in workload.cases}
     return [
         sentence
@@ -284,7 +283,7 @@ _Pair = tuple[CaseResult, Memory]
 
 def memory(workload: WorkloadFindings) -> doc.Section:
     """Return the peak of each phase and what held it; empty where no case recorded its memory."""
-    by_case = {record.case: record for record in workload.memory}
+    by_case = {record.case: record for record in workload.phases.memory}
     pairs = [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
     summary = (
         "One iteration of each case, recorded apart from its timing: the memory allocated when it began, the peak of"
@@ -292,24 +291,24 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     )
     if any(record.files for _, record in pairs):
         summary += " The records open in the viewer at pytorch.org/memory_viz."
-    blocks = [peaks(pairs), course(workload, pairs), allocations(pairs), files(pairs)]
+    blocks = [peaks(pairs), trend(workload, pairs), allocations(pairs), files(pairs)]
     return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
 
 
-def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
-    """Return the memory over the iteration with the highest peak, a panel per variant; None without a record."""
-    with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
-    if not with_course:
+def trend(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
+    """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
+    with_trend = [pair for pair in pairs if any(phase.trend for phase in pair[1].phases)]
+    if not with_trend:
         return None
-    highest, compare = max(with_course, key=lambda pair: pair[1].peak)[0], workload.compare
-    shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
+    highest, compare = max(with_trend, key=lambda pair: pair[1].peak)[0], workload.compare
+    shown = [(case, record) for case, record in with_trend if case.shape == highest.shape]
     shown.sort(key=lambda pair: not pair[0].is_baseline)
 
     points = [
         Point(((compare, case.params.get(compare)),) if compare else (), phase.phase, doc.Mark(at / 1000, size))
         for case, record in shown
         for phase in record.phases
-        for at, size in phase.course
+        for at, size in phase.trend
     ]
     return line_chart(
         f"{workload.name}-memory-course",
@@ -344,16 +343,16 @@ def allocations(pairs: Sequence[_Pair]) -> doc.TableBlock:
     """Return the allocations that hold most of the peak of each case."""
     rows = []
     for case, record in pairs:
-        held = sorted((one for one in record.allocations if one.held), key=lambda one: -one.held * one.size)
-        rows += [(case_text(case) if i == 0 else "", one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
-    unit = size_unit(one.size for _, one, _ in rows)
+        held = sorted((one for one in record.allocations if one[-1]), key=lambda one: -one[-1] * one[1])
+        rows += [(case_text(case) if i == 0 else "", *one, record.peak) for i, one in enumerate(held[:_ALLOCATIONS])]
+    unit = size_unit(size for _, _, size, *_ in rows)
     columns = [
         (doc.label("case"), lambda row: row[0]),
-        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),
-        (doc.number("size", "each", unit), lambda row: row[1].size),
-        (doc.count("count", "times"), lambda row: row[1].count),
-        (doc.number("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
-        (doc.percent("share", "of the peak"), lambda row: row[1].held * row[1].size / row[2]),
+        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1])),
+        (doc.number("size", "each", unit), lambda row: row[2]),
+        (doc.count("count", "times"), lambda row: row[3]),
+        (doc.number("held", "held at the peak", unit), lambda row: row[4] * row[2]),
+        (doc.percent("share", "of the peak"), lambda row: row[4] * row[2] / row[5]),
     ]
     return doc.table_of("allocations", rows, columns, "Largest allocations", doc.OnPage.DETAILS)
 

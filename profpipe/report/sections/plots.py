@@ -87,13 +87,13 @@ class Quantity:
 
 def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     """Yield the quantities that the workload has."""
-    basis, cases = workload.basis, workload.cases
+    source, cases = workload.time_source, workload.cases
     titles = {
         "time": _CALL,
         "wall": "Process wall time",
         "cpu_op": f"Self time of {workload.cpu_rows} per call",
     }
-    title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
+    title = titles.get(source.quantity, f"Kernel time per call ({source.profiler})") if source else ""
     if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
         bases = {case.variant for case in cases if case.is_baseline}
         name = min(bases) if len(bases) == 1 else "the baseline"
@@ -129,9 +129,9 @@ def over(
     for case in workload.cases:
         if value := quantity.value(case):
             low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks, case.id)
+            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_flags, case.id)
             # A speed-up is of accurate cases only.
-            is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
+            is_wrong = Flag.INACCURATE in case.flags and not quantity.needs_accuracy
             points.append(Point(without(case.shape, axis, lines), _name(case, lines), mark, is_wrong))
     # Where nothing is compared, lines are the values of an axis.
     names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
@@ -248,10 +248,10 @@ def _count_missing_speedups(workload: WorkloadFindings, axis: str) -> str:
     drawn = selection.groups(workload, axis)
     for case in workload.cases:
         if case.time and case.speedup is None and without(case.shape, axis) in drawn:
-            reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
-            if case.baseline_mark == Flag.UNLIKE_NODES:
+            reason = f"marked {case.accuracy.flag}" if case.is_disqualified and case.accuracy else ""
+            if case.baseline_flag == Flag.UNLIKE_NODES:
                 reason = reason or "whose baseline ran on an unlike node"
-            reason = reason or (f"whose baseline is {case.baseline_mark}" if case.baseline_mark else "")
+            reason = reason or (f"whose baseline is {case.baseline_flag}" if case.baseline_flag else "")
             missing.setdefault(reason, []).append(case.variant)
     return not_shown({reason: names for reason, names in missing.items() if reason})
 
@@ -309,7 +309,11 @@ def breakdown(
     ``is_of_page`` of a case has no subtitle, which the page has.
     """
     shown = [case for case in shape.cases if case.breakdown]
-    timed = [case for case in shown if case.time] if workload.basis and workload.basis.quantity == "time" else []
+    timed = (
+        [case for case in shown if case.time]
+        if workload.time_source and workload.time_source.quantity == "time"
+        else []
+    )
     bars = sorted(((case, case.breakdown, case.ns or 0.0) if timed else (case, case.breakdown, case.breakdown.total.ns)
                    for case in timed or shown if case.breakdown), key=lambda bar: bar[-1])  # fmt: skip
     unit = time_unit(ns for *_, ns in bars)
@@ -387,17 +391,17 @@ def drop_chart(blocks: Iterable[doc.Block], chart: doc.Chart) -> Iterator[doc.Bl
 def _views(workload: WorkloadFindings) -> Iterator[_View]:
     """Yield each chart with the values that choose it."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
-    basis = workload.basis.profiler if workload.basis else ""
+    timed_by = workload.time_source.profiler if workload.time_source else ""
     names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
     for quantity in quantities(workload):
-        yield from _both(workload, axis, quantity, names[quantity.name], basis)
+        yield from _both(workload, axis, quantity, names[quantity.name], timed_by)
     yield from _make_profiler_views(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
             value = functools.partial(_value, metric=metric)
             shown = doc.Axis(title, unit, quantity=stored)
             recorded = Quantity(metric, title.capitalize(), value, shown, metric == "error_max")
-            yield from _both(workload, axis, recorded, title, basis)
+            yield from _both(workload, axis, recorded, title, timed_by)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.timed) > 1:
         chart = breakdown(workload, shape, doc.OnPage.HTML)
@@ -419,10 +423,10 @@ def _make_profiler_views(workload: WorkloadFindings, axis: str | None) -> Iterat
     figures = (
         (figure.profiler, (agreement.case, figure.ns))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
     )
     for profiler, times in grouped(figures).items():
-        if workload.basis is None or profiler != workload.basis.profiler:
+        if workload.time_source is None or profiler != workload.time_source.profiler:
             value, name = functools.partial(_time, times=dict(times)), f"Kernel time per call ({profiler})"
             kernel_time = Quantity(f"kernels-{profiler}", name, value, doc.Axis("time", quantity="ns"), True)
             yield from _both(workload, axis, kernel_time, "kernel time", profiler)
@@ -454,8 +458,8 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
     place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in measured]
     # A linear scale would hide the small values.
     spans_decades = min(values) > 0 and max(values) / min(values) >= DECADES
-    is_time = quantity.name == "time" and workload.basis is not None
-    title = time_words(workload.basis).capitalize() if is_time else quantity.title
+    is_time = quantity.name == "time" and workload.time_source is not None
+    title = time_words(workload.time_source).capitalize() if is_time else quantity.title
     return doc.Chart(
         chart_id(workload.name, quantity.name, "cases"),
         ", ".join(filter(None, [title, place])),
@@ -472,7 +476,7 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
 
 def _mark(row: int, case: CaseResult, value: float, quantity: Quantity) -> doc.Mark:
     low, high = case.time.interval or (None, None) if quantity.name == "time" and case.time else (None, None)
-    return doc.Mark(float(row), value, low, high, case.unshared_marks, case.id)
+    return doc.Mark(float(row), value, low, high, case.unshared_flags, case.id)
 
 
 def _row_name(workload: WorkloadFindings, case: CaseResult) -> str:
@@ -494,7 +498,7 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
     names = list(workload.variants) if workload.compare else [""]
     series = []
     for name in names:
-        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id, note=doc.plain(case_text(case)))
+        marks = tuple(doc.Mark(x, y, flags=case.unshared_flags, case=case.id, note=doc.plain(case_text(case)))
                       for case, x, y, *_ in points if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in points if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
@@ -536,6 +540,6 @@ def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
 def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:
     """Return the FLOP per byte of the ridge of a case, and its peak in TFLOP/s."""
     dtype = str(case.params.get("dtype") or case.params.get("precision") or "")
-    ridge = case.limit.ridge or workload.ridges.get(dtype)
+    ridge = case.limit.ridge or workload.gpu.ridges.get(dtype)
     share = case.limit.flops_share
     return ridge, case.tflops_done / share if share and case.tflops_done else None

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from profpipe.analysis.case_index import Measure
 from profpipe.analysis.findings import CLOSE, CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.analysis.kernels import ClassTotal, KernelBreakdown, KernelTotals, find_variants
-from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Contradiction, Place, StepPart, StepParts, place_name
+from profpipe.analysis.steps import IDLE_PARTS, ONE_DEVICE, Place, StepPart, StepParts, place_name
 from profpipe.job import Cause, Status
 from profpipe.report import document as doc
 from profpipe.report.labels import (
@@ -106,7 +106,7 @@ def _reason(workload: WorkloadFindings) -> str:
     if not workload.steps.recordings:
         return _SUMS if workload.iteration is Iteration.CAPTURE else _NO_TIMES
     ends = "" if _has_unknown_times(workload) else ", from the first operation of each GPU to its last"
-    is_contradicted = any(contradiction.check.forbids_steps for contradiction in workload.steps.contradictions)
+    is_contradicted = any(check.forbids_steps for _, _, check, *_ in workload.steps.contradictions)
     is_span = workload.declared is not None and workload.declared.capture is not None
     why = _CONTRADICTED if is_contradicted else _NO_MARKER if is_span else _NOTHING_RECURS
     return f"{why} The figures are of the whole recording{ends} ({workload.kernel_profiler})."
@@ -222,9 +222,8 @@ def _variants_table(workload: WorkloadFindings) -> doc.TableBlock:
     """Return a row per variant of a kernel: its time, relative to the fastest one, and its bandwidth by ncu."""
     rows = [(group[0][1], *variant) for group in _variants(workload) for variant in group]
     short, unit = short_names(name for _, name, _ in rows), time_unit(total.ns / total.calls for *_, total in rows)
-    moved = {
-        counter.kernel: counter.values[_BANDWIDTH][0] for counter in workload.counters if _BANDWIDTH in counter.values
-    }
+    counters = [counter for counter in workload.kernels.counters if _BANDWIDTH in counter.values]
+    moved = {counter.kernel: counter.values[_BANDWIDTH][0] for counter in counters}
     columns: doc.Columns[tuple[ClassTotal, str, ClassTotal]] = [
         (doc.label("variant", "variants of a kernel"), lambda row: doc.Code(short[row[1]])),
         (doc.count("calls", "launches"), lambda row: row[2].calls),
@@ -255,7 +254,7 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if only and not only.breakdown and (spent := answer(workload, only)):
         yield spent
     if only and only.breakdown and (spent := answer(workload, only)):
-        if workload.basis is None or workload.basis.is_timed:
+        if workload.time_source is None or workload.time_source.is_timed:
             yield spent
         yield sum_of_kernels(workload, only, only.breakdown)
         yield from _long_launch(workload)
@@ -302,7 +301,7 @@ def _used(workload: WorkloadFindings, case: CaseResult) -> Iterator[doc.Text]:
     ended = {job.profiler: (job.status, job.cause) for job in workload.jobs}
     # The runner skips torch where no process imported it.
     is_without_torch = ended.get("torch") == (Status.SKIPPED, Cause.TOOL_MISSING) and wall_ns
-    is_without_gpu = workload.has_no_gpu or ended.get("nsys", (None,))[0] is Status.OK
+    is_without_gpu = workload.gpu.is_absent or ended.get("nsys", (None,))[0] is Status.OK
     if is_without_torch and is_without_gpu and not (case.breakdown or workload.launches or workload.steps.copies):
         yield "profpipe measures GPU programs. For a program on the CPU use py-spy (Python) or perf."
 
@@ -362,7 +361,8 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
     if not named and breakdown.kind == "kernel":
-        short, rows = short_names(row.kernel for row in workload.top), [r for r in workload.top if r.case == case.id]
+        top = workload.kernels.top
+        short, rows = short_names(row.kernel for row in top), [row for row in top if row.case == case.id]
         named = [
             fill("{} {} ({} a launch)", doc.Code(short[row.kernel]), percent(row.share), duration(row.ns / row.calls))
             for row in rows[:_NAMED]
@@ -373,7 +373,7 @@ def sum_of_kernels(workload: WorkloadFindings, case: CaseResult, breakdown: Kern
 
 def _has_unknown_times(workload: WorkloadFindings) -> bool:
     """Return True where it is unknown when kernels ran, or on which GPU, so that nothing is known of idle time."""
-    checks = {contradiction.check for contradiction in workload.steps.contradictions}
+    checks = {check for _, _, check, *_ in workload.steps.contradictions}
     return Check.SHARED_IDS in checks or (Check.OUTSIDE_STEPS in checks and not _is_busy(workload))
 
 
@@ -386,41 +386,37 @@ def _is_busy(workload: WorkloadFindings) -> bool:
 def contradictions(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the recordings contradict themselves in, and what follows from it."""
     labels = case_texts(workload.cases) if len(workload.cases) > 1 else {}
-    for contradiction in workload.steps.contradictions:
-        of = fill(" ({})", labels[contradiction.case]) if contradiction.case in labels else ""
+    for case, profiler, check, subject, value, total in workload.steps.contradictions:
+        of = fill(" ({})", labels[case]) if case in labels else ""
         # Another profiler, or none, may give figures of a step beside this one.
-        end = (
-            f" The recording of {contradiction.profiler} gives no figure of a step."
-            if contradiction.check.forbids_steps
-            else ""
-        )
-        yield fill(f"{{}}{{}}.{end}", _contradiction(contradiction, _is_busy(workload)), of)
+        end = f" The recording of {profiler} gives no figure of a step." if check.forbids_steps else ""
+        yield fill(f"{{}}{{}}.{end}", _contradiction(check, subject, value, total, is_busy=_is_busy(workload)), of)
 
 
-def _contradiction(contradiction: Contradiction, is_busy: bool) -> doc.Text:
-    number, n, subject = count(contradiction.value), count(contradiction.n), contradiction.subject
-    match contradiction.check:
+def _contradiction(check: Check, subject: str, value: float, total: int, *, is_busy: bool) -> doc.Text:
+    number, n = count(value), count(total)
+    match check:
         case Check.LATE_END:
-            launches = plural(contradiction.n, "launch", "launches")
+            launches = plural(total, "launch", "launches")
             text = f"The file says that {launches} of {{}} ended after the next kernel of the stream had ended. The end"
             text += " was set to the start of that kernel, which removed {}"
-            return fill(text, doc.Code(subject), duration(contradiction.value))
+            return fill(text, doc.Code(subject), duration(value))
         case Check.LOST_KERNELS:
             who = subject.capitalize() or "The program"
             lost = f" made {n} launches, and {number} of them have no kernel in the file: records were lost"
             return doc.concat(who, lost)
         case Check.REPLAYS:
-            who = "1 replay of a CUDA graph lacks" if contradiction.n == 1 else f"The {n} replays of a CUDA graph lack"
+            who = "1 replay of a CUDA graph lacks" if total == 1 else f"The {n} replays of a CUDA graph lack"
             return f"{who} {number} kernels that other replays have: records were lost"
         case Check.OUTSIDE_STEPS:
             text = f"{{}} of the kernel time that {n} steps launched ran after them or in other steps, so"
             unknown = "the time of a step" if is_busy else "idle time"
-            return fill(f"{text} {unknown} is unknown", percent(contradiction.value / 100))
+            return fill(f"{text} {unknown} is unknown", percent(value / 100))
         case Check.SHARED_IDS:
             text = f"{number} of {n} kernels have a launch number that several processes of this merged trace use, so"
             return f"{text} their process is unknown"
-    clause = "1 step was found, but it holds" if contradiction.n == 1 else f"{n} steps were found, but they hold"
-    end = fill(f"{clause} only {{}} of the kernel time", percent(contradiction.value / 100))
+    clause = "1 step was found, but it holds" if total == 1 else f"{n} steps were found, but they hold"
+    end = fill(f"{clause} only {{}} of the kernel time", percent(value / 100))
     return doc.concat(f"{subject.capitalize()}: " if subject else "", end)
 
 

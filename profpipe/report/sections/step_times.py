@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis.case_index import Number
+from profpipe.analysis.case_index import MetricRow
 from profpipe.analysis.costs import Cost, find_costs
 from profpipe.analysis.findings import CaseResult, WorkloadFindings
 from profpipe.analysis.grouping import grouped
@@ -72,8 +72,8 @@ def compare_profilers(workload: WorkloadFindings) -> doc.Section:
         note = signed_percent(added)
         if case_steps.uneven:
             # The times of the columns are of all steps, and the median where steps are even under one profiler.
-            same = case_steps.same_steps[name]
-            note += f": {number(same.ns / unit.size)} over {number(same.without_ns / unit.size)}"
+            ns, without_ns, _ = case_steps.same_steps[name]
+            note += f": {number(ns / unit.size)} over {number(without_ns / unit.size)}"
         return doc.TableCell(time, note=f"({note})")
 
     columns = [doc.label("case")]
@@ -110,7 +110,7 @@ def costs(workload: WorkloadFindings) -> doc.Section:
     table = doc.table_of("step_costs", step_costs, columns).without(*_lone(case=len(workload.cases)))
     title = "What a token costs" if any(cost.token_j for cost in step_costs) else "What a step costs"
     note = doc.join(
-        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.price)], separator=" ", last=" "
+        [*_explain_work(workload, step_costs), *_explain_costs(step_costs, workload.gpu.price)], separator=" ", last=" "
     )
     if all(column.id in ("case", "gpus") for column in table.columns):
         # Only the reasons are known.
@@ -148,7 +148,7 @@ def _explain_work(workload: WorkloadFindings, step_costs: Sequence[Cost]) -> lis
             " under torch by the formulas of its flop counter."
         )
     peaks = {(cost.dtype, cost.peak) for cost in step_costs if cost.mfu}
-    name = workload.data_sheet[0]
+    name = workload.gpu.data_sheet[0]
     sentences += [
         f"MFU: share of {number(peak / 1e12)} TFLOP/s, dense {dtype} by the data sheet of {name}."
         for dtype, peak in sorted(peaks)
@@ -194,7 +194,7 @@ def _singular(items: str) -> str:
 
 
 #: A case, the length of a prompt, and the figures of its requests by metric.
-_Requests = tuple[CaseResult, int, Mapping[str, Number]]
+_Requests = tuple[CaseResult, int, Mapping[str, MetricRow]]
 
 
 _PROMPT = re.compile(rf"{PROMPT_PREFIX}(\d{{1,9}})")
@@ -235,7 +235,7 @@ def requests(workload: WorkloadFindings) -> doc.Section:
         (doc.count("tokens_per_s", "tokens/s"), value("tokens_per_s")),
     ]
     prices = {cost.case.id: cost.euros_per_s for cost in find_costs(workload)}
-    if workload.price:
+    if workload.gpu.price:
         columns.append((
             doc.number("price", "EUR per million tokens"),
             lambda row: _million(prices.get(row[0].id), row[2]["tokens_per_s"].value),

@@ -163,7 +163,7 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
         (case_steps for case_steps in all_steps if case_steps.case in added),
         key=lambda case_steps: added[case_steps.case],
     )
-    wall_ns = most.same_steps[profiler].ns if most.uneven else most.times[profiler].ns
+    wall_ns = most.same_steps[profiler][0] if most.uneven else most.times[profiler].ns
     longer = f"{percent_text(added[most.case])} % longer than without a profiler"
     name = doc.join(
         [fill(" of {}", case_text(case)) for case, case_steps, _ in cases if case_steps is most and len(cases) > 1]
@@ -605,10 +605,10 @@ def other_step(workload: WorkloadFindings, case: CaseResult, case_steps: CaseSte
 
     The time may be one without a profiler, and of other steps, if what the profiler adds is unknown or in no part.
     """
-    parts, basis = case_steps.parts_without_profiler, workload.basis
-    if parts is None or basis is None or basis.quantity != "step" or case.time is None:
+    parts, source = case_steps.parts_without_profiler, workload.time_source
+    if parts is None or source is None or source.quantity != "step" or case.time is None:
         return ""
-    if basis.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
+    if source.profiler == case_steps.profiler or abs(parts.wall_ns / case.time.ns - 1) <= _LEAST_OVERHEAD:
         return ""
     under = (
         f"under {case_steps.profiler}"

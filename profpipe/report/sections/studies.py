@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number
-from profpipe.analysis.findings import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings import Grid, NoValue, Study, StudyCell
 from profpipe.analysis.grouping import grouped
 from profpipe.config.quantities import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import as_text, count_cases
@@ -139,8 +139,8 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:
         return (doc.Code(value.subject), of)
-    is_time = value.name == "time" and study.basis
-    name = quantity(study.basis) if is_time else value_name(study, value)
+    is_time = value.name == "time" and study.time_source
+    name = quantity(study.time_source) if is_time else value_name(study, value)
     return f"{capitalise(name)}{of}"
 
 
@@ -149,9 +149,9 @@ def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
     subjects = {value.subject for value in values if value.source is Source.CALL}
     if study.is_by_profiler and subjects:
         yield "plain: the median time of a call; the others: the sum of its kernels (on a CPU, operators)."
-    if study.basis and subjects:
+    if study.time_source and subjects:
         beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
-        yield f"{beginning} the {quantity(study.basis)}."
+        yield f"{beginning} the {quantity(study.time_source)}."
     if study.has_sparse_cases and "tflops" in subjects:
         yield DENSE_WORK
 
@@ -271,7 +271,7 @@ class _TableWriter:
             return (code, " (baseline)") if value in self._study.baselines else code
         return in_words(((axis, value),)) if isinstance(value, bool) else as_text(value)
 
-    def _cell(self, cell: Cell | None, value: StudyValue) -> doc.TableCell:
+    def _cell(self, cell: StudyCell | None, value: StudyValue) -> doc.TableCell:
         if cell is None:
             return doc.TableCell(missing=NO_CASE)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
@@ -372,7 +372,7 @@ def _points(study: Study, value: StudyValue) -> Iterator[Point]:
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], Cell | None]]:
+def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, Mapping[str, Any], StudyCell | None]]:
     """Yield the cells of ``value`` with their grid and their place on the axes."""
     for grid in study.grids:
         yield from ((grid, place, cell) for place, at, cell in study.cells([grid]) if at == value)

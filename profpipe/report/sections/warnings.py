@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words, is_number
-from profpipe.analysis.findings import CaseResult, Findings, LaunchCounts, NotRun, TimedCase, WorkloadFindings
+from profpipe.analysis.findings import CaseResult, DuplicateCase, Findings, LaunchCounts, NotRun, WorkloadFindings
 from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, as_text, count_cases
 from profpipe.report import document as doc
@@ -160,7 +160,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
     unexplained = grouped(
         (figure.profiler, (labels[agreement.case], doc.Amount(figure.difference, SIGNED_PERCENT)))
         for agreement in workload.agreements
-        for figure in agreement.figures
+        for figure in agreement.times
         if figure.is_unexplained
     )
     for profiler, differing in unexplained.items():
@@ -186,7 +186,7 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     )  # fmt: skip
 
 
-def _duplicates(pairs: Sequence[tuple[TimedCase, TimedCase]]) -> Iterator[doc.Text]:
+def _duplicates(pairs: Sequence[tuple[DuplicateCase, DuplicateCase]]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
     named = []
     for longer, shorter in grouped(pairs).items():
