@@ -193,6 +193,7 @@ def _hash(path: Path) -> str:
 def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
     """Return ``paths`` and the Python files below ``roots`` that they import, as far as import statements say."""
     traced: set[Path] = set()
+    looked_up: set[tuple[str, tuple[Path, ...]]] = set()  # many files import the same names
     waiting = [path.resolve() for path in paths]
     while waiting:
         path = waiting.pop()
@@ -201,7 +202,10 @@ def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
         traced.add(path)
         if path.suffix == ".py" and os.access(path, os.R_OK):
             for level, name in _read_imports(path.read_bytes()):
-                waiting += _module_files(name, [path.parents[level - 1]] if level else roots)
+                places = (path.parents[level - 1],) if level else tuple(roots)
+                if (name, places) not in looked_up:
+                    looked_up.add((name, places))
+                    waiting += _module_files(name, places)
     return traced
 
 
