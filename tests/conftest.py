@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -69,6 +70,26 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no recorded profiler files in {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Return what lets the first worker fill a folder, for which the others wait."""
+
+    def make(name: str, fill: Callable[[Path], object]) -> Path:
+        base = tmp_path_factory.getbasetemp()
+        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        folder = base / f"once-{name}"
+        with (base / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".is_made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                (folder / ".is_made").touch()
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,12 @@ plots:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory):
+def original(made_once):
     """A results folder with two runs, ``one`` and ``two``, which an honest user made."""
-    project = tmp_path_factory.mktemp("project")
+    return made_once("honest", make_runs) / "out"
+
+
+def make_runs(project):
     (project / "sums.py").write_text(WORKLOAD)
     (project / "pipeline.yaml").write_text(PIPELINE)
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +58,6 @@ def original(tmp_path_factory):
     (project / "out" / "latest").unlink()
     (project / "out" / "latest").symlink_to("two")
     (project / "out" / "ceilings.json").write_text("{}")
-    return project / "out"
 
 
 @dataclass(frozen=True)

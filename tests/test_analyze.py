@@ -90,13 +90,6 @@ def test_kernel_shares_of_an_h200_are_those_of_a_hand_written_query(h200: Worklo
     assert found == KERNEL_SHARE_2048[variant]
 
 
-def test_the_parts_of_a_call_add_up_to_all_its_kernels(h200: WorkloadFindings) -> None:
-    for point in h200.cases:
-        assert point.breakdown is not None
-        assert sum(part.ns for part in point.breakdown.categories.values()) == pytest.approx(point.breakdown.total.ns)
-        assert sum(part.ns for part in point.breakdown.classes.values()) == pytest.approx(point.breakdown.total.ns)
-
-
 def test_sage_is_charged_with_its_quantising_and_the_mean_that_it_subtracts(h200: WorkloadFindings) -> None:
     sage = next(swap for swap in shape(h200, 2048).switch_costs if swap.variant == "sage1")
     assert (round(sage.attention or 0, 2), round(sage.with_helpers or 0, 2), round(sage.call, 2)) == (1.32, 1.07, 0.97)
@@ -129,27 +122,6 @@ def test_an_unchecked_case_has_a_flag_in_the_switch_costs_and_an_inaccurate_case
     assert [swap.flag for swap in seen.switch_costs] == flags
     rows = kernel_share.table(seen).rows
     assert [row[0].flags for row in rows] == [(flag,) if flag else () for flag in flags]
-
-
-def test_no_swap_gives_more_than_the_share_of_attention_allows(h200: WorkloadFindings) -> None:
-    limits = {swap.variant: swap.amdahl_limit for swap in shape(h200, 2048).switch_costs}
-    assert limits["cudnn"] == pytest.approx(147.066 / (147.066 - 119.546), rel=1e-4)
-
-
-def test_unfused_attention_has_no_attention_kernel_to_compare(h200: WorkloadFindings) -> None:
-    math = next(swap for swap in shape(h200, 2048).switch_costs if swap.variant == "math")
-    assert math.attention is None and math.with_helpers is None and round(math.call, 2) == 0.07
-
-
-def test_a_gpu_that_waits_for_launches_is_marked_host_bound(h200: WorkloadFindings) -> None:
-    fastest = {dict(s.axes)["seqlen"]: s.fastest for s in h200.shapes}
-    assert fastest[512] is not None and "host_bound" in fastest[512].flags
-    assert fastest[2048] is not None and "host_bound" not in fastest[2048].flags
-
-
-def test_five_iterations_of_thirty_are_too_few_in_every_case(h200: WorkloadFindings) -> None:
-    assert all(case.flags[:1] == ("too_few_samples",) for case in h200.cases)
-    assert not any("too_few_samples" in case.unshared_flags for case in h200.cases)
 
 
 def test_flash_in_pytorch_meets_the_expectation_of_fa2() -> None:

@@ -136,9 +136,12 @@ def workload() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answer_folder(made_once) -> Path:
     """The folder with what two processes wrote down."""
-    folder = tmp_path_factory.mktemp("answers")
+    return made_once("answers", write_answers)
+
+
+def write_answers(folder: Path) -> None:
     script = folder / "answer.py"
     script.write_text(ANSWER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -151,7 +154,6 @@ def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

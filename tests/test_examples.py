@@ -128,45 +128,6 @@ def take(run: Path, below: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def run_into(folder: Path, pipeline: str) -> Path:
-    """A run of the pipeline in ``folder``, one case of which fails."""
-    folder.mkdir(exist_ok=True)
-    (folder / "pipeline.yaml").write_text(pipeline)
-    out = folder.parent / "results"
-    done = forked.run(folder, "run", "--out", out, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 1, "one case fails"
-    return out / "latest"
-
-
-def an_example(folder: Path, pipeline: Path) -> Path:
-    """The folder ``mine`` among the examples below ``folder``, with files of a run before."""
-    (folder / "mine").mkdir(parents=True)
-    shutil.copy(pipeline, folder / "mine")
-    (folder / "mine" / "kernels.csv").write_text("of the run before\n")
-    return folder / "mine"
-
-
-@pytest.mark.slow
-def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None:
-    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
-    before = store.load(run)[0].cases
-    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
-    assert (done := take(run, mine.parent)).returncode == 0, done.stderr
-    pd.testing.assert_frame_equal(store.load(mine)[0].cases, before)
-    jobs = json.loads((mine / "run.json").read_text())["jobs"]
-    assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
-
-
-@pytest.mark.slow
-def test_a_run_with_a_text_file_that_names_a_folder_of_the_machine_is_refused(tmp_path: Path) -> None:
-    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
-    (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
-    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
-    done = take(run, mine.parent)
-    assert done.returncode == 1 and "notes.txt names a folder of this machine: /home/somebody/notes" in done.stderr
-    assert {path.name for path in mine.iterdir()} == {"pipeline.yaml", "kernels.csv"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])
 def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(
@@ -176,6 +137,7 @@ def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_i
     done = forked.run(tmp_path, "run", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, "one case fails"
     run, examples = tmp_path / "out" / "latest", tmp_path / "examples"
+    before = store.load(run)[0].cases
     assert "pipeline.yaml is missing" in take(run, examples).stderr
     (examples / "mine").mkdir(parents=True)
     shutil.copy(tmp_path / "pipeline.yaml", examples / "mine")
@@ -190,3 +152,9 @@ def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_i
     assert {"SUMMARY.md", "run.json", "cases.parquet", "pipeline.yaml"} <= names and "raw" not in names
     assert str(tmp_path) not in (examples / "mine" / "run.json").read_text()
     assert "exit code 3" in (examples / "mine" / "SUMMARY.md").read_text()
+    pd.testing.assert_frame_equal(store.load(examples / "mine")[0].cases, before)
+    jobs = json.loads((examples / "mine" / "run.json").read_text())["jobs"]
+    assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
+    (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
+    done = take(run, examples)
+    assert done.returncode == 1 and "notes.txt names a folder of this machine: /home/somebody/notes" in done.stderr

@@ -108,6 +108,7 @@ print("trained")
 """
 
 
+@pytest.mark.exhaustive
 def test_a_program_under_accelerate_launch(tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(ACCELERATE, encoding="utf-8")
@@ -167,7 +168,7 @@ print("trained")
     ("package", "program", "profiler", "stop"),
     [
         pytest.param("transformers", TRAINER, "torch", True, id="transformers, torch"),
-        pytest.param("lightning", LIGHTNING, "plain", False, id="lightning, plain"),
+        pytest.param("lightning", LIGHTNING, "plain", False, id="lightning, plain", marks=pytest.mark.exhaustive),
         pytest.param("transformers", TRAINER, "plain", False, id="transformers, plain", marks=pytest.mark.exhaustive),
         pytest.param("lightning", LIGHTNING, "torch", True, id="lightning, torch", marks=pytest.mark.exhaustive),
     ],

@@ -117,8 +117,11 @@ STARTS = re.compile(
 def started(path: Path) -> Iterator[str]:
     """Yield the calls in ``path`` that start a process. Annotations are no calls."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
-        if isinstance(node, ast.Call) and STARTS.fullmatch(ast.unparse(node.func)):
-            yield f"{label(path)}:{node.lineno}: {ast.unparse(node.func)}"
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if STARTS.fullmatch(
+                f"{module}.{name}"
+            ):
+                yield f"{label(path)}:{node.lineno}: {module}.{name}"
 
 
 #: Starts the supervisor, which starts everything else; and Python, to demangle a name under limits.

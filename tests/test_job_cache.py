@@ -299,7 +299,7 @@ def profpipe(project, *arguments):
 
 
 @pytest.mark.slow
-def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project):
+def test_unchanged_jobs_are_reused_on_request_and_changed_or_failed_jobs_and_those_of_damaged_runs_run_again(project):
     assert profpipe(project, "run").returncode == 1
     first = folders.find(None, project / "out")
     (project / "second.py").write_text((project / "second.py").read_text() + "# changed\n")
@@ -315,6 +315,16 @@ def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project)
         pd.testing.assert_frame_equal(*frames)
     assert set(data.metrics["run"]) == {again.name}
     assert not any(entry.key for entry in record.jobs if entry.workload == "broken")
+
+    def origins(*options):
+        done = profpipe(project, "run", "-w", "first", *options)
+        assert done.returncode == 0 and "is not JSON" not in done.stderr
+        return [entry.reused_from for entry in Manifest.load(folders.find(None, project / "out")).jobs]
+
+    assert origins() == [""], "without the option no job is reused"
+    for run in (project / "out").glob("2*"):
+        (run / "run.json").write_text("{")
+    assert origins("--reuse") == [""]
 
 
 @pytest.mark.slow
@@ -341,19 +351,3 @@ def test_the_files_of_a_command_that_were_removed_are_made_again(project):
     again = profpipe(project, "run", "--reuse")
     assert again.returncode == 0, again.stderr
     assert "hello" in (project / "out" / "latest" / "raw" / "w" / "plain" / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_a_damaged_earlier_run_is_ignored(project):
-    assert profpipe(project, "run").returncode == 1
-    ((project / "out" / "latest").resolve() / "run.json").write_text("{")
-    again = profpipe(project, "run", "--reuse")
-    assert again.returncode == 1 and "Traceback" not in again.stderr and "is not JSON" not in again.stderr
-
-
-@pytest.mark.slow
-def test_without_the_option_no_job_is_reused(project):
-    for _ in range(2):
-        profpipe(project, "run", "-w", "first")
-    record = Manifest.load(folders.find(None, project / "out"))
-    assert [entry.reused_from for entry in record.jobs] == [""]

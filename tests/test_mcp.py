@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 
 from profpipe.commands import api
 from profpipe.commands.mcp import Library
 from profpipe.errors import ConfigError
 
-pytest.importorskip("mcp")
+pytestmark = lazy.needs("mcp")
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "tests" / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"

@@ -56,6 +56,9 @@ workloads:
 """
 
 
+EXHAUSTIVE_SIGTERM = pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)
+
+
 @pytest.fixture
 def project(tmp_path):
     def make(name, do="pass"):
@@ -102,12 +105,14 @@ def test_the_next_process_waits_while_a_job_runs_and_the_tables_are_the_same(pro
     assert [[len(path.read_text().splitlines()) for path in own] for own in logs] == [[1, 1, 1]] * 2
 
 
+@pytest.mark.slow
 def test_nothing_starts_beside_a_process_that_measures_without_a_profiler(project):
     found = run(project("four", WAIT_FOR_OTHERS.replace("< 3", "in (1, 2)")), "--set", "n=1,2,3,4")
     # The fourth would have started beside the second, which had waited itself.
     assert started_ahead(found) == [False, True, True, False]
 
 
+@pytest.mark.slow
 def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
     found = run(project("printing", f"{WAIT_FOR_OTHERS}; print('case', params['n'], flush=True); os.system('echo x')"))
     assert [path.read_text().splitlines()[1:] for path in sorted(found.glob("raw/**/log.txt"))] == [
@@ -115,7 +120,8 @@ def test_what_a_process_prints_after_it_has_waited_is_in_its_log(project):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, EXHAUSTIVE_SIGTERM])
 def test_a_process_that_died_while_it_waits_costs_no_case(project, number):
     found = run(
         project("killed", f"{WAIT_FOR_OTHERS}; [os.kill(pid, {int(number)}) for pid in others()]; time.sleep(0.3)")
@@ -124,6 +130,7 @@ def test_a_process_that_died_while_it_waits_costs_no_case(project, number):
     assert started_ahead(found) == [False] * 3
 
 
+@pytest.mark.slow
 def test_on_several_places_each_has_its_own(project):
     words = "--set", "parallel=true", "--set", "gpus=2"
     ahead, usual = (run(project(name), *words, cores=cores) for name, cores in (("a", "0"), ("b", "99999")))
@@ -131,7 +138,8 @@ def test_on_several_places_each_has_its_own(project):
     assert sorted(json.loads((ahead / "raw" / "slots.json").read_text())["slots"]) == ["place 1", "place 2"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, EXHAUSTIVE_SIGTERM, signal.SIGKILL])
 def test_the_process_that_waits_ends_with_the_runner(project, number):
     folder = project("interrupted", f"{WAIT_FOR_OTHERS}; open('ready', 'w').close(); time.sleep(30)")
     env = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "PROFPIPE_LEAST_CORES": "0"}

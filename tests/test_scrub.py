@@ -71,15 +71,18 @@ def profpipe(folder, *arguments, **environment):
 
 def recorded(shared_data):
     """Every recorded export and trace that is read, but not the Git LFS pointers among them."""
-    for path in sorted(shared_data.rglob("*")):
-        if path.name.endswith((".sqlite", ".json.gz", ".db")) and path.stat().st_size > 1000:
-            yield path
+    paths = (path for path in sorted(shared_data.rglob("*")) if path.name.endswith((".sqlite", ".json.gz", ".db")))
+    return [path for path in paths if path.stat().st_size > 1000]
 
 
 @pytest.mark.slow
-def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(shared_data, tmp_path):
-    count = 0
-    for path in recorded(shared_data):
+@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(
+    shared_data, tmp_path, each
+):
+    paths = recorded(shared_data)
+    assert len(paths) >= 15
+    for path in paths[::each]:
         copy = writable_copy(path, tmp_path)
         (before,) = reader.ingest([reader.InputFile(copy, "file")])
         scrubbed(copy)
@@ -89,8 +92,6 @@ def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_no
         else:
             assert before == after
         assert not scrubbed(copy), path
-        count += 1
-    assert count >= 15
 
 
 def test_what_describes_the_machine_and_the_recording_stays(shared_data, tmp_path):

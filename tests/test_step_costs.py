@@ -257,7 +257,11 @@ def hook_of_gpt(folder, how, **options):
     return run_python(folder, GPT, *own, profiler="torch", **options)
 
 
-@pytest.mark.parametrize("how", ["eager", "autocast", "compile", "checkpoint"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    ["checkpoint", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("eager", "autocast", "compile"))],
+)
 def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
     done = hook_of_gpt(tmp_path, how)
     assert done.returncode == 0, done.output
@@ -273,6 +277,7 @@ def test_the_flops_of_a_step_agree_with_a_hand_count(tmp_path, how):
     assert len(done.traces) >= 1 and not done.notes
 
 
+@pytest.mark.slow
 def test_heads_that_share_keys_count_as_all_heads_with_the_formulas_of_older_torch(tmp_path):
     program = """
 import torch, torch.utils.flop_counter as counter
@@ -301,11 +306,13 @@ for number in range(13):
     assert not [name for name in found if "unknown" in name or "missing" in name] and not done.notes
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_too_soon_has_no_flops(tmp_path):
     (tables,) = hook_of_gpt(tmp_path, "eager", steps={"measure": 10}).tables
     assert values(tables.metrics) == {"model_flops_missing.ended": 1.0}
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_formula_is_named_and_one_step_is_counted(tmp_path):
     program = """
 import torch
