@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -54,9 +55,14 @@ MAY_IMPORT = {
 }
 
 
+@functools.cache
+def syntax(path):
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
 def imported(path: Path) -> Iterator[str]:
     """Yield the dotted names that ``path`` imports anywhere, including imports for type checking."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,7 +122,7 @@ STARTS = re.compile(
 
 def started(path: Path) -> Iterator[str]:
     """Yield the calls in ``path`` that start a process. Annotations are no calls."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in ast.walk(syntax(path)):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if STARTS.fullmatch(
                 f"{module}.{name}"
